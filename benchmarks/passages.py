@@ -24,8 +24,7 @@ from captum_norm import GenerationAttribution
 from captum_norm.bars import bar
 from captum_norm.errors import CaptumNormError
 from captum_norm.generation import handed_on
-from captum_norm.generation.prompts import read_answer, read_prompt
-from captum_norm.generation.segments import segments_of
+from captum_norm.generation.prompts import read_answer, read_prompt, segments_of
 from captum_norm.lab.comparison.methods import make_method
 from captum_norm.lab.comparison.seeding import seeded
 from captum_norm.lab.comparison.timing import timed
@@ -62,7 +61,7 @@ def question_of(prompt: Prompt, tokenizer: Any) -> Question:
     """Tokenize a prompt and its answer."""
     read = read_prompt(prompt.text, tokenizer)
     answer = read_answer(prompt.answer, read, tokenizer)
-    passages = segments_of(read, prompt.passages).numbers
+    _, passages = segments_of(read, prompt.passages)
     return Question(prompt, torch.tensor([[*read.ids, *answer[:-1]]]), answer, passages)
 
 

@@ -128,7 +128,7 @@ def _conversation(path: Path) -> Any:
 
 
 def _segments(given: str | None) -> Any:
-    from captum_norm.generation.segments import SegmentKind
+    from captum_norm.generation import SegmentKind
 
     if given is None or given in get_args(SegmentKind):
         return given

@@ -13,11 +13,24 @@ from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.attr.information_flow import InformationFlow
 from captum_norm.checks import as_index, as_truth, shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
-from captum_norm.generation.hops import handed_on
-from captum_norm.generation.prompts import Prompt, check_ids, read_answer, read_prompt, span_of
+from captum_norm.generation.prompts import (
+    Prompt,
+    Segmentation,
+    check_ids,
+    read_answer,
+    read_prompt,
+    segments_of,
+    span_of,
+)
 from captum_norm.generation.result import Explained, GenerationResult
-from captum_norm.generation.rows import Example, adds_vectors, answer_rows, explains_output
-from captum_norm.generation.segments import Segmentation, Segments, segments_of
+from captum_norm.generation.rows import (
+    Inputs,
+    adds_vectors,
+    answer_rows,
+    explains_output,
+    handed_on,
+    segment_norms,
+)
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.libraries.registry import library_of
@@ -142,23 +155,25 @@ class GenerationAttribution(Attribution):
             raise InvalidInputError(
                 f"got hops={hops}; expected 0 or more, and outputs= behind the tokens to hand importance on through"
             )
-        grouped = None if segments is None else segments_of(read, segments)
-        example = self._example(read.ids, answer[:end])
+        names, numbers = (None, []) if segments is None else segments_of(read, segments)
+        inputs = self._inputs(read.ids, answer[:end])
         together = not as_truth("per_token", per_token)
-        rows = answer_rows(self.method, example, slice(start, end), rival, together=together)
+        rows, deltas = answer_rows(self.method, inputs, answer[:end], slice(start, end), rival, together=together)
         tokens = [*token_texts(read.ids, self.tokenizer), *self._between(texts, end)]
         template = torch.tensor(read.template + [False] * (len(tokens) - len(read.ids)))
         hidden = torch.zeros_like(template) if as_truth("keep_template", keep_template) else template
-        scores = _of_inputs(rows.scores, hidden)
-        graph = None if graph_threshold is None else self._graph(example, end - start, graph_threshold)
+        scores = _of_inputs(rows, hidden)
+        graph = None if graph_threshold is None else self._graph(inputs, end - start, graph_threshold)
         whole = scores.sum(0)
         if hops:
-            between = _of_inputs(answer_rows(self.method, example, slice(0, start)).scores, hidden)
-            whole = handed_on(whole.clamp(min=0), between.clamp(min=0), len(tokens) - end + 1, hops)
+            before, _ = answer_rows(self.method, inputs, answer[:end], slice(0, start))
+            between = _of_inputs(before, hidden).clamp(min=0)
+            whole = handed_on(whole.clamp(min=0), between, len(tokens) - end + 1, hops)
         segment_attr = None
-        if grouped is not None:
-            vectors = not hops and adds_vectors(self.method)
-            segment_attr = self._segment_norms(example, grouped, end - start) if vectors else _summed(whole, grouped)
+        if names is not None and not hops and adds_vectors(self.method):
+            segment_attr = segment_norms(self.method, inputs, numbers, end - start)
+        elif names is not None:
+            segment_attr = _summed(whole, numbers, len(names))
         return GenerationResult(
             input_tokens=tokens,
             output_tokens=texts[start:end],
@@ -175,9 +190,9 @@ class GenerationAttribution(Attribution):
                 contrast=None if rival is None else self.tokenizer.decode([rival]),
                 hops=hops,
             ),
-            segments=None if grouped is None else grouped.names,
+            segments=names,
             segment_attr=segment_attr,
-            convergence_delta=None if rows.deltas is None else float(rows.deltas.abs().max()),
+            convergence_delta=None if deltas is None else float(deltas.abs().max()),
             graph=graph,
         )
 
@@ -223,13 +238,13 @@ class GenerationAttribution(Attribution):
             *(stops if isinstance(stops, list) else [stops]),
         }
 
-    def _example(self, prompt: Sequence[int], answer: Sequence[int]) -> Example:
+    def _inputs(self, prompt: Sequence[int], answer: Sequence[int]) -> Inputs:
         """Put prompt and answer into the model's arguments; the last token is predicted, not read."""
         longest, name = self._longest, type(self.model).__name__
         if self._continued:
             check_ids([*prompt, *answer], _vocabulary(self.model), None if longest is None else longest + 1, name)
             ids = self._tensor([*prompt, *answer[:-1]])
-            return Example({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, answer)
+            return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         begin = getattr(config_of(self.model), "decoder_start_token_id", None)
         if begin is None:
             raise UnsupportedModelError(
@@ -238,27 +253,17 @@ class GenerationAttribution(Attribution):
         check_ids(prompt, _vocabulary(self.model), longest, name)
         check_ids(answer, _vocabulary(self.model.get_decoder()), longest, name)
         ids = self._tensor(prompt)
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        inputs["decoder_input_ids"] = self._tensor([begin, *answer[:-1]])
-        return Example(inputs, answer)
+        decoder_ids = self._tensor([begin, *answer[:-1]])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": decoder_ids}
 
-    def _graph(self, example: Example, count: int, threshold: float) -> FlowGraph:
+    def _graph(self, inputs: Inputs, count: int, threshold: float) -> FlowGraph:
         """Follow the routes to the last outputs, heads added up."""
         if not isinstance(self.method, InformationFlow):
             raise InvalidInputError(
                 f"got graph_threshold=, but {type(self.method).__name__} follows no routes; take InformationFlow"
             )
-        (found,) = self.method.graphs(dict(example.inputs), position="all", threshold=threshold, per_head=False)
+        (found,) = self.method.graphs(dict(inputs), position="all", threshold=threshold, per_head=False)
         return found.to(*(node.position for node in found.outputs[-count:]))
-
-    def _segment_norms(self, example: Example, segments: Segments, count: int) -> Tensor:
-        """Score segments by the norms of their vectors' sum for the last outputs, averaged over layers, (G,)."""
-        keys = example.inputs["input_ids"].shape[1]
-        numbers = self._tensor([*segments.numbers, *[-1] * (keys - len(segments.numbers))])
-        stacks = None if self._continued else ["cross"]
-        maps = self.method.maps(dict(example.inputs), stacks=stacks, last=count, segments=numbers, together=True)
-        stack: Tensor = maps.self_attention if self._continued else maps.cross
-        return stack[0, :, 0].mean(0).cpu()
 
     def _between(self, texts: Sequence[str], end: int) -> list[str]:
         """Texts of the inputs behind the prompt: the answer's tokens, of a decoder after its start."""
@@ -295,11 +300,11 @@ def _vocabulary(model: Any) -> int:
     return len(model.get_input_embeddings().weight)
 
 
-def _summed(scores: Tensor, segments: Segments) -> Tensor:
+def _summed(scores: Tensor, numbers: Sequence[int], count: int) -> Tensor:
     """Add the scores of each segment's tokens, (G,)."""
-    numbers = torch.tensor(segments.numbers)
-    inside = numbers >= 0
-    return scores.new_zeros(len(segments.names)).index_add(0, numbers[inside], scores[: len(numbers)][inside])
+    segments = torch.tensor(numbers)
+    inside = segments >= 0
+    return scores.new_zeros(count).index_add(0, segments[inside], scores[: len(segments)][inside])
 
 
 def _name(method: Any) -> str:

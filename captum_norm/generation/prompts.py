@@ -1,9 +1,10 @@
-"""Turns prompts, conversations and answers into tokens, and says which part of the text each token stands for."""
+"""Turns prompts, conversations and answers into tokens, and groups a prompt's tokens into segments."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,10 +12,23 @@ from torch import Tensor
 from captum_norm.checks import shown
 from captum_norm.errors import InvalidInputError
 from captum_norm.text.lines import quoted
-from captum_norm.text.words import Span
+from captum_norm.text.words import Span, joined_spans, word_spans
 
 Message = Mapping[str, str]
 """A turn of a conversation: its ``role`` and its ``content``."""
+
+SegmentKind = Literal["word", "sentence", "line", "paragraph", "message"]
+Segmentation = SegmentKind | re.Pattern[str] | Sequence[str | Span]
+"""How to group a prompt's tokens: by kind, by a pattern between them, or one by one, each by its text or characters."""
+
+# A sentence ends at a full stop, question or exclamation mark, with closing quotes, before a space; or at a line's end.
+_BETWEEN: Mapping[str, re.Pattern[str]] = MappingProxyType(
+    {
+        "sentence": re.compile(r"(?<=[.!?…])[\"'”’»)\]]*\s+|(?<=[。！？])|\n+"),
+        "line": re.compile(r"\n+"),
+        "paragraph": re.compile(r"\n\s*\n"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -45,17 +59,7 @@ class Prompt:
 
 
 def read_prompt(prompt: Any, tokenizer: Any, *, chat: bool = False, continued: bool = True) -> Prompt:
-    """Tokenize a prompt: a text, the messages of a conversation, or token ids, (N,) or (1, N).
-
-    Args:
-        prompt: the prompt.
-        tokenizer: the model's.
-        chat: whether to put a text into the tokenizer's chat template, as a user's turn.
-        continued: whether the model continues the prompt; not if an encoder reads it, with its closing token.
-
-    Raises:
-        InvalidInputError: it is empty or something else, or the tokenizer has no chat template.
-    """
+    """Tokenize a prompt, without a closing token if the model continues it: a text, messages, or token ids (1, N)."""
     if isinstance(prompt, Tensor):
         ids = prompt.reshape(-1).tolist() if prompt.dim() == 1 or (prompt.dim() == 2 and len(prompt) == 1) else []
         if not ids or prompt.is_floating_point():
@@ -79,17 +83,7 @@ def read_prompt(prompt: Any, tokenizer: Any, *, chat: bool = False, continued: b
 
 
 def read_answer(answer: Any, prompt: Prompt, tokenizer: Any, *, continued: bool = True) -> list[int]:
-    """Tokenize an answer as it follows a prompt; token ids, (R,), are taken as they are.
-
-    Args:
-        answer: the answer.
-        prompt: the prompt.
-        tokenizer: the model's.
-        continued: see :func:`read_prompt`.
-
-    Raises:
-        InvalidInputError: it is empty or something else, or the prompt's last token would change with it.
-    """
+    """Tokenize an answer as it follows a prompt, whose last token must not change; token ids are taken as they are."""
     if isinstance(answer, str):
         ids = _following(answer, prompt, tokenizer) if continued else _translated(answer, tokenizer)
     elif isinstance(answer, Tensor) and answer.dim() == 1 and not answer.is_floating_point():
@@ -104,11 +98,7 @@ def read_answer(answer: Any, prompt: Prompt, tokenizer: Any, *, continued: bool 
 
 
 def check_ids(ids: Sequence[int], vocabulary: int, longest: int | None, model: str) -> None:
-    """Refuse ids that the model does not know, and more of them than it takes.
-
-    Raises:
-        InvalidInputError: with what is wrong.
-    """
+    """Refuse ids that the model does not know, and more of them than it takes."""
     if max(ids) >= vocabulary or min(ids) < 0:
         wrong = max(ids) if max(ids) >= vocabulary else min(ids)
         raise InvalidInputError(
@@ -119,16 +109,7 @@ def check_ids(ids: Sequence[int], vocabulary: int, longest: int | None, model: s
 
 
 def span_of(outputs: object, texts: Sequence[str], answer: str) -> Span:
-    """Return the answer's tokens to explain: first, and one behind the last.
-
-    Args:
-        outputs: (start, end), a part of the answer's text, or None for all of it.
-        texts: the text of each answer token; joined, they are ``answer``.
-        answer: the answer's text.
-
-    Raises:
-        InvalidInputError: the part is empty, not in the answer, or there more than once.
-    """
+    """Return the answer's tokens to explain, first and one behind the last, from (start, end) or a part of its text."""
     count = len(texts)
     if outputs is None:
         return 0, count
@@ -155,6 +136,36 @@ def span_of(outputs: object, texts: Sequence[str], answer: str) -> Span:
         f"got outputs={shown(outputs)} of an answer of {count} tokens; expected 0 ≤ start < end ≤ {count}, or a part "
         "of the answer's text"
     )
+
+
+def segments_of(prompt: Prompt, segmentation: Segmentation) -> tuple[Sequence[str], Sequence[int]]:
+    """Group the tokens of a prompt: the text of each group, or the role of a turn, and each token's group, −1 for none.
+
+    A token at a border belongs to the group that has its first character.
+
+    Example:
+        >>> prompt = Prompt([5, 6, 7], "A man. He", offsets=[(0, 1), (1, 6), (6, 9)])
+        >>> segments_of(prompt, "sentence")
+        (['A man.', 'He'], [0, 0, 1])
+    """
+    if prompt.text is None or prompt.offsets is None:
+        raise InvalidInputError(
+            "got segments=, but the tokens' characters are not known: pass the prompt as a text, with a fast tokenizer"
+        )
+    if segmentation == "message":
+        names, spans = list(prompt.roles), list(prompt.messages)
+        if not spans:
+            raise InvalidInputError('got segments="message" and no conversation; pass messages or chat=True')
+    else:
+        spans = list(_spans(prompt, segmentation))
+        if segmentation == "word":
+            spans = joined_spans(spans, prompt.offsets)
+        names = [prompt.text[start:end] for start, end in spans]
+    numbers = [_number(prompt.text, token, spans) for token in prompt.offsets]
+    missing = [name for index, name in enumerate(names) if index not in numbers]
+    if missing:
+        raise InvalidInputError(f"the segment {quoted(missing[0])} has no token of its own; join it with a neighbour")
+    return names, numbers
 
 
 def _following(answer: str, prompt: Prompt, tokenizer: Any) -> list[int]:
@@ -185,9 +196,9 @@ def _conversation(messages: Sequence[Message], tokenizer: Any) -> Prompt:
             "set tokenizer.chat_template"
         )
     text = _rendered(messages, tokenizer)
-    spans = _turns(messages, text, tokenizer)
-    found = _tokenized(text, tokenizer, special=False, continued=True)
-    return Prompt(found.ids, text, found.offsets, spans, [message["role"] for message in messages])
+    plain = _tokenized(text, tokenizer, special=False, continued=True)
+    roles = [message["role"] for message in messages]
+    return replace(plain, messages=_turns(messages, text, tokenizer), roles=roles)
 
 
 def _rendered(messages: Sequence[Message], tokenizer: Any) -> str:
@@ -260,3 +271,64 @@ def _is_message(message: object) -> bool:
 
 def _overlap(one: Span, other: Span) -> bool:
     return max(one[0], other[0]) < min(one[1], other[1])
+
+
+def _spans(prompt: Prompt, segmentation: Segmentation) -> Iterator[Span]:
+    text = prompt.text or ""
+    if segmentation == "word":
+        yield from (span for start, end in prompt.messages or [(0, len(text))] for span in word_spans(text, start, end))
+        return
+    if isinstance(segmentation, str):
+        if segmentation not in _BETWEEN:
+            raise InvalidInputError(
+                f"got segments={quoted(segmentation)}; expected word, {', '.join(_BETWEEN)}, message, a compiled "
+                "pattern between them, or a list of their texts or (start, end) in characters"
+            )
+        segmentation = _BETWEEN[segmentation]
+    if isinstance(segmentation, re.Pattern):
+        for start, end in prompt.messages or [(0, len(text))]:
+            yield from _between(segmentation, text, start, end)
+        return
+    end = 0
+    for piece in segmentation:
+        start, end = _found(piece, text, end) if isinstance(piece, str) else _checked(piece, text, end)
+        yield start, end
+
+
+def _between(pattern: re.Pattern[str], text: str, start: int, end: int) -> Iterator[Span]:
+    """Yield the pieces between the matches of a pattern, without white space around them."""
+    borders = [(match.start(), match.end()) for match in pattern.finditer(text, start, end)]
+    for first, last in zip([start, *(after for _, after in borders)], [*(b for b, _ in borders), end], strict=True):
+        piece = text[first:last]
+        if piece.strip():
+            begin = first + len(piece) - len(piece.lstrip())
+            yield begin, begin + len(piece.strip())
+
+
+def _found(piece: str, text: str, start: int) -> Span:
+    first = text.find(piece, start) if piece.strip() else -1
+    if first < 0:
+        raise InvalidInputError(
+            f"the segment {quoted(piece)} is not in the prompt, or not behind the one before it; give the segments in "
+            "the prompt's order and its words"
+        )
+    return first, first + len(piece)
+
+
+def _checked(piece: object, text: str, start: int) -> Span:
+    if isinstance(piece, Sequence) and len(piece) == 2 and all(isinstance(place, int) for place in piece):
+        first, last = piece
+        if start <= first < last <= len(text):
+            return first, last
+    raise InvalidInputError(
+        f"got the segment {shown(piece)} of a prompt of {len(text)} characters; expected texts, or (start, end) in "
+        "characters, in order and without overlap"
+    )
+
+
+def _number(text: str, token: Span, spans: Sequence[Span]) -> int:
+    """Find the segment of a token's first character that is no white space, if it has one; −1 without one."""
+    start, end = token
+    piece = text[start:end]
+    first = start + len(piece) - len(piece.lstrip()) if piece.strip() else start
+    return next((index for index, (begin, last) in enumerate(spans) if begin <= first < last and start < end), -1)

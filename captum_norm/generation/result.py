@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,10 @@ from torch import Tensor
 from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.checks import as_count, shown
 from captum_norm.errors import InvalidInputError
-from captum_norm.results.base import Result
+from captum_norm.results.base import Result, contents
 from captum_norm.results.stacks import dataset_of, place_of
 from captum_norm.results.tables import csv_text, data_frame, json_text
-from captum_norm.text.words import Words, WordScore, words_of_tokens
+from captum_norm.text.words import WordScore, words_of_text
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
@@ -138,15 +137,13 @@ class GenerationResult(Result, LLMAttributionResult):
         first, end = self.explained.outputs
         # Words have the tokens of all.
         outputs = (first + place, first + place + 1) if end - first == len(self) else (first, end)
-        return GenerationResult(
-            input_tokens=self.input_tokens,
+        return self._with(
             output_tokens=[self.output_tokens[place]],
             seq_attr=self.token_attr[place],
             token_attr=self.token_attr[place : place + 1],
-            prompt_length=self.prompt_length,
-            template=self.template,
             explained=replace(self.explained, outputs=outputs, hops=0),
-            convergence_delta=self.convergence_delta,
+            segments=None,
+            segment_attr=None,
         )
 
     def __iter__(self) -> Iterator["GenerationResult"]:
@@ -170,23 +167,23 @@ class GenerationResult(Result, LLMAttributionResult):
         Args:
             score: how the score of an input's word comes from those of its tokens: ``"sum"``, ``"mean"`` or ``"max"``.
         """
-        inputs, outputs = (_words_of(texts) for texts in (self.input_tokens, self.output_tokens))
+        inputs, outputs = (words_of_text(texts) for texts in (self.input_tokens, self.output_tokens))
         rows = self.token_attr
         if rows is not None:
             rows = outputs.scores(inputs.scores(rows, score).T, "sum").T
         first = [inputs.numbers.index(number) for number in range(len(inputs.texts))]
-        return GenerationResult(
+        return self._with(
             input_tokens=list(inputs.texts),
             output_tokens=list(outputs.texts),
             seq_attr=inputs.scores(self.seq_attr, score),
             token_attr=rows,
             prompt_length=len({*inputs.numbers[: self.prompt_length]}),
             template=[self.template[place] for place in first],
-            explained=self.explained,
-            segments=self.segments,
-            segment_attr=self.segment_attr,
-            convergence_delta=self.convergence_delta,
         )
+
+    def _with(self, **changes: Any) -> "GenerationResult":
+        """Return the same with other fields, without the graph, which is of all tokens together."""
+        return GenerationResult(**contents(self) | {"graph": None} | changes)
 
     def to_frame(self) -> "pd.DataFrame":
         """Return a data frame of pandas with a row for each input: index, token, score, and one for each output token.
@@ -246,9 +243,3 @@ class GenerationResult(Result, LLMAttributionResult):
         header = ["index", "token", "score", *(self.output_tokens if rows else [])]
         columns = zip(self.input_tokens, self.seq_attr.tolist(), *rows, strict=True)
         return [header, *([index, *column] for index, column in enumerate(columns))]
-
-
-def _words_of(texts: Sequence[str]) -> Words:
-    """The words of parts of a text, which follow each other without gaps."""
-    ends = accumulate((len(text) for text in texts), initial=0)
-    return words_of_tokens(texts, None, list(pairwise(ends)))

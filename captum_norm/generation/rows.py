@@ -1,7 +1,6 @@
-"""Computes what each token of an answer rests on, with any method."""
+"""Computes what each token of an answer rests on, with any method, and hands importance on to the prompt."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,38 +14,13 @@ from captum_norm.results.maps import SourceAndPrefix
 # Rows of methods that run the model once a row, in one batch.
 BATCH = 16
 
+Rows = tuple[Tensor, Tensor | None]
+"""The scores of every input position for each token, (R, K), of an encoder–decoder model the source's before the target
+prefix's; and the completeness error of each row, (R,), or None for a method without one."""
 
-@dataclass(frozen=True, eq=False)
-class Example:
-    """Prompt and answer as inputs of the model.
-
-    Attributes:
-        inputs: the model's arguments for one example: the prompt and all tokens of the answer but its last.
-        answer: the R token ids of the answer; the last R positions of the inputs (an encoder–decoder model's decoder
-            inputs) predict them.
-    """
-
-    inputs: Mapping[str, Tensor]
-    answer: Sequence[int]
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """What tokens of an answer rest on.
-
-    Attributes:
-        scores: of every input position for each token, (R, K); of an encoder–decoder model source, then target prefix.
-        deltas: completeness error of each row, (R,); None for a method without one.
-    """
-
-    scores: Tensor
-    deltas: Tensor | None
-
-    @staticmethod
-    def joined(parts: "Sequence[Rows]") -> "Rows":
-        """Concatenate rows."""
-        deltas = [part.deltas for part in parts if part.deltas is not None]
-        return Rows(torch.cat([part.scores for part in parts]), torch.cat(deltas) if deltas else None)
+Inputs = Mapping[str, Tensor]
+"""The model's arguments for one example, the prompt and all tokens of the answer but its last: the last R positions, of
+an encoder–decoder model those of the decoder, predict the answer."""
 
 
 def explains_output(method: Any) -> bool:
@@ -60,59 +34,80 @@ def adds_vectors(method: Any) -> bool:
 
 
 def answer_rows(
-    method: Any, example: Example, rows: slice, contrast: int | None = None, *, together: bool = False
+    method: Any,
+    inputs: Inputs,
+    answer: Sequence[int],
+    rows: slice,
+    contrast: int | None = None,
+    *,
+    together: bool = False,
 ) -> Rows:
     """Compute the rows of some of an answer's tokens.
 
     Args:
         method: the method.
-        example: prompt and answer.
+        inputs: prompt and answer.
+        answer: the token ids of the answer.
         rows: which of its tokens.
         contrast: the token whose logit is subtracted; for one row.
         together: one row, of their sum: one backward pass of a method that has them, and the vectors of all rows added
             before norms or distances are taken by one that :func:`adds_vectors`.
     """
-    found = _each(method, example, rows, contrast, together=together)
-    if not together or len(found.scores) == 1:
-        return found
-    return Rows(found.scores.sum(0, keepdim=True), None if found.deltas is None else found.deltas.amax(0, keepdim=True))
-
-
-def _each(method: Any, example: Example, rows: slice, contrast: int | None, *, together: bool) -> Rows:
     if together and adds_vectors(method):
-        return _span(method, example, rows)
-    if not explains_output(method):
-        scores, deltas = method.scores_of_last(dict(example.inputs), len(example.answer))
-        whole = _flat(scores)
-        return Rows(whole[rows], None if deltas is None else deltas.expand(len(whole))[rows])
+        scores, deltas = _span(method, inputs, len(answer[rows]))
+    elif not explains_output(method):
+        of_inputs, delta = method.scores_of_last(dict(inputs), len(answer))
+        every = _flat(of_inputs)
+        scores, deltas = every[rows], None if delta is None else delta.expand(len(every))[rows]
+    else:
+        scores, deltas = _outputs(method, inputs, answer, rows, contrast, together=together)
+    if not together or len(scores) == 1:
+        return scores, deltas
+    return scores.sum(0, keepdim=True), None if deltas is None else deltas.amax(0, keepdim=True)
+
+
+def _outputs(
+    method: Any, inputs: Inputs, answer: Sequence[int], rows: slice, contrast: int | None, *, together: bool
+) -> Rows:
+    """Explain the logits of tokens."""
     # From the end, which virtual tokens of a prompt do not move.
-    positions = list(range(-len(example.answer), 0))[rows]
-    answer = list(example.answer[rows])
+    positions = list(range(-len(answer), 0))[rows]
+    chosen = list(answer[rows])
     if isinstance(method, OutputAttribution):
-        tokens = torch.tensor([answer])
+        tokens = torch.tensor([chosen])
         target = tokens if contrast is None else Difference(tokens, contrast)
-        parts = method.decompose(dict(example.inputs), target, position=[positions], together=together)
-        return Rows(_flat(parts.scores), parts.convergence_delta.flatten())
-    return Rows.joined(
-        [_attributed(method, example.inputs, answer[some], contrast, positions[some]) for some in _batches(len(answer))]
-    )
+        parts = method.decompose(dict(inputs), target, position=[positions], together=together)
+        return _flat(parts.scores), parts.convergence_delta.flatten()
+    batches = [_attributed(method, inputs, chosen[part], contrast, positions[part]) for part in _batches(len(chosen))]
+    deltas = [delta for _, delta in batches if delta is not None]
+    return torch.cat([scores for scores, _ in batches]), torch.cat(deltas) if deltas else None
 
 
-def _span(method: Any, example: Example, rows: slice) -> Rows:
+def _span(method: Any, inputs: Inputs, last: int) -> Rows:
     """Score inputs by the vectors that they give to the last tokens of an answer together, averaged over layers."""
-    last = len(example.answer[rows])
-    translated = "decoder_input_ids" in example.inputs
+    translated = "decoder_input_ids" in inputs
     parts = [
-        method.maps(dict(example.inputs), stacks=stacks, last=last, together=True)
+        method.maps(dict(inputs), stacks=stacks, last=last, together=True)
         for stacks in ([["cross"], ["decoder"]] if translated else [None])
     ]
     stacks = [parts[0].cross, parts[1].decoder] if translated else [parts[0].self_attention]
     deltas = [part.convergence_delta.amax(1) for part in parts if part.convergence_delta is not None]
-    return Rows(torch.cat([stack.mean(1)[0] for stack in stacks], -1), torch.stack(deltas).amax(0) if deltas else None)
+    return torch.cat([stack.mean(1)[0] for stack in stacks], -1), torch.stack(deltas).amax(0) if deltas else None
+
+
+def segment_norms(method: Any, inputs: Inputs, numbers: Sequence[int], last: int) -> Tensor:
+    """Score segments by the norms of their vectors' sum for the last outputs, averaged over layers, (G,)."""
+    ids = inputs["input_ids"]
+    segments = torch.tensor([[*numbers, *[-1] * (ids.shape[1] - len(numbers))]], device=ids.device)
+    translated = "decoder_input_ids" in inputs
+    stacks = ["cross"] if translated else None
+    maps = method.maps(dict(inputs), stacks=stacks, last=last, segments=segments, together=True)
+    stack: Tensor = maps.cross if translated else maps.self_attention
+    return stack[0, :, 0].mean(0).cpu()
 
 
 def _attributed(
-    method: Any, inputs: Mapping[str, Tensor], answer: Sequence[int], contrast: int | None, positions: Sequence[int]
+    method: Any, inputs: Inputs, answer: Sequence[int], contrast: int | None, positions: Sequence[int]
 ) -> Rows:
     """Explain several outputs of one example, each on a copy of it."""
     target: Any = answer if contrast is None else Difference(answer, [contrast] * len(answer))
@@ -121,7 +116,7 @@ def _attributed(
     options: dict[str, Any] = {"position": positions} | ({"return_convergence_delta": True} if with_delta else {})
     found = method.attribute(copies, target, **options)
     scores, deltas = found if with_delta else (found, None)
-    return Rows(_flat(scores), deltas)
+    return _flat(scores), deltas
 
 
 def _batches(count: int) -> Iterator[slice]:
@@ -134,3 +129,35 @@ def _flat(scores: Any) -> Tensor:
     whole = torch.cat(list(scores), -1) if isinstance(scores, SourceAndPrefix) else scores
     found: Tensor = whole.squeeze(0) if whole.dim() == 3 else whole
     return found
+
+
+def handed_on(importance: Tensor, rows: Tensor, first: int, hops: int) -> Tensor:
+    """Replace the importance of intermediate tokens by the importance of what these rest on [Pan et al. 2026].
+
+    In each hop every intermediate token, such as one of a chain of thought, gives what it has to the positions before
+    it, in proportion to its own row: p ← p outside + Σ_t p_t r_t / Σ_j r_tj. What still rests on intermediate tokens
+    after the last hop stays there, so the sum does not change. A token whose row is 0 keeps what it has.
+
+    Args:
+        importance: of every input position for the outputs explained, (K,), not negative.
+        rows: those of the T intermediate tokens, (T, K), not negative, each 0 from its own position on.
+        first: position of the first intermediate token, those of the others follow.
+        hops: how often.
+
+    Returns:
+        (K,).
+
+    Example:
+        >>> rows = torch.tensor([[1.0, 3.0, 0.0]])
+        >>> handed_on(torch.tensor([0.2, 0.0, 0.8]), rows, first=2, hops=1)
+        tensor([0.4000, 0.6000, 0.0000])
+    """
+    sums = rows.sum(1, keepdim=True)
+    shares = rows / torch.where(sums > 0, sums, torch.ones_like(sums))
+    between = slice(first, first + len(rows))
+    kept = (sums.squeeze(1) == 0).to(importance)
+    for _ in range(hops):
+        given = importance[between]
+        importance = importance + given @ shares
+        importance[between] -= given * (1 - kept)
+    return importance

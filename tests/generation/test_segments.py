@@ -5,8 +5,7 @@ import re
 import pytest
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.generation.prompts import Prompt, read_prompt
-from captum_norm.generation.segments import Segmentation, segments_of
+from captum_norm.generation.prompts import Prompt, Segmentation, read_prompt, segments_of
 from captum_norm.text.words import token_texts
 from tests.generation.texts import TEXT, tokenizer
 
@@ -17,10 +16,10 @@ SENTENCES = [
 
 def grouped(prompt: Prompt, segmentation: Segmentation) -> list[str]:
     """The texts of each segment's tokens, joined."""
-    found = segments_of(prompt, segmentation)
+    names, numbers = segments_of(prompt, segmentation)
     texts = token_texts(prompt.ids, tokenizer())
-    pairs = list(zip(found.numbers, texts, strict=True))
-    return ["".join(text for number, text in pairs if number == index).strip() for index in range(len(found.names))]
+    pairs = list(zip(numbers, texts, strict=True))
+    return ["".join(text for number, text in pairs if number == index).strip() for index in range(len(names))]
 
 
 @pytest.mark.parametrize(
@@ -39,14 +38,15 @@ def grouped(prompt: Prompt, segmentation: Segmentation) -> list[str]:
 def test_segments_hold_their_tokens(segmentation: Segmentation, expected: list[str]) -> None:
     prompt = read_prompt(TEXT, tokenizer())
     assert grouped(prompt, segmentation) == expected
-    assert list(segments_of(prompt, segmentation).names) == expected
-    assert segments_of(prompt, segmentation).numbers[0] == -1, "the start token belongs to no text"
+    names, numbers = segments_of(prompt, segmentation)
+    assert list(names) == expected
+    assert numbers[0] == -1, "the start token belongs to no text"
 
 
 def test_turns_of_a_conversation() -> None:
     turns = [{"role": "system", "content": SENTENCES[0]}, {"role": "user", "content": "\n".join(SENTENCES[1:3])}]
     prompt = read_prompt(turns, tokenizer())
-    assert segments_of(prompt, "message").names == ["system", "user"]
+    assert segments_of(prompt, "message")[0] == ["system", "user"]
     assert grouped(prompt, "message") == [SENTENCES[0], "\n".join(SENTENCES[1:3])]
     assert grouped(prompt, "sentence") == SENTENCES[:3], "what the template adds belongs to no sentence"
 
@@ -73,8 +73,8 @@ def test_segments_that_are_refused(segmentation: Segmentation, message: str) -> 
 def test_white_space_between_segments_is_in_none() -> None:
     text = "Anna  owns\n\nPaul found"
     prompt = Prompt([3] * 7, text, offsets=[(0, 4), (4, 5), (5, 10), (10, 11), (11, 12), (12, 16), (16, 22)])
-    assert segments_of(prompt, "paragraph").numbers == [0, 0, 0, -1, -1, 1, 1]
-    assert segments_of(prompt, [(4, 6), (10, 12)]).numbers == [-1, 0, -1, 1, 1, -1, -1]
+    assert segments_of(prompt, "paragraph")[1] == [0, 0, 0, -1, -1, 1, 1]
+    assert segments_of(prompt, [(4, 6), (10, 12)])[1] == [-1, 0, -1, 1, 1, -1, -1]
 
 
 def test_ids_have_no_text() -> None:
@@ -84,4 +84,4 @@ def test_ids_have_no_text() -> None:
 
 def test_chinese_sentences_end_without_a_space() -> None:
     prompt = read_prompt("你好。再见。", tokenizer())
-    assert list(segments_of(prompt, "sentence").names) == ["你好。", "再见。"]
+    assert list(segments_of(prompt, "sentence")[0]) == ["你好。", "再见。"]
