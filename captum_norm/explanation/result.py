@@ -5,19 +5,19 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from captum_norm.attr.flow_graph import FlowGraph
-from captum_norm.checks import as_count, as_index
-from captum_norm.errors import InvalidInputError
-from captum_norm.explanation.words import by_words
+from captum_norm.checks import as_count, one_of
 from captum_norm.lab.analysis import ContextualizationChange
 from captum_norm.results.aggregation import with_prefix_rows
 from captum_norm.results.base import Result
 from captum_norm.results.maps import AttributionMaps
-from captum_norm.results.stacks import STACKS, dataset_of
+from captum_norm.results.stacks import STACKS, dataset_of, kept_entries, place_of
 from captum_norm.results.tables import csv_text, data_frame, json_text
-from captum_norm.text.words import Words, WordScore
+from captum_norm.text.words import WORD_MEASURES, Words, WordScore
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
@@ -106,15 +106,12 @@ class Explanation(Result):
         Raises:
             InvalidInputError: there is no such text.
         """
-        number = as_index("text", example)
-        if not -len(self) <= number < len(self):
-            raise InvalidInputError(f"got text {number}; expected 0 to {len(self) - 1}")
-        number %= len(self)
+        number = place_of("text", example, len(self))
         real, delta = self.real[number], self.convergence_delta
         return replace(
             self,
             texts=[self.texts[number]],
-            tokens=[[token for token, kept in zip(self.tokens[number], real.tolist(), strict=True) if kept]],
+            tokens=[kept_entries(self.tokens[number], real)],
             real=real[None, real],
             scores=self.scores[number][None, real],
             maps=None if self.maps is None else self.maps[number],
@@ -137,8 +134,35 @@ class Explanation(Result):
         Raises:
             InvalidInputError: this is no way to score words.
         """
-        found: Explanation = by_words(self, score)
-        return found
+        one_of("score", score, WORD_MEASURES[:3])
+        parts = list(zip(self.words_of_tokens, self, strict=True))
+        scores = [words.scores(part.scores[0], score) for words, part in parts]
+        return self.with_words(
+            scores, [words.maps(part.squares, score) for words, part in parts if part.squares is not None]
+        )
+
+    def with_words(self, scores: Sequence[Tensor], squares: Sequence[Tensor]) -> "Explanation":
+        """Replace tokens by words: the scores of each text's, (W,), and maps, (1, L, [H,] W, W), or none."""
+        words, maps, position = self.words_of_tokens, self.maps, self.position
+        size = max(len(own.texts) for own in words)
+        real = torch.stack([torch.arange(size) < len(own.texts) for own in words])
+        tokens = [[*own.texts, *[""] * (size - len(own.texts))] for own in words]
+        if isinstance(position, int) and len(words) == 1:
+            position = words[0].numbers[position]
+        if maps is not None and squares:
+            stack = torch.cat([pad(square, (0, size - square.shape[-1]) * 2) for square in squares])
+            name: dict[str, Any] = {"encoder" if maps.decoder is None else "decoder": stack}
+            maps = replace(maps, **name, real=real.to(maps.real.device), mixing_ratio=None, tokens=tokens, virtual=0)
+        return replace(
+            self,
+            position=position,
+            tokens=tokens,
+            real=real,
+            scores=torch.stack([pad(own, (0, size - len(own))) for own in scores]),
+            maps=maps,
+            graphs=(),
+            words_of_tokens=[Words(own.texts, tuple(range(len(own.texts))), own.texts) for own in words],
+        )
 
     @property
     def layers(self) -> Sequence[int]:

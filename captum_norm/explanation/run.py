@@ -2,9 +2,10 @@
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from captum.attr import Attribution
@@ -22,7 +23,6 @@ from captum_norm.explanation.targets import (
     target_name,
     texts_of,
 )
-from captum_norm.explanation.words import norms_of_words, with_words, words_of_texts
 from captum_norm.forward.request import layer_indices
 from captum_norm.lab.comparison.examples import Examples
 from captum_norm.lab.comparison.methods import make_method
@@ -34,7 +34,7 @@ from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.objects import Explainable, SentenceEncoder, SentenceSimilarity, opened, tokenized
 from captum_norm.models.outputs import Position, Readout, Target, read_position
 from captum_norm.results.maps import AttributionMaps
-from captum_norm.text.words import WORD_MEASURES, WordMeasure
+from captum_norm.text.words import WORD_MEASURES, WordMeasure, words_of
 
 _BATCH = 32
 
@@ -96,7 +96,9 @@ def explain(
     listed = _checked(texts)
     subject = _subject(model, tokenizer, method, target, name)
     inputs = tokenized(subject.model, listed, subject.tokenizer)
-    _refuse_without_tokens(listed, subject)
+    # The tokenizer must neither truncate a text that is too long nor warn about it: the method refuses it.
+    ids_of = partial(subject.tokenizer, add_special_tokens=False, verbose=False)
+    _refuse(lambda text: not ids_of(text)["input_ids"], listed, "has no tokens that the model knows; give some words")
     place = DEFAULT_MODEL if model is None else model
     if position is None and isinstance(place, str) and isinstance(method, str) and METHODS[method].maps:
         position = default_position(subject.model, place)
@@ -115,16 +117,8 @@ def explain(
     return _with_norms(found, subject, task)
 
 
-@dataclass(frozen=True, eq=False)
-class _Subject:
-    """What is explained.
-
-    Attributes:
-        model: the module.
-        tokenizer: its tokenizer.
-        name: the model's name in the result.
-        target: the output to explain, as given.
-    """
+class _Subject(NamedTuple):
+    """What is explained: the module, its tokenizer, the model's name in the result, and the target as given."""
 
     model: Any
     tokenizer: Any
@@ -132,37 +126,28 @@ class _Subject:
     target: Any
 
 
-@dataclass(frozen=True, eq=False)
-class _Task:
-    """How it is explained.
-
-    Attributes:
-        method: the method.
-        name: its name.
-        target: the number of the output.
-        position: the position.
-        projection: whether the output is the projection of a model without a head.
-    """
+class _Task(NamedTuple):
+    """How it is explained; ``projection``: by an output that is the projection of a model without a head."""
 
     method: Any
     name: str
     target: Any
     position: Any
-    projection: bool
+    projection: bool = False
 
 
 def _checked(texts: Any) -> list[str]:
     listed: list[Any] = [texts] if isinstance(texts, str) else list(texts) if isinstance(texts, Sequence) else []
     if not listed or not all(isinstance(text, str) for text in listed):
         raise InvalidInputError(f"got the texts {shown(texts)}; expected a text or a list of texts")
-    for index, text in enumerate(listed):
-        if not text.strip():
-            raise InvalidInputError(f"{_called(index, listed)} is empty; give some words")
+    _refuse(lambda text: not text.strip(), listed, "is empty; give some words")
     return listed
 
 
-def _called(index: int, texts: Sequence[str]) -> str:
-    return "the text" if len(texts) == 1 else f"text {index}"
+def _refuse(wrong: Callable[[str], bool], texts: Sequence[str], why: str) -> None:
+    for index, text in enumerate(texts):
+        if wrong(text):
+            raise InvalidInputError(f"{'the text' if len(texts) == 1 else f'text {index}'} {why}")
 
 
 def _subject(model: Any, tokenizer: Any, method: Any, target: Any, name: str | None) -> _Subject:
@@ -190,13 +175,6 @@ def _subject(model: Any, tokenizer: Any, method: Any, target: Any, name: str | N
     return _Subject(module, tokenizer, name or type(module).__name__, target)
 
 
-def _refuse_without_tokens(texts: Sequence[str], subject: _Subject) -> None:
-    # The tokenizer must neither truncate a text that is too long nor warn about it: the method refuses it.
-    for index, text in enumerate(texts):
-        if not subject.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]:
-            raise InvalidInputError(f"{_called(index, texts)} has no tokens that the model knows; give some words")
-
-
 def _task(
     wanted: Any, subject: _Subject, inputs: Mapping[str, Any], target: Any, position: Any, options: Mapping[str, Any]
 ) -> _Task:
@@ -205,7 +183,7 @@ def _task(
         if options:
             raise InvalidInputError(f"got {min(options)}= for a method that is made; pass it when it is created")
         name = getattr(wanted, "name", type(wanted).__name__)
-        return _Task(wanted, name, target, position, False)
+        return _Task(wanted, name, target, position)
     entry = METHODS[wanted]
     if entry.target == "never" and target is not None:
         raise InvalidInputError(f"the method {wanted} has no target; its scores depend on no output")
@@ -262,15 +240,20 @@ def _explained(
             raise InvalidInputError(f"got {given}; the method {task.name} has no layers")
         maps = None
         scores, delta = _tokenwise(task, inputs)
-    size = scores.shape[1]
-    virtual = size - real.shape[1]
-    words = words_of_texts(subject.tokenizer, inputs["input_ids"], real, texts, virtual)
+    virtual = scores.shape[1] - real.shape[1]
+    names = [f"[virtual {place}]" for place in range(1, virtual + 1)]
+    words = [
+        words_of(subject.tokenizer, row[kept].tolist(), text).behind(names)
+        for row, kept, text in zip(inputs["input_ids"].cpu(), real, texts, strict=True)
+    ]
     real = torch.nn.functional.pad(real, (virtual, 0), value=True)
-    tokens = [_spread(own.pieces, row) for own, row in zip(words, real.tolist(), strict=True)]
+    tokens = []
+    for own, row in zip(words, real.tolist(), strict=True):
+        pieces = iter(own.pieces)
+        tokens.append([next(pieces) if kept else "" for kept in row])
     position = task.position
-    if position is None:
-        causal = maps is not None and maps.decoder is not None
-        position = read_position(subject.model, causal=causal) if maps is not None else None
+    if position is None and maps is not None:
+        position = read_position(subject.model, causal=maps.decoder is not None)
     return Explanation(
         texts=texts,
         model=subject.name,
@@ -292,12 +275,6 @@ def _explained(
     )
 
 
-def _spread(pieces: Sequence[str], real: Sequence[bool]) -> list[str]:
-    """Put the tokens of a text to their places, with empty ones at padding."""
-    own = iter(pieces)
-    return [next(own) if kept else "" for kept in real]
-
-
 def _key_tokens(maps: AttributionMaps, subject: _Subject, inputs: Mapping[str, Any]) -> list[list[str]]:
     """Return the tokens of the maps' keys as the tokenizer writes them, virtual ones first."""
     names = [f"[virtual {place}]" for place in range(1, 1 + maps.virtual)]
@@ -314,21 +291,29 @@ def _of_head(maps: AttributionMaps, head: int) -> tuple[AttributionMaps, int]:
     return replace(maps, **own, mixing_ratio=None), head % count
 
 
-def _with_norms(found: Explanation, subject: _Subject, task: _Task) -> Explanation:
+def _with_norms(explanation: Explanation, subject: _Subject, task: _Task) -> Explanation:
     """Explain words by the norms of their tokens' vectors added, one text after the other."""
-    parts = [
-        norms_of_words(
-            task.method,
-            tokenized(subject.model, [text], subject.tokenizer),
-            words,
-            found.layers,
-            task.position,
-            one_layer=found.layer is not None,
-        )
-        for text, words in zip(found.texts, found.words_of_tokens, strict=True)
-    ]
-    by_word: Explanation = with_words(found, [scores for scores, _ in parts], [square for _, square in parts])
-    return by_word
+    method, scores, squares = task.method, [], []
+    if not (method.segmented and method.decomposes):
+        raise InvalidInputError(f"the method {task.name} has no vectors to add; score words by sum, mean or max")
+    for text, words in zip(explanation.texts, explanation.words_of_tokens, strict=True):
+        inputs, count = tokenized(subject.model, [text], subject.tokenizer), len(words.numbers)
+        maps = method.maps(inputs, layers=explanation.layers, segments=words.segments())
+        position = task.position
+        if isinstance(position, int):
+            if not -count <= position < count:
+                raise InvalidInputError(
+                    f"got position {position}; the sequence has {count} positions, 0 to {count - 1}"
+                )
+            position = words.numbers[position]
+        real = maps.real.new_ones(1, len(words.texts))
+        # A word's row is the mean of its tokens' rows.
+        squares.append(words.rows(maps.self_attention))
+        stack: dict[str, Any] = {"encoder" if maps.decoder is None else "decoder": squares[-1]}
+        maps = replace(maps, **stack, real=real, mixing_ratio=None, tokens=[words.texts], segmented=False)
+        of_words = method.scores(maps, position, aggregate=explanation.layer is None)
+        scores.append(of_words[0, : len(words.texts)].cpu())
+    return explanation.with_words(scores, squares)
 
 
 def _mapped(

@@ -12,18 +12,7 @@ from captum_norm.models.stacks import encoder_of
 
 
 def load_subject(name_or_path: str, target: Any = None, quantization: Quantization | None = None) -> tuple[Any, Any]:
-    """Load a model to explain, which must not be an encoder–decoder, and its tokenizer.
-
-    With texts for a target, a sentence encoder becomes a model of its similarity to them.
-
-    Args:
-        name_or_path: see :func:`captum_norm.loading.load`.
-        target: the target; texts are those of a sentence encoder.
-        quantization: see :func:`captum_norm.loading.load`.
-
-    Raises:
-        InvalidInputError: it cannot be loaded, or is an encoder–decoder.
-    """
+    """Load a model to explain and its tokenizer; with texts for a target, a sentence encoder's similarity to them."""
     if texts_of(target):
         sentences = load_sentence_transformer(name_or_path, quantization)
         if sentences is not None:
@@ -34,11 +23,7 @@ def load_subject(name_or_path: str, target: Any = None, quantization: Quantizati
 
 
 def refuse_encoder_decoder(model: nn.Module) -> None:
-    """Refuse encoder–decoder models.
-
-    Raises:
-        InvalidInputError: it is one.
-    """
+    """Refuse encoder–decoder models."""
     if encoder_of(model) is not None:
         raise InvalidInputError(
             f"got the encoder–decoder model {type(model).__name__}; this explains models with one stack of layers. "
@@ -49,15 +34,7 @@ def refuse_encoder_decoder(model: nn.Module) -> None:
 
 
 def default_position(model: nn.Module, name_or_path: str) -> Any:
-    """Return what the pooling of a sentence encoder reads; None for another model, whose head decides.
-
-    Args:
-        model: the model; a :class:`~captum_norm.models.objects.SentenceEncoder` has its pooling.
-        name_or_path: where it comes from.
-
-    Raises:
-        InvalidInputError: the pooling reads no one position.
-    """
+    """Return what the pooling of a sentence encoder reads; None for another model, whose head decides."""
     poolings = [] if isinstance(model, SentenceEncoder) else load_poolings(name_or_path)
     if not poolings:
         return None
@@ -75,11 +52,7 @@ def texts_of(target: Any) -> list[str]:
 
 
 def numbered(model: Any, tokenizer: Any, target: Any) -> Any:
-    """Replace the names in a target by the numbers of these outputs.
-
-    Raises:
-        InvalidInputError: see :func:`output_number`.
-    """
+    """Replace the names in a target by the numbers of these outputs."""
     if isinstance(target, Difference):
         return Difference(numbered(model, tokenizer, target.target), numbered(model, tokenizer, target.other))
     return output_number(model, tokenizer, target, f"the target {target}") if isinstance(target, str) else target
@@ -96,21 +69,8 @@ def target_name(target: Any) -> str | None:
 
 
 def output_number(model: Any, tokenizer: Any, name: str, named: str) -> int:
-    """Return the index of an output.
-
-    Outputs of sentence encoders are similarities to texts, those of classifiers and taggers have labels, those of
-    language models are tokens. Only the right kind is looked up, since a misspelt label may be a token, and the
-    configurations of language models have labels, too.
-
-    Args:
-        model: the model.
-        tokenizer: the tokenizer of a language model.
-        name: a number, label or token.
-        named: its name in messages.
-
-    Raises:
-        InvalidInputError: there is no such output.
-    """
+    """Return the index of an output by its number, text, label or token; ``named`` is its name in messages."""
+    # Only the right kind is looked up: a misspelt label may be a token, and language models have labels, too.
     if isinstance(model, SentenceEncoder) and name in model.texts:
         return model.texts.index(name)
     kind = type(model).__name__
