@@ -10,7 +10,7 @@ from captum.attr import InputXGradient, IntegratedGradients
 from benchmarks import sentiment
 from benchmarks.kept import Content, Methods, Opener, kept_methods, made, passes, refusals, table
 from captum_norm import TokenAttribution, compare
-from captum_norm.lab.comparison.measures import MEASURES
+from captum_norm.lab.comparison.results import MEASURES
 
 PUBLISHED = {"GlobEnc": 0.307, "gradient × input": 0.310, "IG": 0.340, "ALTI": 0.416, "DecompX": 0.627}
 """AOPC on SST-2 of BERT-base [Modarressi et al. 2023]."""
@@ -80,6 +80,13 @@ def by_gain(content: Content) -> list[Content]:
     return sorted((row for row in content["methods"] if row["refused"] is None), key=lambda row: -row["relevance_gain"])
 
 
+def _best(values: Mapping[str, float], *, higher: bool) -> set[str]:
+    """Return the names of the best values to three decimals, as the table shows them."""
+    rounded = {name: round(value, 3) for name, value in values.items()}
+    top = (max if higher else min)(rounded.values(), default=None)
+    return {name for name, value in rounded.items() if value == top}
+
+
 def measured(content: Content) -> str:
     """Return the table of one comparison and the refused methods."""
     header = ["", "passes", *(f"{measure.title} {measure.arrow}" for measure in MEASURES)]
@@ -88,7 +95,7 @@ def measured(content: Content) -> str:
         measure.name: {row["method"]: row[measure.name] for row in rows if row[measure.name] is not None}
         for measure in MEASURES
     }
-    best = {measure.name: measure.best(values[measure.name]) for measure in MEASURES}
+    best = {measure.name: _best(values[measure.name], higher=measure.higher) for measure in MEASURES}
 
     def cell(row: Content, name: str) -> str:
         if row[name] is None:

@@ -1,9 +1,12 @@
-"""Which file may import which: no circles, one direction between packages, no private names of another package."""
+"""Which file may import which: no circles, one direction between packages, lab on public names, no private ones."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -122,11 +125,49 @@ def is_forbidden(path: Path, name: str) -> bool:
     )
 
 
+def documented() -> tuple[set[str], set[str]]:
+    """The modules of captum_norm all of whose names the reference documents, and its single names."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
+    modules = re.findall(r"^\.\. automodule:: (captum_norm[\w.]*)\n   :members:", pages, re.MULTILINE)
+    return set(modules), set(re.findall(r"^\.\. auto\w+:: (captum_norm\.[\w.]+)", pages, re.MULTILINE))
+
+
+@cache
+def names_of(module: str) -> set[str]:
+    """The public names of a module: those of ``__all__`` where it has one, else those that it has if documented."""
+    found = import_module(module)
+    exported = getattr(found, "__all__", vars(found) if module in MODULES else ())
+    public = {name for name in exported if not name.startswith("_")}
+    return public | ({"__version__"} if module == "captum_norm" else set())
+
+
+MODULES, NAMES = documented()
+
+
+def is_public(name: str) -> bool:
+    """Whether a name of captum_norm is in its module's ``__all__`` or in the reference; a module, if it has such."""
+    module = module_of(name) or ""
+    if name == module:
+        return bool(names_of(module))
+    return name in NAMES or name.removeprefix(f"{module}.") in names_of(module)
+
+
+EXPORTED = {f"captum_norm{name}" for name in imported((ROOT / "captum_norm/__init__.pyi").read_text(encoding="utf-8"))}
+"""The names of the top package, where they come from: what it exports itself imports them from there."""
+
+
+def reaches_inside(path: Path, name: str) -> bool:
+    """Whether a file of lab, which is built on public names as a package of somebody else is, imports another one."""
+    inside = place_of(path) == "lab" and name.startswith("captum_norm.") and not name.startswith("captum_norm.lab")
+    return inside and name not in EXPORTED and not is_public(name)
+
+
 def breaches() -> Iterator[str]:
     """What files import and may not."""
     for path in FILES.values():
         for name in imports_of(path):
-            if is_private(path, name) or (path.is_relative_to(ROOT / "captum_norm") and is_forbidden(path, name)):
+            ours = path.is_relative_to(ROOT / "captum_norm")
+            if is_private(path, name) or (ours and (is_forbidden(path, name) or reaches_inside(path, name))):
                 yield f"{path.relative_to(ROOT)}: {name}"
 
 
@@ -176,3 +217,18 @@ def test_forbidden_import_is_seen(file: str, statement: str) -> None:
 )
 def test_private_name_is_seen(file: str, statement: str, private: bool) -> None:
     assert [is_private(ROOT / file, name) for name in imported(statement)] == [private]
+
+
+@pytest.mark.parametrize(
+    ("statement", "inside"),
+    [
+        ("from captum_norm.attr import NormMeter", False),
+        ("from captum_norm.models import bind_tokens", False),
+        ("from captum_norm.models.inputs import bind_inputs", True),
+        ("from captum_norm.models.wrappers import config_of", True),
+        ("import captum_norm.models.hooks", True),
+    ],
+)
+def test_lab_is_built_on_public_names(statement: str, inside: bool) -> None:
+    path = ROOT / "captum_norm/lab/comparison/run.py"
+    assert [reaches_inside(path, name) for name in imported(statement)] == [inside]

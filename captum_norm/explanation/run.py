@@ -24,13 +24,11 @@ from captum_norm.explanation.targets import (
     texts_of,
 )
 from captum_norm.forward.request import layer_indices
-from captum_norm.lab.comparison.examples import Examples
-from captum_norm.lab.comparison.methods import make_method
-from captum_norm.lab.comparison.seeding import checked_seed, seeded
+from captum_norm.lab.comparison.methods import checked_seed, make_method, seeded
 from captum_norm.lab.comparison.targets import PROJECTION, count_outputs, own_directions
 from captum_norm.loading import DEFAULT_MODEL
 from captum_norm.methods import METHODS
-from captum_norm.models.inputs import bind_inputs
+from captum_norm.models import bind_tokens
 from captum_norm.models.objects import Explainable, SentenceEncoder, SentenceSimilarity, opened, tokenized
 from captum_norm.models.outputs import Position, Readout, Target, read_position
 from captum_norm.results.maps import AttributionMaps
@@ -193,12 +191,12 @@ def _task(
             raise InvalidInputError(f"the method {wanted} has no {option}")
     readout: Readout | None = None
     if entry.target == "always" or target is not None:
-        examples = Examples(bind_inputs(subject.model, inputs), target, None)
-        if count_outputs(next(examples.batches(1))) is None:
+        bound = bind_tokens(subject.model, inputs)
+        if count_outputs(bound) is None:
             if target is not None:
                 kind = type(subject.model).__name__
                 raise InvalidInputError(f"{kind} has no head, so it has no target; take a model with one")
-            readout, target = own_directions(examples, _BATCH), torch.arange(len(examples))
+            readout, target = own_directions(bound, _BATCH), torch.arange(len(bound))
     method = make_method(
         wanted,
         subject.model,

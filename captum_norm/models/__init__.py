@@ -1,5 +1,6 @@
 """Describes models: where the parts of their layers are, and how to declare them where they are not found."""
 
+from captum_norm.models.embeddings import replacement
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.layouts import (
@@ -15,9 +16,10 @@ from captum_norm.models.layouts import (
     registered_layouts,
 )
 from captum_norm.models.main_input import check_sequence, longest_sequence
-from captum_norm.models.objects import Explainable, SentenceSimilarity
+from captum_norm.models.objects import Explainable, SentenceSimilarity, opened
 from captum_norm.models.offloading import input_device
-from captum_norm.models.outputs import Difference
+from captum_norm.models.outputs import Difference, Position, chosen_target, explained_number
+from captum_norm.models.token_inputs import TokenInputs, bind_tokens
 from captum_norm.models.wrappers import explained_module
 
 __all__ = [
@@ -26,18 +28,25 @@ __all__ = [
     "FeedForwardLayout",
     "Inputs",
     "Layout",
+    "Position",
     "Scope",
     "SentenceSimilarity",
     "Site",
     "Stage",
+    "TokenInputs",
+    "bind_tokens",
     "check_sequence",
+    "chosen_target",
     "evaluating",
     "explained_module",
+    "explained_number",
     "input_device",
     "longest_sequence",
+    "opened",
     "register_feed_forward",
     "register_layout",
     "register_layouts",
     "registered_feed_forwards",
     "registered_layouts",
+    "replacement",
 ]

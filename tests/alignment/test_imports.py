@@ -1,15 +1,12 @@
 """What files of ``alignment`` may import: one direction, a base without torch, and public names of captum_norm."""
 
-import re
 import sys
 from collections.abc import Iterator
-from functools import cache
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from tests.test_imports import FILES, ROOT, breaks_layers, imported, imports_of, module_of
+from tests.test_imports import FILES, ROOT, breaks_layers, imported, imports_of, is_public
 
 PACKAGE = ROOT / "alignment"
 
@@ -52,33 +49,6 @@ WITHOUT_TORCH = {
 
 NO_TORCH = {"InvalidInputError", "bars", "identity", "results.tables", "runs", "text"}
 """What they may import of captum_norm."""
-
-
-def documented() -> tuple[set[str], set[str]]:
-    """The modules of captum_norm all of whose names the reference documents, and its single names."""
-    pages = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
-    modules = re.findall(r"^\.\. automodule:: (captum_norm[\w.]*)\n   :members:", pages, re.MULTILINE)
-    return set(modules), set(re.findall(r"^\.\. auto\w+:: (captum_norm\.[\w.]+)", pages, re.MULTILINE))
-
-
-@cache
-def names_of(module: str) -> set[str]:
-    """The public names of a module: those of ``__all__`` where it has one, else those that it has if documented."""
-    found = import_module(module)
-    exported = getattr(found, "__all__", vars(found) if module in MODULES else ())
-    public = {name for name in exported if not name.startswith("_")}
-    return public | ({"__version__"} if module == "captum_norm" else set())
-
-
-MODULES, NAMES = documented()
-
-
-def is_public(name: str) -> bool:
-    """Whether a name of captum_norm is in its module's ``__all__`` or in the reference; a module, if it has such."""
-    module = module_of(name) or ""
-    if name == module:
-        return bool(names_of(module))
-    return name in NAMES or name.removeprefix(f"{module}.") in names_of(module)
 
 
 def is_forbidden(path: Path, name: str) -> bool:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -326,7 +326,7 @@ class _ValueReader(AttentionMapAttribution):
         """Find the modules whose output contains the values of one layer, among those called so far."""
         values = layer.values.transpose(1, 2).flatten(0, 1).flatten(1)  # (B · K, H · d)
         width, candidates = values.shape[1], []
-        output = replace(layer, scope="attn").projection.flatten(0, 1)
+        output = layer.block.projection.weight(values.dtype)
         for name, module, inputs, outputs in reversed(self._calls):
             for added in (None, *self._vectors(name, width)):
                 offset = values.new_zeros(width) if added is None else added.to(values)

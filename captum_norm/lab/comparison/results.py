@@ -1,23 +1,20 @@
-"""Results of a comparison of methods, as tables."""
+"""Results of a comparison of methods: measures, which methods are best by them, and tables."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from captum_norm.checks import as_count, one_of
+from captum_norm.checks import as_count, as_index, one_of
 from captum_norm.errors import InvalidInputError
-from captum_norm.lab.comparison.measures import MEASURES
-from captum_norm.lab.comparison.significance import undefeated
-from captum_norm.lab.evaluation import FaithfulnessScores
-from captum_norm.lab.evaluation.correlation import agreement
+from captum_norm.lab.evaluation import FaithfulnessScores, agreement
 from captum_norm.results.base import Result
-from captum_norm.results.stacks import dataset_of, kept_entries, place_of
-from captum_norm.results.tables import csv_records, data_frame, json_text
+from captum_norm.results.tables import csv_records, data_frame, data_set, json_text
 from captum_norm.text.words import WordScore, words_of_tokens
 
 if TYPE_CHECKING:
@@ -28,6 +25,94 @@ TableName = Literal["methods", "scores", "agreement", "curves"]
 """A table of a comparison; see :meth:`Comparison.frame`."""
 
 Row = dict[str, Any]
+
+LEVEL = 0.05
+"""The probability of chance below which two methods differ."""
+
+_EXACT = 12
+_SAMPLES = 4096
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of the tables.
+
+    Attributes:
+        name: its name in frames and files; a score of :class:`captum_norm.lab.evaluation.FaithfulnessScores`.
+        title: its title in tables.
+        higher: whether higher is better.
+        meaning: its meaning in one line.
+    """
+
+    name: str
+    title: str
+    higher: bool
+    meaning: str
+
+    @property
+    def arrow(self) -> str:
+        """↑ if higher is better, else ↓."""
+        return "↑" if self.higher else "↓"
+
+
+MEASURES = (
+    Measure("relevance_gain", "gain", True, "area between the curves: least relevant first minus most relevant first"),
+    Measure("aopc", "AOPC", True, "mean drop of the output along the curve, most relevant tokens removed first"),
+    Measure("comprehensiveness", "compr.", True, "drop without the highest-ranked tokens, mean over the bins"),
+    Measure("sufficiency", "suff.", False, "drop with only the highest-ranked tokens, mean over the bins"),
+    Measure("log_odds", "log-odds", False, "change of the log-probability without the highest-ranked tokens"),
+    Measure("spearman", "ρ", True, "Spearman's rank correlation with leave-one-out"),
+    Measure("kendall", "τ", True, "Kendall's rank correlation with leave-one-out"),
+)
+"""The measures in the order of the tables; the first one orders the rows."""
+
+
+def sign_flip_p(differences: Tensor) -> float:
+    """Return the two-sided p-value of paired differences, (N,): how often flipped signs give a mean as far from 0.
+
+    All 2^N flips are tried for up to 12 examples, else 4096 drawn ones with a fixed seed.
+
+    Example:
+        >>> sign_flip_p(torch.tensor([1.0, 2.0, 1.0, 3.0, 1.0, 2.0]))
+        0.03125
+    """
+    count = len(differences)
+    if count <= _EXACT:
+        signs = torch.tensor(list(product((1.0, -1.0), repeat=count)), dtype=torch.float64)
+    else:
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(2, (_SAMPLES, count), generator=generator).double() * 2 - 1
+        signs[0] = 1  # what was observed is one of them
+    sums = (signs @ differences.double()).abs()
+    return float((sums >= sums[0] - 1e-9 * differences.double().abs().sum()).double().mean())
+
+
+def undefeated(values: Mapping[str, Tensor], measure: Measure) -> set[str]:
+    """Return the methods that are best by a measure: those that no method is better than by more than chance.
+
+    A method is worse if its mean is, to three decimals as tables show it, and p < :data:`LEVEL` in a sign-flip test
+    against the method of the best mean, over examples.
+
+    Args:
+        values: the measure of each example, (N,), by method; examples with NaN are left out.
+        measure: the measure.
+
+    Returns:
+        their names; none if no method is worse, so that the measure tells nothing apart.
+    """
+    kept = {name: column.double() for name, column in values.items() if not column.isnan().all()}
+    means = {name: float(column.nanmean()) for name, column in kept.items()}
+    if not means:
+        return set()
+    sign = 1 if measure.higher else -1
+    top = max(means, key=lambda name: sign * means[name])
+    worse = set()
+    for name, column in kept.items():
+        behind = sign * (kept[top] - column)
+        behind = behind[~behind.isnan()]
+        if round(means[name], 3) != round(means[top], 3) and len(behind) and sign_flip_p(behind) < LEVEL:
+            worse.add(name)
+    return kept.keys() - worse if worse else set()
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,20 +193,20 @@ class Comparison(Result):
         Raises:
             InvalidInputError: there is no such example.
         """
-        place = place_of("example", example, len(self))
+        place = as_index("example", example)
+        if not -len(self) <= place < len(self):
+            raise InvalidInputError(f"got example {place}; expected 0 to {len(self) - 1}")
+        place %= len(self)
         one, real = slice(place, place + 1), self.real[place]
-        names = [field.name for field in fields(FaithfulnessScores)]
-
-        def own(result: MethodResult) -> MethodResult:
-            scores = FaithfulnessScores(**{name: getattr(result.faithfulness, name)[one] for name in names})
-            return replace(result, scores=result.scores[one, real], faithfulness=scores)
-
-        results = {name: own(result) for name, result in self.results.items()}
+        results = {
+            name: replace(result, scores=result.scores[one, real], faithfulness=result.faithfulness[one])
+            for name, result in self.results.items()
+        }
         removable = self.removable[one, real]
         return replace(
             self,
             targets=self.targets[one],
-            tokens=[kept_entries(self.tokens[place], real)],
+            tokens=[self._real_tokens(place)],
             real=self.real[one, real],
             removable=removable,
             results=results,
@@ -150,13 +235,13 @@ class Comparison(Result):
     def best(self) -> dict[str, set[str]]:
         """Return the methods that no other is better than by more than chance, by measure.
 
-        See :func:`captum_norm.lab.comparison.significance.undefeated`; none where no method is worse than another.
+        See :func:`captum_norm.lab.comparison.undefeated`; none where no method is worse than another.
         """
-        columns = {
-            one.name: {name: getattr(result.faithfulness, one.name) for name, result in self.results.items()}
-            for one in MEASURES
-        }
-        return {one.name: undefeated(columns[one.name], one) for one in MEASURES}
+        best = {}
+        for measure in MEASURES:
+            values = {name: getattr(result.faithfulness, measure.name) for name, result in self.results.items()}
+            best[measure.name] = undefeated(values, measure)
+        return best
 
     @property
     def flat(self) -> bool:
@@ -199,14 +284,13 @@ class Comparison(Result):
         Raises:
             InvalidInputError: xarray is not installed.
         """
-        names = list(self.results)
-        scores = torch.stack([self.results[name].scores for name in names])
-        others: dict[str, tuple[Sequence[str], Tensor]] = {
-            "scores": (("method", "example", "key"), scores),
-            "removable": (("example", "key"), self.removable),
+        scores = torch.stack([result.scores for result in self.results.values()])
+        variables = {
+            "scores": (("method", "example", "key"), scores.numpy()),
+            "removable": (("example", "key"), self.removable.numpy()),
         }
-        found = dataset_of([], others)
-        return found.assign_coords(method=names, key_token=(("example", "key"), [list(row) for row in self.tokens]))
+        tokens = [list(row) for row in self.tokens]
+        return data_set(variables, {"method": list(self.results), "key_token": (("example", "key"), tokens)})
 
     def top(self, count: int = 10, method: str | None = None) -> list[tuple[str, float]]:
         """Return the tokens of highest score in all examples, and their scores.
@@ -235,7 +319,7 @@ class Comparison(Result):
         """
         rows = []
         for example, real in enumerate(self.real):
-            words = words_of_tokens(kept_entries(self.tokens[example], real))
+            words = words_of_tokens(self._real_tokens(example))
             scores = {
                 name: words.scores(result.scores[example][real], score).tolist()
                 for name, result in self.results.items()
@@ -268,6 +352,9 @@ class Comparison(Result):
             InvalidInputError: there is no such table.
         """
         return csv_records(self._rows(table))
+
+    def _real_tokens(self, example: int) -> list[str]:
+        return [token for token, real in zip(self.tokens[example], self.real[example].tolist(), strict=True) if real]
 
     def _rows(self, table: str) -> list[Row]:
         if table not in _TABLES:

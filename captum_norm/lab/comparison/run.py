@@ -1,7 +1,7 @@
 """Compares methods on one model and its inputs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -11,35 +11,44 @@ from torch import Tensor
 
 from captum_norm.bars import bar
 from captum_norm.checks import as_index
-from captum_norm.errors import InvalidInputError
-from captum_norm.lab.comparison.examples import Batch, Examples, gathered
-from captum_norm.lab.comparison.methods import chosen_methods, make_method
+from captum_norm.errors import CaptumNormError, InvalidInputError
+from captum_norm.lab.comparison.methods import (
+    checked_seed,
+    chosen_methods,
+    make_method,
+    seeded_scores,
+    signature_of,
+    timed,
+)
 from captum_norm.lab.comparison.results import Comparison, MethodResult
-from captum_norm.lab.comparison.seeding import checked_seed
 from captum_norm.lab.comparison.targets import (
     PROJECTION,
-    as_target,
+    Batch,
+    batches_of,
     count_outputs,
+    in_order,
     own_directions,
     target_names,
     tokens_of,
 )
-from captum_norm.lab.comparison.timing import forward_seconds, prepared, run_methods
-from captum_norm.lab.evaluation import (
-    ERASER_BINS,
-    Faithfulness,
-    FaithfulnessScores,
-    Perturbation,
-    PerturbedInputs,
-    agreement,
-)
-from captum_norm.lab.evaluation.perturbation import Output
+from captum_norm.lab.evaluation import ERASER_BINS, Faithfulness, FaithfulnessScores, Perturbation, agreement
+from captum_norm.lab.evaluation.perturbation import Output, PerturbedInputs, has_sigmoids
 from captum_norm.methods import METHODS
-from captum_norm.models.embeddings import StandIn, embedding_module
-from captum_norm.models.inputs import Inputs, bind_inputs
-from captum_norm.models.objects import Explainable, SentenceEncoder, opened
-from captum_norm.models.outputs import Difference, Position, Readout, Target, has_sigmoids
+from captum_norm.models import (
+    Difference,
+    Explainable,
+    Inputs,
+    Position,
+    SentenceSimilarity,
+    bind_tokens,
+    opened,
+    replacement,
+)
+from captum_norm.models.embeddings import StandIn
+from captum_norm.models.outputs import Readout, Target
 from captum_norm.versions import versions
+
+_FORWARD_PASSES = 3
 
 
 def compare(
@@ -120,82 +129,72 @@ def compare(
     """
     chosen, seed = chosen_methods(methods), checked_seed(seed)
     model, tokenizer = opened(model, tokenizer)
-    embedding_module(model)
-    call = bind_inputs(model, inputs, additional_forward_args, tokenizer=tokenizer)
-    examples = Examples(call, target, position)
-    first = next(examples.batches(1))
-    count = None if readout is not None else count_outputs(first)
+    replacement(model, "zero", tokenizer)  # refuses models whose tokens cannot be replaced, before they are run
+    bound = bind_tokens(model, inputs, additional_forward_args, tokenizer=tokenizer, position=position)
+    count = None if readout is not None else count_outputs(bound)
     explained = "readout" if count is None else "logit"
     if readout is None and count is None:
         if target is not None:
             raise InvalidInputError(f"{type(model).__name__} has no head, so it has no target; take a model with one")
-        readout, explained = own_directions(examples, batch_size), PROJECTION
-        examples = Examples(examples.call, torch.arange(len(examples)), position)
+        readout, explained, target = own_directions(bound, batch_size), PROJECTION, torch.arange(len(bound))
     if labels is not None:
-        _check_labels(labels, len(examples), count)
+        _check_labels(labels, len(bound), count)
     if output is None:
         single = count is None or count < 2 or isinstance(target, Difference)
-        exclusive = not (single or has_sigmoids(model) or isinstance(model, SentenceEncoder))
+        exclusive = not (single or has_sigmoids(model) or isinstance(model, SentenceSimilarity))
         output = "probability" if exclusive else "logit"
     options: dict[str, Any] = {"tokenizer": tokenizer, "keep_special": keep_special, "readout": readout}
     perturbation = Perturbation(model, removal, output=output, batch_size=batch_size, **options)
     faithfulness = Faithfulness(perturbation, bins=bins, steps=steps)
+    batches = list(batches_of(bound, target, batch_size))
+    perturbed = [_perturbed(perturbation, batch) for batch in batches]
+    batches = [replace(batch, target=_target(one.target)) for batch, one in zip(batches, perturbed, strict=True)]
+    forward = sum(_forward_seconds(batch) for batch in batches)
     make = partial(make_method, model=model, removal=removal, batch_size=batch_size, **options)
-    batches = list(examples.batches(batch_size))
-    bound = [_bound(perturbation, batch) for batch in batches]
-    batches = [replace(batch, target=as_target(one.target)) for batch, one in zip(batches, bound, strict=True)]
-    forward = forward_seconds(batches)
-    ready, refused = prepared(chosen, make, model, batches, seed, mean=explained == PROJECTION)
+    ready, refused = _warmed_up(chosen, make, batches, seed, mean=explained == PROJECTION)
     removing = forward * faithfulness.passes * len(ready)
-    work = removing + sum(method.seconds * len(examples) for method in ready.values())
+    work = removing + sum(method.seconds * len(bound) for method in ready.values())
     with bar("comparing", work, "") as progress:
-        scored, failed = run_methods(ready, batches, progress.update)
+        scored, failed = _scored(ready, batches, progress.update)
         refused |= failed
         if not scored:
-            one, reason = next(iter(refused.items()))
-            raise InvalidInputError(f"no method supports the model and these inputs; {one}: {reason}")
-        order, width = torch.cat([batch.index for batch in batches]), examples.real.shape[1]
-        scores = {label: gathered(method.scores, order, width) for label, method in scored.items()}
-        removable = gathered([one.removable for one in bound], order, width)
-        by_batch = {label: method.scores for label, method in scored.items()}
+            first, reason = next(iter(refused.items()))
+            raise InvalidInputError(f"no method supports the model and these inputs; {first}: {reason}")
+        width = bound.real.shape[1]
+        scores = {name: in_order(method.scores, batches, width) for name, method in scored.items()}
+        removable = in_order([one.removable for one in perturbed], batches, width)
         progress.update(work - removing - progress.n)
-        each = removing / len(examples)
-        faithful = _faithfulness(faithfulness, batches, by_batch, order, lambda count: progress.update(count * each))
-    found = [one.target for one in bound if one.target is not None]
-    if explained == PROJECTION or not found:
-        targets = ["own direction" if explained == PROJECTION else "the only number"] * len(examples)
+        each, by_batch = removing / len(bound), {name: method.scores for name, method in scored.items()}
+        faithful = _faithfulness(faithfulness, batches, by_batch, lambda count: progress.update(count * each))
+    known = [one.target for one in perturbed if one.target is not None]
+    if explained == PROJECTION or not known:
+        targets = ["own direction" if explained == PROJECTION else "the only number"] * len(bound)
     else:
-        targets = target_names(model, gathered(found, order), readout, tokenizer)
+        targets = target_names(model, in_order(known, batches), readout, tokenizer)
+    settings = [faithfulness.signature, f"batch:{batch_size}", f"seed:{seed}"]
     return Comparison(
         model=name or type(model).__name__,
         explained=explained if output == "logit" else "probability",
         targets=targets,
-        tokens=tokens_of(examples, tokens, tokenizer),
-        real=examples.shown(examples.real).bool().cpu(),
-        removable=examples.shown(removable).bool().cpu(),
+        tokens=tokens_of(bound, tokens, tokenizer),
+        real=bound.to_user(bound.real).cpu(),
+        removable=bound.to_user(removable).cpu(),
         results={
-            label: MethodResult(
-                title=METHODS[label].title if chosen[label] == label else label,
+            name: MethodResult(
+                title=METHODS[name].title if chosen[name] == name else name,
                 signature=method.signature,
-                scores=examples.shown(scores[label]).cpu(),
-                faithfulness=faithful[label],
+                scores=bound.to_user(scores[name]).cpu(),
+                faithfulness=faithful[name],
                 seconds=method.seconds,
                 forward_ratio=method.seconds / forward,
             )
-            for label, method in scored.items()
+            for name, method in scored.items()
         },
         refused=refused,
         agreement=agreement(scores, removable).cpu(),
         forward_seconds=forward,
-        accuracy=None if labels is None else _accuracy(perturbation, batches, labels, order),
-        signature="|".join(
-            [
-                faithfulness.signature,
-                f"batch:{batch_size}",
-                f"seed:{seed}",
-                *(f"{package}:{version}" for package, version in versions().items()),
-            ]
-        ),
+        accuracy=None if labels is None else _accuracy(perturbation, batches, labels),
+        signature="|".join([*settings, *(f"{package}:{version}" for package, version in versions().items())]),
     )
 
 
@@ -210,41 +209,100 @@ def _check_labels(labels: Sequence[int] | Tensor, examples: int, classes: int | 
             raise InvalidInputError(f"got the label {label} for example {example}; expected 0 to {classes - 1}")
 
 
-def _bound(perturbation: Perturbation, batch: Batch) -> PerturbedInputs:
-    bound = perturbation.bind(batch.inputs, target=batch.target, position=batch.position)
-    empty = batch.index[(~bound.removable.any(1)).to(batch.index.device)].tolist()
+def _perturbed(perturbation: Perturbation, batch: Batch) -> PerturbedInputs:
+    perturbed = perturbation.bind(batch.inputs.arguments, target=batch.target, position=batch.position)
+    empty = batch.index[(~perturbed.removable.any(1)).to(batch.index.device)].tolist()
     if empty:
         raise InvalidInputError(f"example {min(empty)} has no token that may be removed")
-    return bound
+    return perturbed
+
+
+def _target(chosen: Tensor | None) -> Target:
+    """Convert what :func:`captum_norm.models.chosen_target` returns to a target."""
+    return chosen if chosen is None or chosen.dim() < 2 else Difference(*chosen.unbind(1))
+
+
+def _forward_seconds(batch: Batch) -> float:
+    """Time the plain forward pass of some examples: the fastest of a few runs."""
+    batch.inputs.run()
+    return min(timed(batch.inputs.run)[1] for _ in range(_FORWARD_PASSES))
+
+
+@dataclass(frozen=True, eq=False)
+class _Method:
+    """A method, its seconds, and its scores by batch, (N, S) each."""
+
+    signature: str
+    explain: Callable[[Batch], Tensor]
+    seconds: float
+    scores: Sequence[Tensor] = ()
+
+
+def _warmed_up(
+    methods: Mapping[str, str | Attribution],
+    make: Callable[[str], Attribution],
+    batches: Sequence[Batch],
+    seed: int,
+    *,
+    mean: bool,
+) -> tuple[dict[str, _Method], dict[str, str]]:
+    """Run every method on one example, which shows what it costs; the reasons of refused methods, too."""
+    ready, refused, first = {}, {}, batches[0].first()
+    with bar("preparing", len(methods), "methods") as progress:
+        for name, method in methods.items():
+            try:
+                made = make(method) if isinstance(method, str) else method
+                explain = partial(_explain, made, seed, mean=mean)
+                seconds = timed(partial(explain, first))[1]
+                ready[name] = _Method(signature_of(made), explain, seconds)
+            except CaptumNormError as error:
+                refused[name] = " ".join(str(error).split())
+            progress.update()
+    return ready, refused
+
+
+def _explain(method: Attribution, seed: int, batch: Batch, *, mean: bool) -> Tensor:
+    return seeded_scores(method, batch.inputs, batch.target, seed, mean=mean)
+
+
+def _scored(
+    methods: Mapping[str, _Method], batches: Sequence[Batch], done: Callable[[float], object]
+) -> tuple[dict[str, _Method], dict[str, str]]:
+    """Run methods on all examples; ``done`` is told of the seconds that finished work was expected to take."""
+    scored, refused = {}, {}
+    for name, method in methods.items():
+        parts, seconds = [], 0.0
+        try:
+            for batch in batches:
+                scores, taken = timed(partial(method.explain, batch))
+                parts.append(scores)
+                seconds += taken
+                done(method.seconds * len(batch.index))
+            scored[name] = replace(method, seconds=seconds, scores=parts)
+        except CaptumNormError as error:
+            refused[name] = " ".join(str(error).split())
+    return scored, refused
 
 
 def _faithfulness(
     faithfulness: Faithfulness,
     batches: Sequence[Batch],
     scores: Mapping[str, Sequence[Tensor]],
-    order: Tensor,
     done: Callable[[int], object],
 ) -> dict[str, FaithfulnessScores]:
     """Measure the faithfulness of every method, on all examples in their order."""
     parts = []
     for place, batch in enumerate(batches):
         of_batch = {name: methods[place] for name, methods in scores.items()}
-        parts.append(faithfulness.evaluate(batch.inputs, of_batch, batch.target, position=batch.position))
+        parts.append(faithfulness.evaluate(batch.inputs.arguments, of_batch, batch.target, position=batch.position))
         done(len(batch.index))
-
-    def ordered(name: str) -> FaithfulnessScores:
-        columns = (field.name for field in fields(FaithfulnessScores))
-        return FaithfulnessScores(
-            **{column: gathered([getattr(part[name], column) for part in parts], order).cpu() for column in columns}
-        )
-
-    return {name: ordered(name) for name in scores}
+    order = torch.cat([batch.index for batch in batches]).argsort()
+    by_method = {name: FaithfulnessScores.concatenate([part[name] for part in parts]) for name in scores}
+    return {name: one[order.cpu()] for name, one in by_method.items()}
 
 
-def _accuracy(
-    perturbation: Perturbation, batches: Sequence[Batch], labels: Sequence[int] | Tensor, order: Tensor
-) -> float:
+def _accuracy(perturbation: Perturbation, batches: Sequence[Batch], labels: Sequence[int] | Tensor) -> float:
     """The share of examples whose label the model predicts."""
-    found = [perturbation.bind(batch.inputs, position=batch.position).target for batch in batches]
-    predicted = gathered([classes for classes in found if classes is not None], order).cpu()
+    bound = (perturbation.bind(batch.inputs.arguments, position=batch.position) for batch in batches)
+    predicted = in_order([one.target for one in bound if one.target is not None], batches).cpu()
     return float((predicted == torch.as_tensor(labels)).double().mean())

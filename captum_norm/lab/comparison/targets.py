@@ -1,51 +1,115 @@
-"""Chooses and names the output that a comparison explains."""
+"""Splits examples into batches, and chooses and names the output that is explained."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.lab.comparison.examples import Batch, Examples, gathered
-from captum_norm.models.hooks import evaluating
-from captum_norm.models.objects import SentenceEncoder
-from captum_norm.models.outputs import Difference, Readout, Target, has_labels, real_positions
-from captum_norm.models.wrappers import config_of
+from captum_norm.models import Difference, SentenceSimilarity, TokenInputs
+from captum_norm.models.outputs import Readout, Target
 
 PROJECTION = "projection of the mean-pooled output on its own direction (the model has no head)"
 """The explained output of a model that only returns hidden states."""
 
+_LABELLED = (
+    "ForSequenceClassification",
+    "ForImageClassification",
+    "ForNextSentencePrediction",
+    "ForTokenClassification",
+)
 
-def count_outputs(batch: Batch) -> int | None:
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some of the examples, without padding that is common to all of them.
+
+    Attributes:
+        index: their indices among all examples, (N,).
+        inputs: their inputs.
+        target: their targets; None if the output is one number, or no target is chosen yet.
+    """
+
+    index: Tensor
+    inputs: TokenInputs
+    target: Target
+
+    @property
+    def position(self) -> Tensor | None:
+        """Where the output is read, (N,); None for the default."""
+        return None if self.inputs.read is None else self.inputs.read.long().argmax(1)
+
+    def first(self) -> "Batch":
+        """Return only the first example."""
+        index = self.index.new_zeros(1)
+        target = target_of_some(self.target, index, len(self.index))
+        return Batch(self.index[:1], _cut(self.inputs, index, self.inputs.real.shape[1]), target)
+
+
+def batches_of(inputs: TokenInputs, target: Target, size: int) -> Iterator[Batch]:
+    """Batch examples of similar lengths, which need little padding."""
+    lengths = inputs.real.sum(1)
+    for index in lengths.argsort(stable=True).split(size):
+        some = _cut(inputs, index, int(lengths[index].max()))
+        yield Batch(index, some, target_of_some(target, index, len(inputs)))
+
+
+def _cut(inputs: TokenInputs, index: Tensor, length: int) -> TokenInputs:
+    return inputs.take(index, torch.arange(length, device=index.device).expand(len(index), -1))
+
+
+def target_of_some(target: Target, index: Tensor, batch: int) -> Target:
+    """Return the targets of some of B examples; invalid ones are refused where they are used."""
+    if isinstance(target, Difference):
+        parts: list[Any] = [target_of_some(part, index, batch) for part in (target.target, target.other)]
+        return Difference(*parts)
+    listed = isinstance(target, Sequence) or (isinstance(target, Tensor) and target.dim() > 0)
+    if not listed or len(target) != batch:  # type: ignore[arg-type]
+        return target
+    return torch.as_tensor(target)[index.cpu()]
+
+
+def in_order(parts: Sequence[Tensor], batches: Sequence[Batch], width: int | None = None) -> Tensor:
+    """Concatenate rows of batches in the order of all examples, padded with zeros to (B, width) if given."""
+    if width is not None:
+        parts = [nn.functional.pad(part, (0, width - part.shape[1])) for part in parts]
+    rows, order = torch.cat(list(parts)), torch.cat([batch.index for batch in batches])
+    return rows[order.argsort().to(rows.device)]
+
+
+def count_outputs(inputs: TokenInputs) -> int | None:
     """Count the logits, at each position if every position has some; None if the model only returns hidden states.
+
+    Runs the model on the shortest example.
 
     Raises:
         UnsupportedModelError: the model returns neither.
     """
-    output = _run(batch)
+    output = next(batches_of(inputs, None, 1)).inputs.run()
     named = output if isinstance(output, Mapping) else {"logits": output}
     logits = named.get("logits")
     if not isinstance(logits, Tensor):
         if "last_hidden_state" in named:
             return None
         raise UnsupportedModelError(
-            f"{type(batch.call.model).__name__} returns neither logits nor a last hidden state; take a classifier, a "
+            f"{type(inputs.model).__name__} returns neither logits nor a last hidden state; take a classifier, a "
             "tagger, a language model or an encoder without a head, or in Python pass a readout"
         )
     return logits.shape[-1] if logits.dim() > 1 else 1
 
 
-def own_directions(examples: Examples, size: int) -> Readout:
+def own_directions(inputs: TokenInputs, size: int) -> Readout:
     """Create a readout for models without a head.
 
     Returns:
         a function that projects the mean-pooled hidden states of N inputs on the directions of the B examples, (N, B).
         The target of an example is its own index.
     """
-    batches = list(examples.batches(size))
-    parts = [_pooled(_run(batch), real_positions(batch.call)) for batch in batches]
-    directions = nn.functional.normalize(gathered(parts, torch.cat([batch.index for batch in batches])), dim=-1)
+    batches = list(batches_of(inputs, None, size))
+    parts = [_pooled(batch.inputs.run(), batch.inputs.real) for batch in batches]
+    directions = nn.functional.normalize(in_order(parts, batches), dim=-1)
 
     def project(output: Any, real: Tensor) -> Tensor:
         pooled = _pooled(output, real)
@@ -54,9 +118,11 @@ def own_directions(examples: Examples, size: int) -> Readout:
     return project
 
 
-def as_target(chosen: Tensor | None) -> Target:
-    """Convert what :func:`captum_norm.models.outputs.chosen_target` returns to a target."""
-    return chosen if chosen is None or chosen.dim() < 2 else Difference(*chosen.unbind(1))
+def _pooled(output: Any, real: Tensor) -> Tensor:
+    """The mean hidden state of the real positions, (N, D)."""
+    states: Tensor = output["last_hidden_state"]
+    weights = real.to(states)
+    return (states * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
 
 
 def target_names(model: nn.Module, chosen: Tensor, readout: Readout | None, tokenizer: Any) -> list[str]:
@@ -64,46 +130,33 @@ def target_names(model: nn.Module, chosen: Tensor, readout: Readout | None, toke
 
     Args:
         model: the model.
-        chosen: what :func:`captum_norm.models.outputs.chosen_target` returns, (B,) or (B, 2).
+        chosen: what :func:`captum_norm.models.chosen_target` returns, (B,) or (B, 2).
         readout: the user's readout.
         tokenizer: knows the texts of tokens.
     """
+    labels = getattr(getattr(model, "config", None), "id2label", None) or {}
+    convert = getattr(tokenizer, "convert_ids_to_tokens", None)
+
+    def name(target: int) -> str:
+        if readout is not None:
+            return str(target)
+        if isinstance(model, SentenceSimilarity):
+            return model.texts[target]
+        if type(model).__name__.endswith(_LABELLED):
+            return str(labels.get(target, target))
+        return str(target if convert is None else convert(target))
+
     rows = (chosen[:, None] if chosen.dim() == 1 else chosen).tolist()
-    if readout is not None:
-        return [" − ".join(map(str, row)) for row in rows]
-    return [" − ".join(_name(model, one, tokenizer) for one in row) for row in rows]
+    return [" − ".join(map(name, row)) for row in rows]
 
 
-def tokens_of(examples: Examples, tokens: Sequence[Sequence[str]] | None, tokenizer: Any) -> list[list[str]]:
+def tokens_of(inputs: TokenInputs, tokens: Sequence[Sequence[str]] | None, tokenizer: Any) -> list[list[str]]:
     """Return the texts of the tokens at the positions of the user's inputs; ids or indices if texts are not known."""
-    tokens = examples.call.tokens if tokens is None else tokens
+    tokens = inputs.tokens if tokens is None else tokens
     if tokens is not None:
         return [list(texts) for texts in tokens]
-    ids = examples.call.arguments.get("input_ids")
+    ids = inputs.arguments.get("input_ids")
     if not isinstance(ids, Tensor):
-        return [[str(place) for place in range(examples.real.shape[1])] for _ in range(len(examples))]
-    rows = examples.call.positions.shift_back(ids, 1).tolist()
-    convert = getattr(tokenizer, "convert_ids_to_tokens", None)
-    return [convert(row) if convert is not None else [str(token) for token in row] for row in rows]
-
-
-def _name(model: nn.Module, target: int, tokenizer: Any) -> str:
-    if isinstance(model, SentenceEncoder):
-        return model.texts[target]
-    labels = getattr(config_of(model), "id2label", None) or {}
-    if has_labels(model):
-        return str(labels.get(target, target))
-    convert = getattr(tokenizer, "convert_ids_to_tokens", None)
-    return str(target if convert is None else convert(target))
-
-
-def _run(batch: Batch) -> Any:
-    with torch.no_grad(), evaluating(batch.call.model):
-        return batch.call.run()
-
-
-def _pooled(output: Any, real: Tensor) -> Tensor:
-    """The mean hidden state of the real positions, (N, D)."""
-    states: Tensor = output["last_hidden_state"]
-    weights = real.to(states)
-    return (states * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
+        return [[str(place) for place in range(inputs.real.shape[1])] for _ in range(len(inputs))]
+    convert = getattr(tokenizer, "convert_ids_to_tokens", None) or (lambda row: [str(token) for token in row])
+    return [convert(row) for row in inputs.to_user(ids).tolist()]

@@ -29,7 +29,7 @@ def spearman(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
     >>> spearman(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 3.0, 2.0]]), torch.ones(1, 3, dtype=torch.bool))
     tensor([0.5000], dtype=torch.float64)
     """
-    return _by_example("spearman", first, second, compared)
+    return _tables([first, second], compared, "spearman")[:, 0, 1]
 
 
 def kendall(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def kendall(first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
     >>> kendall(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 3.0, 2.0]]), torch.ones(1, 3, dtype=torch.bool))
     tensor([0.3333], dtype=torch.float64)
     """
-    return _by_example("kendall", first, second, compared)
+    return _tables([first, second], compared, "kendall")[:, 0, 1]
 
 
 def agreement(scores: Mapping[str, Tensor], compared: Tensor, coefficient: Coefficient = "spearman") -> Tensor:
@@ -70,10 +70,7 @@ def agreement(scores: Mapping[str, Tensor], compared: Tensor, coefficient: Coeff
     given: object = scores
     if not isinstance(given, Mapping) or not given:
         raise InvalidInputError(f"got scores {shown(scores)}; expected a mapping from methods to tensors (B, S)")
-    _check(*scores.values(), compared)
-    rows = torch.stack(list(scores.values()), 1)
-    tables = [_correlations(found[:, chosen], coefficient) for found, chosen in zip(rows, compared, strict=True)]
-    return torch.stack(tables).nanmean(0)
+    return _tables(list(scores.values()), compared, coefficient).nanmean(0)
 
 
 def _ranks(values: Tensor) -> Tensor:
@@ -91,24 +88,19 @@ def _signs(values: Tensor) -> Tensor:
 _FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"spearman": _ranks, "kendall": _signs})
 
 
-def _correlations(values: Tensor, coefficient: Coefficient) -> Tensor:
-    """The coefficient of each pair in one example: (M, n) -> (M, M)."""
-    features = _FEATURES[coefficient](values)
-    products = features @ features.T
-    squares = products.diagonal()
-    return products / (squares[:, None] * squares).sqrt()
-
-
-def _by_example(coefficient: Coefficient, first: Tensor, second: Tensor, compared: Tensor) -> Tensor:
-    _check(first, second, compared)
-    pairs = zip(torch.stack([first, second], 1), compared, strict=True)
-    return torch.stack([_correlations(found[:, chosen], coefficient)[0, 1] for found, chosen in pairs])
-
-
-def _check(*tensors: Tensor) -> None:
+def _tables(scores: list[Tensor], compared: Tensor, coefficient: Coefficient) -> Tensor:
+    """The coefficient of each pair of scores in each example: (B, S) each -> (B, M, M)."""
+    tensors = (*scores, compared)
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
             raise InvalidInputError(f"got {shown(tensor)}; expected a tensor (B, S)")
-    if len({tensor.shape for tensor in tensors}) != 1 or tensors[0].dim() != 2:
+    if len({tensor.shape for tensor in tensors}) != 1 or compared.dim() != 2:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
         raise InvalidInputError(f"got tensors of shapes {shapes}; expected (B, S) for all")
+    tables = []
+    for values, chosen in zip(torch.stack(scores, 1), compared, strict=True):
+        features = _FEATURES[coefficient](values[:, chosen])
+        products = features @ features.T
+        squares = products.diagonal()
+        tables.append(products / (squares[:, None] * squares).sqrt())
+    return torch.stack(tables)

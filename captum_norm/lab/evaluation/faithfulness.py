@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import ceil
 from typing import Any, overload
 
 import torch
@@ -10,14 +11,15 @@ from torch import Tensor
 from captum_norm.checks import as_count, entries, shown
 from captum_norm.errors import InvalidInputError
 from captum_norm.lab.evaluation.correlation import kendall, spearman
-from captum_norm.lab.evaluation.perturbation import Perturbation, PerturbedInputs
-from captum_norm.lab.evaluation.ranking import highest, lowest, ranks, token_counts
-from captum_norm.lab.evaluation.scores import MOST, check_scores, mean_drop, relevance_gain
-from captum_norm.models.inputs import Inputs
-from captum_norm.models.outputs import Position, Target
+from captum_norm.lab.evaluation.perturbation import MOST, Perturbation, PerturbedInputs
+from captum_norm.models import Inputs, Position
+from captum_norm.models.outputs import Target
 
 ERASER_BINS = (0.01, 0.05, 0.1, 0.2, 0.5)
 """Shares of tokens [DeYoung et al. 2020]."""
+
+# 0.07 · 100 is a little more than 7 in floating point.
+_SLACK = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +52,10 @@ class FaithfulnessScores:
         """Average every score over examples, without undefined correlations."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: float(column.nanmean()) for name, column in columns.items() if column.dim() == 1}
+
+    def __getitem__(self, examples: slice | Tensor) -> "FaithfulnessScores":
+        """Return the scores of some examples, on the CPU."""
+        return FaithfulnessScores(**{field.name: getattr(self, field.name).cpu()[examples] for field in fields(self)})
 
     @classmethod
     def concatenate(cls, parts: Sequence["FaithfulnessScores"]) -> "FaithfulnessScores":
@@ -154,13 +160,17 @@ class Faithfulness:
                 to remove, or see :meth:`Perturbation.bind` and :meth:`PerturbedInputs.outputs`.
         """
         bound = self.perturbation.bind(inputs, additional_forward_args, target=target, position=position)
-        methods = dict(scores) if isinstance(scores, Mapping) else {"": scores}
+        removable, methods = bound.removable, dict(scores) if isinstance(scores, Mapping) else {"": scores}
         for values in methods.values():
-            _check(values, bound.removable)
-        kept = [self._kept(values.detach().to(bound.removable.device), bound.removable) for values in methods.values()]
+            bound.check(values)
+            if not values.detach().to(removable.device)[removable].isfinite().all():
+                raise InvalidInputError("the scores contain NaN or infinity")
+        empty = (~removable.any(1)).nonzero()
+        if len(empty):
+            raise InvalidInputError(f"example {int(empty[0])} has no token that may be removed")
+        kept = [self._kept(values.detach().to(removable.device), removable) for values in methods.values()]
         outputs = bound.outputs(torch.cat([bound.all_but_one(), *kept], 1))
-        length = bound.removable.shape[1]
-        alone, *parts = outputs.split([length, *(part.shape[1] for part in kept)], 1)
+        alone, *parts = outputs.split([removable.shape[1], *(part.shape[1] for part in kept)], 1)
         omitted = bound.drops(alone)
         results = {
             name: self._scores(bound, values, part, omitted)
@@ -170,16 +180,13 @@ class Faithfulness:
 
     def _kept(self, scores: Tensor, removable: Tensor) -> Tensor:
         """The tokens kept without each bin, with each bin alone, and along the two curves, (B, K, S)."""
-        places = ranks(scores, removable)
-        bins = token_counts(self.bins, removable)
-        steps = token_counts([step / self.steps for step in range(1, self.steps + 1)], removable)
-        removed = [
-            highest(places, bins),
-            ~highest(places, bins),
-            highest(places, steps),
-            lowest(places, steps, removable),
-        ]
-        return ~torch.cat(removed, 1)
+        places = ranks(scores, removable)[:, None]  # (B, 1, S)
+        bins, steps = (
+            token_counts(shares, removable)[..., None]
+            for shares in (self.bins, [step / self.steps for step in range(1, self.steps + 1)])
+        )
+        least_first = (places >= removable.sum(1)[:, None, None] - steps) & removable[:, None]
+        return ~torch.cat([places < bins, places >= bins, places < steps, least_first], 1)
 
     def _scores(self, bound: PerturbedInputs, scores: Tensor, outputs: Tensor, omitted: Tensor) -> FaithfulnessScores:
         bins, steps = len(self.bins), self.steps
@@ -204,10 +211,67 @@ class Faithfulness:
         )
 
 
-def _check(scores: Tensor, removable: Tensor) -> None:
-    check_scores(scores, removable)
-    if not scores.detach().to(removable.device)[removable].isfinite().all():
-        raise InvalidInputError("the scores contain NaN or infinity")
-    empty = (~removable.any(1)).nonzero()
-    if len(empty):
-        raise InvalidInputError(f"example {int(empty[0])} has no token that may be removed")
+def ranks(scores: Tensor, removable: Tensor) -> Tensor:
+    """Rank tokens by descending score; equal scores from the left.
+
+    Args:
+        scores: (B, S).
+        removable: True at the tokens to rank, (B, S).
+
+    Returns:
+        ranks from 0, (B, S); S at all other tokens.
+
+    >>> ranks(torch.tensor([[0.1, 0.9, 5.0, 0.1]]), torch.tensor([[True, True, False, True]]))
+    tensor([[1, 0, 4, 2]])
+    """
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    order = order.gather(1, (~removable).gather(1, order).to(torch.int8).argsort(dim=1, stable=True))
+    places = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, places).masked_fill(~removable, scores.shape[1])
+
+
+def token_counts(fractions: Sequence[float], removable: Tensor) -> Tensor:
+    """Convert fractions q of n tokens to counts ⌈qn⌉, at least one for any q > 0.
+
+    Args:
+        fractions: K numbers from 0 to 1.
+        removable: the tokens to count, (B, S).
+
+    Returns:
+        (B, K).
+
+    >>> token_counts([0.0, 0.01, 0.5, 1.0], torch.ones(1, 7, dtype=torch.bool))
+    tensor([[0, 1, 4, 7]])
+    """
+    rows = [[ceil(fraction * count - _SLACK) for fraction in fractions] for count in removable.sum(1).tolist()]
+    return torch.tensor(rows, device=removable.device)
+
+
+def mean_drop(whole: Tensor, perturbed: Tensor) -> Tensor:
+    """1/K Σ_k f(x) − f(x_k): area over the perturbation curve, comprehensiveness or sufficiency, depending on x_k.
+
+    Args:
+        whole: f(x), (B,).
+        perturbed: f(x_k), (B, K).
+
+    Returns:
+        (B,).
+
+    >>> mean_drop(torch.tensor([0.75]), torch.tensor([[0.5, 0.25]]))
+    tensor([0.3750])
+    """
+    return (whole[:, None] - perturbed).mean(1)
+
+
+def area(curve: Tensor) -> Tensor:
+    """∫₀¹ of a curve at equal steps, by the trapezoidal rule: (B, K + 1) -> (B,)."""
+    return torch.trapezoid(curve, dx=1 / (curve.shape[1] - 1), dim=1)
+
+
+def relevance_gain(most_relevant_first: Tensor, least_relevant_first: Tensor) -> Tensor:
+    """Area between the two perturbation curves, LeRF minus MoRF [Blücher et al. 2024]: (B, K + 1) twice -> (B,).
+
+    >>> relevance_gain(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]]))
+    tensor([0.5000])
+    """
+    return area(least_relevant_first) - area(most_relevant_first)

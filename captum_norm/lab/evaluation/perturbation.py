@@ -1,42 +1,35 @@
-"""Runs a model on inputs without some of their tokens, in batches across examples and perturbations."""
+"""Runs a model on inputs without some of their tokens, or with changed embeddings."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
+from captum import metrics
 from torch import Tensor
 
-from captum_norm.checks import as_count, as_truth, one_of
+from captum_norm.checks import as_count, as_index, as_number, as_truth, one_of, shown
 from captum_norm.errors import InvalidInputError, NonFiniteError
-from captum_norm.models.call import ModelCall
-from captum_norm.models.embeddings import (
-    Replacement,
-    StandIn,
-    embedding_module,
-    ordinary_positions,
-    replacement,
-    run_with_embeddings,
-)
-from captum_norm.models.hooks import evaluating
-from captum_norm.models.inputs import Inputs, bind_inputs
-from captum_norm.models.libraries.registry import library_of
-from captum_norm.models.objects import Explainable, opened
-from captum_norm.models.outputs import (
+from captum_norm.models import (
     Difference,
+    Explainable,
+    Inputs,
     Position,
-    Readout,
-    Target,
+    TokenInputs,
+    bind_tokens,
     chosen_target,
     explained_number,
-    has_sigmoids,
-    read_mask,
-    read_output,
-    real_positions,
+    opened,
+    replacement,
 )
-from captum_norm.models.wrappers import config_of, unwrapped
+from captum_norm.models.embeddings import Replacement, StandIn
+from captum_norm.models.outputs import Readout, Target
 
 Output = Literal["probability", "logit"]
 """The output of a class: its probability, or its logit (or the number that a readout returns)."""
+
+MOST = 10**6
+"""The largest number of steps or samples; more would not fit into memory."""
 
 
 class Perturbation:
@@ -82,15 +75,14 @@ class Perturbation:
                 "got keep_special=True without a tokenizer, which knows the special tokens; pass one, or "
                 "keep_special=False"
             )
-        embedding_module(model)
-        self.model, self._tokenizer = model, tokenizer
         self.replacement: Replacement | None = None
         if isinstance(removal, str) and removal == "delete":
-            mask = library_of(model).mask
-            if mask not in inspect.signature(unwrapped(model).forward).parameters:
+            replacement(model, "zero", tokenizer)  # refuses models that do not name their embedding module
+            if "attention_mask" not in inspect.signature(model.forward).parameters:
                 raise InvalidInputError(f"{type(model).__name__} takes no attention mask, so no token can be deleted")
         else:
             self.replacement = replacement(model, removal, tokenizer)
+        self.model, self._tokenizer = model, tokenizer
         self.special_ids = tuple(tokenizer.all_special_ids) if keep_special and tokenizer is not None else ()
         self.keep_special = keep_special
         self.output = output
@@ -128,8 +120,8 @@ class Perturbation:
         """
         if self.output == "probability" and isinstance(target, Difference):
             raise InvalidInputError('got a difference of two outputs, which has no probability; pass output="logit"')
-        call = bind_inputs(self.model, inputs, additional_forward_args, tokenizer=self._tokenizer)
-        return PerturbedInputs(self, call, target, position)
+        options: dict[str, Any] = {"tokenizer": self._tokenizer, "position": position, "readout": self.readout}
+        return PerturbedInputs(self, bind_tokens(self.model, inputs, additional_forward_args, **options), target)
 
 
 class PerturbedInputs:
@@ -145,19 +137,18 @@ class PerturbedInputs:
         whole: the output for the whole inputs, (B,).
     """
 
-    def __init__(self, perturbation: Perturbation, call: ModelCall, target: Target, position: Position) -> None:
+    def __init__(self, perturbation: Perturbation, inputs: TokenInputs, target: Target) -> None:
         # Private positions are those of the model.
-        self._perturbation, self._call = perturbation, call
-        self._real, self._read = real_positions(call), read_mask(call, position)
-        removable = ordinary_positions(call, self._real, perturbation.special_ids)
-        self._removable = removable if self._read is None else removable & ~self._read
+        self._perturbation, self._inputs = perturbation, inputs
+        removable = inputs.ordinary(perturbation.special_ids)
+        self._removable = removable if inputs.read is None else removable & ~inputs.read
         self._stand_in = None if perturbation.replacement is None else perturbation.replacement.vector
-        scores = self._run(torch.arange(call.batch, device=self._real.device), self._real)
+        scores = self._run(torch.arange(len(inputs), device=inputs.real.device), inputs.real)
         if perturbation.output == "probability" and (scores.dim() == 1 or scores.shape[1] < 2):
             raise InvalidInputError('the output is one number, which has no probability; pass output="logit"')
         self.target = chosen_target(target, scores)
-        self.whole = _select(scores, self.target, perturbation.output)
-        self.removable = call.positions.shift_back(self._removable, 1)
+        self.whole = self._select(scores, self.target)
+        self.removable = inputs.to_user(self._removable)
 
     def outputs(self, kept: Tensor) -> Tensor:
         """Compute the output with some tokens removed; tokens that are not removable stay.
@@ -177,8 +168,8 @@ class PerturbedInputs:
         if kept.dim() != 3 or (kept.shape[0], kept.shape[2]) != (batch, length) or kept.dtype != torch.bool:
             got = f"{kept.dtype} of shape {tuple(kept.shape)}"
             raise InvalidInputError(f"got kept tokens as {got}; expected torch.bool of shape ({batch}, K, {length})")
-        kept = self._call.positions.shift_left(kept.to(self._removable.device).transpose(1, 2)).transpose(1, 2)
-        rows = ((kept | ~self._removable[:, None]) & self._real[:, None]).flatten(0, 1)
+        kept = self._inputs.to_model(kept.to(self._removable.device).transpose(1, 2)).transpose(1, 2)
+        rows = ((kept | ~self._removable[:, None]) & self._inputs.real[:, None]).flatten(0, 1)
         examples = torch.arange(batch, device=rows.device).repeat_interleave(kept.shape[1])
         different, places = torch.cat([examples[:, None], rows.long()], 1).unique(dim=0, return_inverse=True)
         examples, rows = different[:, 0], different[:, 1:].bool()
@@ -202,14 +193,24 @@ class PerturbedInputs:
         """Compute leave-one-out scores from the outputs for :meth:`all_but_one`, (B, S)."""
         return (self.whole[:, None] - outputs) * self.removable
 
-    def _run(self, examples: Tensor, kept: Tensor, target: Tensor | None = None) -> Tensor:
-        """Run examples (N,) with the tokens to keep (N, S).
+    def check(self, scores: object) -> None:
+        """Check that scores have a number for each token, (B, S).
 
-        Returns:
-            the output of the target, (N,); without one, what :func:`read_output` returns.
+        Raises:
+            InvalidInputError: they have not.
         """
-        deleting = self._stand_in is None
-        lengths = kept.sum(1) if deleting else _ends(self._real)[examples]
+        if not isinstance(scores, Tensor) or scores.is_nested or scores.is_meta:
+            raise InvalidInputError(f"got scores {shown(scores)}; expected a tensor with their numbers")
+        if scores.shape != self.removable.shape:
+            expected = tuple(self.removable.shape)
+            raise InvalidInputError(f"got scores of shape {tuple(scores.shape)}; expected {expected}")
+
+    def _run(self, examples: Tensor, kept: Tensor, target: Tensor | None = None) -> Tensor:
+        """Run examples (N,) with the tokens to keep (N, S): outputs (N,), or without a target scores (N, C) or (N,)."""
+        real = self._inputs.real
+        # Up to the last token that is real, unless tokens are deleted.
+        ends = (real * torch.arange(1, real.shape[1] + 1, device=real.device)).amax(1)
+        lengths = kept.sum(1) if self._stand_in is None else ends[examples]
         if not lengths.all():
             empty = int(examples[lengths.argmin()])
             advice = "" if self._perturbation.keep_special else "keep special tokens, or "
@@ -219,62 +220,146 @@ class PerturbedInputs:
         # Batches of similar lengths need little padding.
         order = lengths.argsort(stable=True)
         results = []
-        with torch.no_grad(), evaluating(self._call.model):
-            for chunk in order.split(self._perturbation.batch_size):
-                scores = self._forward(examples[chunk], kept[chunk], lengths[chunk])
-                chosen = None if target is None else target[chunk]
-                results.append(scores if chosen is None else _select(scores, chosen, self._perturbation.output))
+        for chunk in order.split(self._perturbation.batch_size):
+            scores = self._forward(examples[chunk], kept[chunk], lengths[chunk])
+            results.append(scores if target is None else self._select(scores, target[chunk]))
         # A model spread over devices may return outputs on another device than the inputs.
         outputs = torch.cat(results).to(order.device)[order.argsort()]
         if target is not None and not outputs.isfinite().all():
-            name = type(self._call.model).__name__
+            name = type(self._inputs.model).__name__
             raise NonFiniteError(f"the output of {name} for inputs without some tokens contains NaN or infinity")
         return outputs
 
     def _forward(self, examples: Tensor, kept: Tensor, lengths: Tensor) -> Tensor:
         stand_in = self._stand_in
-        ahead = torch.arange(int(lengths.max()), device=kept.device).expand(len(examples), -1)
+        places = torch.arange(int(lengths.max()), device=kept.device).expand(len(examples), -1)
         if stand_in is None:
-            places = (~kept).to(torch.int8).argsort(dim=1, stable=True)[:, : ahead.shape[1]]
-            real = ahead < lengths[:, None]
-        else:
-            places, real = ahead, self._real[examples[:, None], ahead]
+            first = (~kept).to(torch.int8).argsort(dim=1, stable=True)[:, : places.shape[1]]
+            inputs = self._inputs.take(examples, first, places < lengths[:, None])
+            return inputs.scores(inputs.run())
+        inputs = self._inputs.take(examples, places)
+        hole = (inputs.real & ~kept[:, : places.shape[1]])[..., None]
+        return inputs.scores(inputs.run(lambda embedded: torch.where(hole, stand_in.to(embedded), embedded)))
 
-        def take(value: Tensor) -> Tensor:
-            index = examples.to(value.device)
-            sequence = value.dim() > 1 and value.shape[1] == self._real.shape[1]
-            return value[index[:, None], places.to(value.device)] if sequence else value[index]
-
-        call = self._call.map_batched(take, examples.tolist())
-        if stand_in is None:
-            _pad(call, real)
-            output = call.run()
-        else:
-            hole = real & ~kept[:, : ahead.shape[1]]
-            output = run_with_embeddings(
-                call, lambda embedded: torch.where(hole[..., None], stand_in.to(embedded), embedded)
-            )
-        read = None if self._read is None else take(self._read)
-        return read_output(call.model, output, real, read, self._perturbation.readout)
+    def _select(self, scores: Tensor, target: Tensor | None) -> Tensor:
+        """Log-probabilities or logits of the targets, (N,)."""
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        if target is not None and self._perturbation.output == "probability":
+            scores = scores.log_softmax(1)
+        return explained_number(scores, target)
 
 
-def _pad(call: ModelCall, real: Tensor) -> None:
-    """Turn positions that are not real, (N, S), into padding."""
-    call.arguments[str(call.library.mask)] = real.long()
-    ids, padding = call.arguments.get("input_ids"), getattr(config_of(call.model), "pad_token_id", None)
-    # Some classifiers find the last token by the padding id, not by the mask.
-    if ids is not None and padding is not None:
-        call.arguments["input_ids"] = ids.masked_fill(~real, padding)
+def has_sigmoids(model: Any) -> bool:
+    """Whether each class has a probability of its own (multi-label classification)."""
+    return getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification"
 
 
-def _ends(real: Tensor) -> Tensor:
-    """The end of the last real position of each example: (N, S) -> (N,)."""
-    return (real * torch.arange(1, real.shape[1] + 1, device=real.device)).amax(1)
+def infidelity(
+    bound: PerturbedInputs,
+    scores: Tensor,
+    *,
+    samples: int = 32,
+    share: float = 0.5,
+    normalize: bool = True,
+    seed: int = 0,
+) -> Tensor:
+    """Squared difference of scores and output drops when random tokens are removed [Yeh et al. 2019].
+
+    E[(β Σ_{i removed} score_i − (f(x) − f(x without them)))²], by :func:`captum.metrics.infidelity` on a vector with 1
+    or 0 for each token.
+
+    Args:
+        bound: the inputs, from :meth:`Perturbation.bind`.
+        scores: (B, S).
+        samples: the number of random removals for each example.
+        share: the probability of removing each token.
+        normalize: choose the β of each example that minimises the infidelity, so the unit of the scores does not
+            matter; otherwise β = 1.
+        seed: the seed of the removals.
+
+    Returns:
+        (B,), in the squared unit of the output; lower is better.
+
+    Raises:
+        InvalidInputError: the scores do not have the shape of the inputs, or an option is invalid.
+    """
+    if not isinstance(bound, PerturbedInputs):
+        raise InvalidInputError(f"got {shown(bound)}; expected what Perturbation.bind returns")
+    removable = bound.removable
+    bound.check(scores)
+    samples, normalize = as_count("samples", samples, MOST), as_truth("normalize", normalize)
+    share = as_number("share", share)
+    generator = torch.Generator(removable.device).manual_seed(as_index("seed", seed))
+    present = removable.to(bound.whole)
+
+    def remove(kept: Tensor) -> tuple[Tensor, Tensor]:
+        removed = kept * (torch.rand(kept.shape, generator=generator, device=kept.device) < share)
+        return removed, kept - removed
+
+    def forward(kept: Tensor) -> Tensor:
+        # Captum repeats each example in place.
+        by_example = kept.bool().unflatten(0, (len(removable), -1))
+        return bound.values(bound.outputs(by_example)).flatten()
+
+    attributions = scores.detach().to(present)
+    result: Tensor = metrics.infidelity(
+        forward, remove, present, attributions, n_perturb_samples=samples, normalize=normalize
+    )
+    return result
 
 
-def _select(scores: Tensor, target: Tensor | None, output: Output) -> Tensor:
-    """Log-probabilities or logits of the targets, (N,): see :func:`captum_norm.models.outputs.explained_number`."""
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if target is not None and output == "probability":
-        scores = scores.log_softmax(1)
-    return explained_number(scores, target)
+def max_sensitivity(
+    attribute: Callable[..., Any],
+    model: Explainable,
+    inputs: Inputs,
+    additional_forward_args: Any = None,
+    *,
+    radius: float = 0.02,
+    samples: int = 10,
+    seed: int = 0,
+    **arguments: Any,
+) -> Tensor:
+    """Largest relative change of scores under small changes of the embeddings [Yeh et al. 2019].
+
+    max ‖scores(e + ε) − scores(e)‖ / ‖scores(e)‖ over random ε with entries in [−radius, radius], by
+    :func:`captum.metrics.sensitivity_max`.
+
+    Args:
+        attribute: the method's ``attribute``; called with mappings that hold ``inputs_embeds``.
+        model: the model that it explains.
+        inputs: see :meth:`Perturbation.bind`.
+        additional_forward_args: see :meth:`Perturbation.bind`.
+        radius: the radius in the unit of the embeddings.
+        samples: the number of random changes for each example.
+        seed: the seed of the changes.
+        arguments: further arguments of ``attribute``. Pass a ``target`` if the method has one, since its default could
+            change with the embeddings.
+
+    Returns:
+        (B,); lower is better.
+
+    Raises:
+        InvalidInputError: an option is invalid.
+    """
+    samples, radius = as_count("samples", samples, MOST), as_number("radius", radius)
+    model, tokenizer = opened(model)
+    bound = bind_tokens(model, inputs, additional_forward_args, tokenizer=tokenizer)
+    embeddings, batch = bound.embeddings(), len(bound)
+    generator = torch.Generator(embeddings.device).manual_seed(as_index("seed", seed))
+
+    def explain(changed: Tensor | tuple[Tensor, ...], **options: Any) -> tuple[Tensor]:
+        (changed,) = changed if isinstance(changed, tuple) else (changed,)
+        examples = torch.arange(batch, device=bound.real.device).repeat_interleave(len(changed) // batch)
+        places = torch.arange(bound.real.shape[1], device=examples.device).expand(len(examples), -1)
+        repeated = bound.take(examples, places).arguments
+        further = {name: value for name, value in repeated.items() if name not in ("input_ids", "inputs_embeds")}
+        return (attribute({"inputs_embeds": changed, **further}, **options),)
+
+    def change(embedded: Tensor) -> Tensor:
+        noise = torch.rand(embedded.shape, generator=generator, device=embedded.device, dtype=embedded.dtype)
+        return embedded + radius * (2 * noise - 1)
+
+    result: Tensor = metrics.sensitivity_max(
+        explain, embeddings, perturb_func=change, n_perturb_samples=samples, **arguments
+    )
+    return result

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from captum_norm.lab.comparison.measures import MEASURES, Measure
-from captum_norm.lab.comparison.results import Comparison
+from captum_norm.lab.comparison.results import MEASURES, Comparison, Measure
 from captum_norm.lab.evaluation.perturbation import Output
 
 BOLD = (

@@ -1,15 +1,18 @@
-"""What is bold in a table: methods that none is better than by more than chance."""
+"""What is bold in a table, methods that none is better than by more than chance; and draws from a seed."""
 
+from dataclasses import fields
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from captum_norm.lab.comparison import MEASURES
-from captum_norm.lab.comparison.significance import sign_flip_p, undefeated
+from captum_norm.lab.comparison import MEASURES, undefeated
+from captum_norm.lab.comparison.methods import seeded
+from captum_norm.lab.comparison.results import sign_flip_p
+from captum_norm.lab.evaluation import FaithfulnessScores
 from tests.lab.comparison.examples import comparison
 
 GAIN = MEASURES[0]
@@ -64,3 +67,35 @@ def test_a_flat_comparison_says_so() -> None:
     assert "no method differs" in found.facts()["flat"]
     results: dict[str, Any] = dict(found.results)
     assert all(not names for names in found.best().values()), list(results)
+
+
+def test_every_score_but_the_curves_is_a_measure() -> None:
+    scores = {field.name for field in fields(FaithfulnessScores)} - {"morf", "lerf"}
+    assert {measure.name for measure in MEASURES} == scores
+
+
+def drawn() -> list[float]:
+    return [float(torch.rand(())), float(np.random.rand())]  # noqa: NPY002
+
+
+def test_draws_follow_from_the_seed_alone() -> None:
+    model = nn.Linear(1, 1)
+    torch.manual_seed(9)
+    np.random.seed(9)  # noqa: NPY002
+    outside = [drawn(), drawn()]
+    torch.manual_seed(9)
+    np.random.seed(9)  # noqa: NPY002
+    first = drawn()
+    with seeded(model, 1):
+        inside = drawn()
+    again: list[float] = []
+
+    def fail() -> None:
+        with seeded(model, 1):
+            again.extend(drawn())
+            raise RuntimeError("the model's")
+
+    with pytest.raises(RuntimeError, match="the model's"):
+        fail()
+    assert again == inside
+    assert [first, drawn()] == outside

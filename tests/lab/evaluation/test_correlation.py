@@ -1,7 +1,8 @@
-"""Rank correlations, against their definitions and against scipy."""
+"""Ranks, their correlations and scores of outputs, against their definitions, sorting by hand and scipy."""
 
+from fractions import Fraction
 from itertools import combinations
-from math import sqrt
+from math import ceil, sqrt
 from statistics import correlation
 
 import pytest
@@ -9,7 +10,16 @@ import torch
 from torch import Tensor
 
 from captum_norm import InvalidInputError
-from captum_norm.lab.evaluation import agreement, kendall, spearman
+from captum_norm.lab.evaluation import (
+    agreement,
+    area,
+    kendall,
+    mean_drop,
+    ranks,
+    relevance_gain,
+    spearman,
+    token_counts,
+)
 
 
 def numbers(seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,3 +86,40 @@ def test_bad_input_is_refused() -> None:
         spearman(first, second[:, 1:], compared)
     with pytest.raises(InvalidInputError, match="got coefficient='pearson'; expected one of spearman, kendall"):
         agreement({"a": first}, compared, "pearson")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("length", [9, 200])  # torch sorts short rows in another way
+def test_places_are_those_of_sorting_by_hand(seed: int, length: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(-2, 3, (4, length), generator=generator).double()  # many are equal
+    removable = torch.rand(4, length, generator=generator) < 0.7
+    places = ranks(scores, removable)
+    for row in range(4):
+        tokens = [token for token in range(length) if removable[row, token]]
+        order = sorted(tokens, key=lambda token: (-float(scores[row, token]), token))
+        assert [places[row, token] for token in order] == list(range(len(order)))
+        assert all(places[row, token] == length for token in range(length) if token not in order)
+
+
+def test_counts_are_rounded_up_exactly() -> None:
+    shares = [Fraction(numerator, 100) for numerator in range(101)]
+    removable = torch.ones(1, 300, dtype=torch.bool)
+    for length in (1, 3, 7, 100, 300):
+        counts = token_counts([float(share) for share in shares], removable[:, :length])
+        assert counts.tolist() == [[ceil(share * length) for share in shares]]
+
+
+def test_scores_are_what_they_say() -> None:
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.rand(3, generator=generator, dtype=torch.float64)
+    morf, lerf = torch.rand(2, 3, 6, generator=generator, dtype=torch.float64)
+    for row in range(3):
+        drops = [float(whole[row] - value) for value in morf[row]]
+        assert abs(float(mean_drop(whole, morf)[row]) - sum(drops) / 6) < 1e-15
+        areas = [
+            sum((float(curve[row, step]) + float(curve[row, step + 1])) / 2 / 5 for step in range(5))
+            for curve in (morf, lerf)
+        ]
+        assert abs(float(area(morf)[row]) - areas[0]) < 1e-15
+        assert abs(float(relevance_gain(morf, lerf)[row]) - (areas[1] - areas[0])) < 1e-15
