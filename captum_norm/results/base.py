@@ -33,8 +33,17 @@ __all__ = ["Result"]
 VERSION = 2
 """The version of the files that :meth:`Result.save` writes; files of earlier ones are read, too."""
 
-_DAMAGED = (CaptumNormError, LookupError, ValueError, TypeError, AttributeError, RecursionError, struct.error)
-_NUMBERS = ("nan", "inf", "-inf")
+# What reading a damaged file may raise.
+_DAMAGED = (
+    SafetensorError,
+    CaptumNormError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+    struct.error,
+)
 
 
 class Result:
@@ -113,23 +122,24 @@ class Result:
             InvalidInputError: there is no such file, or it is damaged, or holds another result.
         """
         called = named(os.fspath(path))
-        with _refusing(called):
-            data = _bytes_of(path)
+        with _refusing_damage(called):
+            data = place_of(path).read()
             tensors = load_tensors(data)
-            size = struct.unpack("<Q", data[:8])[0]
+            (size,) = struct.unpack("<Q", data[:8])
             metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
-            if metadata.get("format") != "captum-norm":
-                raise InvalidInputError(f"cannot load {called}: it is a safetensors file, but not of captum-norm")
-            versions = [str(version) for version in range(1, VERSION + 1)]
-            if metadata["version"] not in versions:
-                raise InvalidInputError(
-                    f"cannot load {called}: it has version {named(metadata['version'])} of the format, expected "
-                    f"{' or '.join(versions)}; take the version of captum-norm that wrote it"
-                )
-            if metadata["result"] != cls.__name__:
-                found = named(metadata["result"])
-                raise InvalidInputError(f"cannot load {called}: it holds {found}; expected {cls.__name__}")
-            content = cls.upgraded(json.loads(metadata["content"]), int(metadata["version"]))
+        version, kind = metadata.get("version"), metadata.get("result")
+        versions = [str(number) for number in range(1, VERSION + 1)]
+        if metadata.get("format") != "captum-norm":
+            raise InvalidInputError(f"cannot load {called}: it is a safetensors file, but not of captum-norm")
+        if version not in versions:
+            raise InvalidInputError(
+                f"cannot load {called}: it has version {named(str(version))} of the format, expected "
+                f"{' or '.join(versions)}; take the version of captum-norm that wrote it"
+            )
+        if kind != cls.__name__:
+            raise InvalidInputError(f"cannot load {called}: it holds {named(str(kind))}; expected {cls.__name__}")
+        with _refusing_damage(called):
+            content = cls.upgraded(json.loads(metadata["content"]), int(version))
             values = _fields(content, hints_of(cls), tensors)
             _check_axes(cls, values)
             return cls(**values)
@@ -232,70 +242,59 @@ def _encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _fields(value: Any, hints: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError(_few(value))
-    if value.keys() != hints.keys():
-        raise ValueError(f"got the fields {_few(value)}; expected {', '.join(hints)}")
-    found = {}
+def _fields(content: Any, hints: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Read the fields of a result or dataclass."""
+    if not isinstance(content, dict):
+        raise TypeError(_few(content))
+    if content.keys() != hints.keys():
+        raise ValueError(f"got the fields {_few(content)}; expected {', '.join(hints)}")
+    values = {}
     for name, hint in hints.items():
         try:
-            found[name] = _decoded(value[name], hint, tensors)
+            values[name] = _decoded(content[name], hint, tensors)
         except TypeError as error:
             raise ValueError(f"the field {name} is {error}") from error
-    return found
+    return values
 
 
 def _decoded(value: Any, hint: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Read the value of a field as its annotation says; TypeError if it is no such value."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return _as_any_of(value, parts, tensors)
-    kind = origin or hint
-    if is_dataclass(kind):
-        return cast(type, kind)(**_fields(value, _filled(cast(type, kind), parts), tensors))
-    if isinstance(value, dict) and kind is Tensor and value.keys() == {"tensor"} and value["tensor"] in tensors:
-        return tensors[value["tensor"]]
-    if isinstance(value, dict) and origin is not None and issubclass(origin, Mapping):
-        return {_decoded(name, parts[0], tensors): _decoded(part, parts[1], tensors) for name, part in value.items()}
-    if isinstance(value, list) and isinstance(hint, type) and issubclass(hint, tuple) and hint.__annotations__:
-        return hint(*_as_sequence(value, tuple, list(get_type_hints(hint).values()), tensors))
-    if isinstance(value, list) and origin is not None and issubclass(origin, Sequence):
-        return _as_sequence(value, origin, parts, tensors)
-    return _as_plain(value, hint, parts)
-
-
-def _as_any_of(value: Any, hints: Sequence[Any], tensors: Mapping[str, Tensor]) -> Any:
-    for hint in hints:
-        with suppress(TypeError):
-            return _decoded(value, hint, tensors)
-    raise TypeError(_few(value))
-
-
-def _as_sequence(value: list[Any], kind: Any, hints: Sequence[Any], tensors: Mapping[str, Tensor]) -> Any:
-    if kind is not tuple:
-        return [_decoded(part, hints[0], tensors) for part in value]
-    if hints[-1] is ...:
-        return tuple(_decoded(part, hints[0], tensors) for part in value)
-    if len(value) != len(hints):
+    """Read a value as its annotation says; TypeError if it is no such value."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        for part in parts:
+            with suppress(TypeError):
+                return _decoded(value, part, tensors)
         raise TypeError(_few(value))
-    return tuple(_decoded(part, hint, tensors) for part, hint in zip(value, hints, strict=True))
+    if is_dataclass(kind):
+        variables = dict(zip(getattr(kind, "__parameters__", ()), parts, strict=False))
+        hints = {name: variables.get(of_field, of_field) for name, of_field in hints_of(cast(type, kind)).items()}
+        return cast(type, kind)(**_fields(value, hints, tensors))
+    if isinstance(value, list) and kind is not str and isinstance(kind, type) and issubclass(kind, Sequence):
+        return _sequence(value, kind, parts, tensors)
+    if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Mapping):
+        return {_decoded(name, parts[0], tensors): _decoded(part, parts[1], tensors) for name, part in value.items()}
+    return _plain(value, kind, parts, tensors)
 
 
-def _as_plain(value: Any, hint: Any, choices: Sequence[Any]) -> Any:
-    if hint is float and (type(value) in (int, float) or value in _NUMBERS):
+def _sequence(value: list[Any], kind: Any, parts: Sequence[Any], tensors: Mapping[str, Tensor]) -> Any:
+    named_tuple = hasattr(kind, "_fields")
+    hints: Any = list(get_type_hints(kind).values()) if named_tuple else parts
+    if not named_tuple and (kind is not tuple or parts[-1] is ...):
+        hints = [*parts[:1]] * len(value)
+    if len(hints) != len(value):
+        raise TypeError(_few(value))
+    entries = [_decoded(part, hint, tensors) for part, hint in zip(value, hints, strict=True)]
+    return kind(*entries) if named_tuple else tuple(entries) if kind is tuple else entries
+
+
+def _plain(value: Any, kind: Any, choices: Sequence[Any], tensors: Mapping[str, Tensor]) -> Any:
+    if kind is Tensor and isinstance(value, dict) and value.keys() == {"tensor"} and value["tensor"] in tensors:
+        return tensors[value["tensor"]]
+    if kind is float and (type(value) in (int, float) or value in ("nan", "inf", "-inf")):
         return float(value)
-    if (hint in (str, int, bool, NoneType) and type(value) is hint) or (
-        get_origin(hint) is Literal and value in choices
-    ):
+    if (kind in (str, int, bool, NoneType) and type(value) is kind) or (kind is Literal and value in choices):
         return value
     raise TypeError(_few(value))
-
-
-def _filled(kind: type, parts: tuple[Any, ...]) -> dict[str, Any]:
-    """The annotations of a dataclass, whose type parameters are given."""
-    given = dict(zip(getattr(kind, "__parameters__", ()), parts, strict=False))
-    return {name: given.get(hint, hint) for name, hint in hints_of(kind).items()}
 
 
 def _check_axes(kind: type[Result], values: Mapping[str, Any]) -> None:
@@ -318,28 +317,13 @@ def _few(value: Any) -> str:
     return named(text if len(text) <= 60 else f"{text[:60]}…")
 
 
-def _bytes_of(path: str | os.PathLike[str]) -> bytes:
-    return place_of(path).read()
-
-
 @contextmanager
-def _refusing(called: str) -> Iterator[None]:
+def _refusing_damage(called: str) -> Iterator[None]:
+    """Say in one sentence that a file cannot be read, or why it is damaged."""
     try:
         yield
-    except InvalidInputError as error:
-        if str(error).startswith("cannot load"):
-            raise
-        raise InvalidInputError(f"cannot load {called}: the file is damaged ({error})") from error
     except OSError as error:
         raise InvalidInputError(f"cannot load {called}: {error.strerror or error}") from error
-    except (
-        SafetensorError,
-        CaptumNormError,
-        LookupError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+    except _DAMAGED as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InvalidInputError(f"cannot load {called}: the file is damaged ({reason})") from error

@@ -192,6 +192,7 @@ def test_bad_files_are_one_sentence(
         ("patches", [{"example": 0}]),
         ("patches", [{"example": 0, "picture": 0, "positions": "os.system"}]),
         ("modality", [["smell"]]),
+        ("tokens", [[[]]]),
         ("segmented", 1),
         ("encoder", {"tensor": "real"}),
         ("layers", {"encoder": [1]}),
