@@ -130,18 +130,7 @@ def draw_stacks(
     title: str = "",
     shared_scale: bool = False,
 ) -> Figure:
-    """Draw the maps of all layers of the only example, those with heads as their mean.
-
-    Args:
-        stacks: maps with the same rows and columns, such as those of one stack.
-        query_tokens: names of the rows; None for those of the maps.
-        key_tokens: names of the columns; None for those of the maps.
-        title: see :func:`draw_heatmaps`.
-        shared_scale: see :func:`draw_heatmaps`.
-
-    Raises:
-        InvalidInputError: there are several examples, or stacks of different sizes.
-    """
+    """Draw the maps of all layers of the only example, with the same rows and columns, by :func:`draw_heatmaps`."""
     if not stacks or len(stacks[0].values) != 1 or len({stack.side for stack in stacks}) != 1:
         raise InvalidInputError(
             "got maps of several examples or stacks; draw those of one example, maps[0], and of one stack by "
@@ -149,13 +138,17 @@ def draw_stacks(
         )
     panels = []
     for stack in stacks:
-        values = stack.of(0)
-        mean, values = ("", values) if values.dim() == 3 else (", mean of heads", values.mean(1))
         name = "" if len(stacks) == 1 else f"{stack.name}, "
-        titled = zip(stack.layers, values, strict=True)
-        panels += [Panel(f"{name}layer {layer}{mean}", one, stack.unit) for layer, one in titled]
+        panels += _layer_panels(stack.of(0), stack.layers, stack.unit, name)
     rows, columns = query_tokens or stacks[0].rows(0), key_tokens or query_tokens or stacks[0].columns(0)
     return draw_heatmaps(panels, rows, columns, title=title, shared_scale=shared_scale)
+
+
+def _layer_panels(maps: Tensor, layers: Sequence[int], unit: str, name: str = "") -> list[Panel]:
+    """Return a panel for each layer of maps, (L, [H,] Q, K), those with heads as their mean."""
+    mean, maps = ("", maps) if maps.dim() == 3 else (", mean of heads", maps.mean(1))
+    titled = zip(layers, maps, strict=True)
+    return [Panel(f"{name}layer {layer}{mean}", layer_map, unit) for layer, layer_map in titled]
 
 
 @make_figure.register(AttributionMaps)
@@ -174,13 +167,7 @@ def draw_explanation(explanation: Explanation) -> Figure:
             f"got an explanation of {len(explanation)} texts; take one for its maps: explanation[0]"
         )
     only = explanation[0]
-    values, mean = cast(Tensor, only.squares)[0], ""
-    if values.dim() == 4:
-        values, mean = values.mean(1), ", mean of heads"
-    panels = [
-        Panel(f"layer {layer}{mean}", layer_map, only.map_unit)
-        for layer, layer_map in zip(only.layers, values, strict=True)
-    ]
+    panels = _layer_panels(cast(Tensor, only.squares)[0], only.layers, only.map_unit)
     return draw_heatmaps(panels, only.tokens[0], title=f"{only.facts()['method']}, {only.model}")
 
 
@@ -271,24 +258,15 @@ def _panels(given: Any) -> list[Panel]:
     ]
 
 
-def check_panel(panel: Panel, queries: Sequence[str], keys: Sequence[str]) -> None:
-    """Check that a map has a row for each query and a column for each key.
-
-    Raises:
-        InvalidInputError: it has not.
-    """
-    shape = as_array(panel.map, f"the map {panel.title!r}").shape
-    if len(shape) != 2:
-        raise InvalidInputError(f"the map {panel.title!r} has shape {shape}; expected (queries, keys)")
-    same_length(queries, shape[0], "the queries (rows)")
-    same_length(keys, shape[1], "the keys (columns)")
-
-
 def _check(panels: Sequence[Panel], queries: Sequence[str], keys: Sequence[str], shared_scale: bool) -> None:
     if not panels:
         raise InvalidInputError("no map to draw: give at least one panel")
     for panel in panels:
-        check_panel(panel, queries, keys)
+        shape = as_array(panel.map, f"the map {panel.title!r}").shape
+        if len(shape) != 2:
+            raise InvalidInputError(f"the map {panel.title!r} has shape {shape}; expected (queries, keys)")
+        same_length(queries, shape[0], "the queries (rows)")
+        same_length(keys, shape[1], "the keys (columns)")
     units = {panel.unit for panel in panels}
     if shared_scale and len(units) > 1:
         raise InvalidInputError(f"one colour scale cannot show several units: {', '.join(sorted(units))}")
