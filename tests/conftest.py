@@ -55,15 +55,15 @@ def object_store(object_store_server: ObjectStore) -> ObjectStore:
     return object_store_server
 
 
-@pytest.fixture(params=["memory", "file", "s3"])
+@pytest.fixture(params=["path", "memory", "file", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty folder."""
+    """The path or URL of an empty folder."""
     if request.param == "s3":
         request.getfixturevalue("object_store")
         yield f"s3://{BUCKET}/folder"
-    elif request.param == "file":
+    elif request.param in ("path", "file"):
         (tmp_path / "folder").mkdir()
-        yield f"file://{tmp_path}/folder"
+        yield f"{'file://' if request.param == 'file' else ''}{tmp_path}/folder"
     else:
         yield "memory://folder"
         MemoryFileSystem.store.clear()

@@ -39,7 +39,7 @@ from captum_norm.runs import (
     published,
     run_job,
 )
-from captum_norm.text.files import check_file, is_url, place_of, whole_file
+from captum_norm.text.files import Local, check_file, place_of, whole_file
 from captum_norm.text.lines import is_regular_file, named, suffix_of
 
 _PHARAOH = Output()
@@ -234,15 +234,14 @@ def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSourc
     name = os.fspath(out)
     if not name:
         raise InvalidInputError("cannot write a file without a name")
-    remote = is_url(name)
+    place = place_of(name)
     try:
         kind = check_file(name)
-        sides = (side for side in inputs if isinstance(side, str | PathLike) and is_url(side) == remote)
-        if any(place_of(side) == place_of(name) if remote else kind and Path(name).samefile(side) for side in sides):
+        if kind and any(place.is_same(place_of(side)) for side in inputs if isinstance(side, str | PathLike)):
             raise InvalidInputError(f"cannot write {name}: it is the input; give another name")
         if kind == "other":
             return None
-        file = str(place_of(name)) if remote else str(Path(name).resolve())
+        file = str(place.path.resolve() if isinstance(place, Local) else place)
     except OSError as error:
         raise InvalidInputError(f"cannot write {named(name)}: {error.strerror or error}") from error
     if kind is not None and not replace:

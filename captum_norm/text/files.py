@@ -49,14 +49,14 @@ class Local:
         self.name, self.path = name, Path(name)
 
     def __str__(self) -> str:
-        return self.name
+        return str(self.path)
 
     def __truediv__(self, name: str) -> "Local":
         return Local(str(self.path / name))
 
     def status(self) -> tuple[Kind, int | None]:
         """What it is, with links followed, and its size in bytes; raises FileNotFoundError if it does not exist."""
-        status = os.stat(self.name)  # noqa: PTH116  # Path("") is the current folder
+        status = os.stat(self.name and self.path)  # noqa: PTH116  # Path("") is the current folder
         regular = stat.S_ISREG(status.st_mode)
         return "file" if regular else "directory" if stat.S_ISDIR(status.st_mode) else "other", status.st_size
 
@@ -65,6 +65,10 @@ class Local:
         with suppress(FileNotFoundError, NotADirectoryError):
             return self.status()[0]
         return None
+
+    def is_same(self, other: "Place") -> bool:
+        """Whether another, both of which exist, is the same file."""
+        return isinstance(other, Local) and self.path.samefile(other.path)
 
     def entries(self) -> Iterator[tuple[str, bool]]:
         """The names in this folder, and whether they are regular files rather than links."""
@@ -152,12 +156,6 @@ class Remote:
     def __str__(self) -> str:
         return self.url
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Remote) and (self._system, self._path) == (other._system, other._path)
-
-    def __hash__(self) -> int:
-        return hash(self._path)
-
     def __truediv__(self, name: str) -> Self:
         below = copy(self)
         below.url, below._path = f"{self.url}/{name}", f"{self._path}/{name}"
@@ -173,6 +171,9 @@ class Remote:
         with suppress(FileNotFoundError):
             return self.status()[0]
         return None
+
+    def is_same(self, other: "Place") -> bool:
+        return isinstance(other, Remote) and (self._system, self._path) == (other._system, other._path)
 
     def entries(self) -> Iterator[tuple[str, bool]]:
         """The names in this folder, and whether they are files."""
@@ -404,6 +405,6 @@ class Writer(RawIOBase):
     def write(self, content: Any, /) -> int:
         with reaching(self._url):
             written: int = self._file.write(content)
-        self.bytes += written
+        self.bytes += len(content)
         self.sha256.update(content)
         return written

@@ -79,11 +79,7 @@ def error_at(source: TextSource, number: int, message: str) -> InvalidInputError
 
 
 def is_regular_file(path: str | PathLike[str]) -> bool:
-    """Whether a path or URL is a regular file, which can be read twice, rather than a pipe or a device.
-
-    Raises:
-        InvalidInputError: there is no such file, it is a folder, or it cannot be examined.
-    """
+    """Whether a path or URL is a regular file rather than a pipe or a device; InvalidInputError if it is not there."""
     called = named(os.fspath(path))
     try:
         kind, _ = place_of(path).status()
@@ -95,15 +91,7 @@ def is_regular_file(path: str | PathLike[str]) -> bool:
 
 
 def read_text(source: str | PathLike[str] | IO[bytes], name: str | None = None) -> str:
-    """Read a whole small text, such as a settings file, without a byte order mark.
-
-    Args:
-        source: a path, or an open stream of bytes.
-        name: its name in messages; its path or the stream's name if None.
-
-    Raises:
-        InvalidInputError: it cannot be read, is not UTF-8, or is larger than 256 MiB.
-    """
+    """Read a whole text of at most 256 MiB, such as a settings file, without a byte order mark."""
     called = source_name(source) if name is None else name
     try:
         opened = place_of(source).open() if isinstance(source, str | PathLike) else nullcontext(source)
@@ -199,11 +187,7 @@ def decoded(line: str | bytes, called: str, number: int) -> str | InvalidInputEr
 
 
 def plain_size(source: TextSource) -> int | None:
-    """The size of a text in bytes, if its lines can be read by their position: an uncompressed regular file.
-
-    Raises:
-        InvalidInputError: it cannot be examined.
-    """
+    """The size of a text in bytes, if its lines can be read by their position: an uncompressed regular file."""
     if not isinstance(source, str | PathLike) or suffix_of(source) in COMPRESSED or not is_regular_file(source):
         return None
     try:
@@ -213,11 +197,7 @@ def plain_size(source: TextSource) -> int | None:
 
 
 def read_range(path: str, offset: int, size: int) -> bytes:
-    """Read some bytes of a file at a path or URL; fewer if it ends before.
-
-    Raises:
-        InvalidInputError: it cannot be read.
-    """
+    """Read some bytes of a file at a path or URL; fewer if it ends before."""
     try:
         return place_of(path).read(offset, offset + size)
     except (OSError, ValueError) as error:

@@ -60,38 +60,30 @@ def plain(numbers: list[float]) -> float:
     return found
 
 
-def test_a_log_that_cannot_be_written_does_not_hide_what_failed(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_neither_hides_what_failed_nor_the_result(tmp_path: Path) -> None:
+    path, log, told = tmp_path / "text", tmp_path / "logs" / "log", list[str]()
+    path.write_text("1\n2\n3\n")
+
+    def lose_log(_: object) -> None:
+        log.unlink()
+        log.parent.rmdir()
+
     class Failing(Sum):
         def worker(self) -> Callable[[Attempt], Record]:
             def fail(_: Attempt) -> Record:
-                (tmp_path / "logs" / "log").unlink()
-                (tmp_path / "logs").rmdir()
+                lose_log(_)
                 raise InvalidInputError("no number")
 
             return fail
 
-    path = tmp_path / "text"
-    path.write_text("1\n")
-    (tmp_path / "logs").mkdir()
-    with pytest.raises(InvalidInputError, match="no number"):
-        run_job(Failing(str(path)), log=tmp_path / "logs" / "log")
     with pytest.raises(InvalidInputError, match=r"cannot write the log .*log: No such file or directory"):
-        run_job(Sum(str(path)), log=tmp_path / "logs" / "log")
-
-
-def test_a_log_that_fails_at_the_end_leaves_nothing_behind(tmp_path: Path) -> None:
-    path, log, told = tmp_path / "text", tmp_path / "logs" / "log", list[str]()
-    path.write_text("1\n2\n3\n")
+        run_job(Sum(str(path)), log=log)
     log.parent.mkdir()
-
-    def save(_: float) -> None:
-        log.unlink()
-        log.parent.rmdir()
-
-    assert run_job(Sum(str(path)), save=save, report=told.append, log=log) == 6
-    assert [message for message in told if "log" in message] == [
-        f"cannot write the log {log}: No such file or directory"
-    ]
+    with pytest.raises(InvalidInputError, match="no number"):
+        run_job(Failing(str(path)), log=log)
+    log.parent.mkdir()
+    assert run_job(Sum(str(path)), save=lose_log, report=told.append, log=log) == 6
+    assert told == [f"cannot write the log {log}: No such file or directory"]
     assert sorted(tmp_path.iterdir()) == [path]
 
 

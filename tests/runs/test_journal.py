@@ -7,20 +7,17 @@ import shutil
 from collections.abc import Container, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from filelock import FileLock
 
-from alignment import Alignment
 from alignment.links import ScoredAlignment
-from alignment.pipeline import ExtractionCounts, extract
+from alignment.pipeline import extract
 from captum_norm import InvalidInputError
 from captum_norm.runs import Journal, cut
 from captum_norm.text.files import Local
 from tests.runs import extractions
 from tests.runs.clock import Clock, killed_after
-from tests.runs.damage import tree
 from tests.runs.extractions import Batch, align, check_result, expected, interrupt, run, scored, write_text
 
 
@@ -51,27 +48,6 @@ def test_killed_at_random_until_it_is_through(tmp_path: Path) -> None:
     assert kills > 3
 
 
-def test_finished_blocks_are_neither_aligned_nor_counted_again(tmp_path: Path) -> None:
-    pairs = [("a b", "c"), ("", "c"), ("a", "refused"), ("refused", "b")] * 3
-    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
-    interrupt(source, out, 2)
-    seen: list[int] = []
-    told: list[str] = []
-
-    def counting(batch: Batch) -> list[Alignment | InvalidInputError]:
-        seen.append(len(batch))
-        return align(batch)
-
-    counts = extract(source, None, counting, out, block_lines=4, max_words=8, report=told.append)
-    assert seen == [3]
-    assert counts == ExtractionCounts(lines=12, links=6, empty=3, refused=3)
-    assert told == [
-        f"{out}.parts: 2 blocks are finished already",
-        f"{source}, line 10: got no word on the source side, expected at least one",
-        f"{source}, line 12: got a word that is refused",
-    ]
-
-
 def test_torn_block_is_made_again(tmp_path: Path) -> None:
     pairs = extractions.text(12)
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
@@ -92,41 +68,6 @@ def test_torn_block_is_made_again(tmp_path: Path) -> None:
     check_result(source, out, pairs)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"settings": {"layer": 2}}, "unfinished run with layer 1, this one has 2; set it back, or start afresh"),
-        ({"settings": {"layer": 1, "rule": "é"}}, 'with rule null, this one has "é"'),
-        ({"settings": {}}, "with layer 1, this one has null"),
-        ({"block_lines": 5}, "with block_lines 4, this one has 5"),
-        ({"max_words": 9}, "with max_words 8, this one has 9"),
-    ],
-)
-def test_other_settings_are_refused_until_restart(tmp_path: Path, options: dict[str, object], message: str) -> None:
-    pairs = extractions.text(9)
-    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
-    interrupt(source, out, 1, settings={"layer": 1})
-    with pytest.raises(InvalidInputError, match=f"out.parts holds an .*{message}"):
-        run(source, out, **{"settings": {"layer": 1}, **options})
-    interrupt(source, out, 0, restart=True, **{"settings": {"layer": 1}, **options})
-    run(source, out, settings={"layer": 1})  # nothing was finished, so nothing is mixed
-    assert out.read_text() == expected(pairs)
-
-
-def test_other_lines_are_refused_where_they_were_read(tmp_path: Path) -> None:
-    pairs = extractions.text(12)
-    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
-    interrupt(source, out, 2)
-    changed = [*pairs[:7], ("anders", "different"), *pairs[8:]]
-    write_text(source, changed)
-    with pytest.raises(
-        InvalidInputError, match=r"lines 5 to 8 of the input are not .*out.parts has read; set them back"
-    ):
-        run(source, out)
-    run(source, out, restart=True)
-    assert out.read_text() == expected(changed)
-
-
 def test_lines_not_read_yet_may_be_repaired(tmp_path: Path) -> None:
     pairs = [*[("a b", "c")] * 9, ("a", ""), ("a", "b")]
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
@@ -143,18 +84,6 @@ def test_bad_line_that_was_let_pass_stops_a_strict_run(tmp_path: Path) -> None:
     interrupt(source, out, 2)
     with pytest.raises(InvalidInputError, match="text, line 2: got no word on the source side"):
         run(source, out, bad_lines="stop")
-
-
-def test_old_output_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
-    pairs = extractions.text(9)
-    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
-    out.write_text("old\n")
-    interrupt(source, out, 1, overwrite=True)
-    assert out.read_text() == "old\n"
-    with pytest.raises(InvalidInputError, match="out exists already; give another name, or replace it"):
-        run(source, out)
-    run(source, out, overwrite=True)
-    assert out.read_text() == expected(pairs)
 
 
 def test_what_a_run_left_that_was_killed_at_its_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,39 +103,6 @@ def test_what_a_run_left_that_was_killed_at_its_end_is_named(tmp_path: Path, mon
 
 def failing(_: object) -> None:
     raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("options", [{}, {"restart": True}, {"backend": "ray"}, {"overwrite": True}])
-@pytest.mark.parametrize("name", ["thesis.txt", "block-000000000", "out.old.parts"])
-def test_folder_of_the_user_is_left_alone(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    source, out, folder = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out", tmp_path / "out.parts"
-    folder.mkdir()
-    (folder / name).write_text("of the user\n")
-    if options.get("overwrite"):
-        out.write_text("old\n")
-    before = tree(tmp_path)
-    with pytest.raises(
-        InvalidInputError,
-        match=f"out.parts is in the way of .*out, and not an unfinished run: it has {name}, but no job.json; move",
-    ):
-        extract(source, None, align, out, **options)
-    assert tree(tmp_path) == before
-
-
-def test_output_that_somebody_else_makes_meanwhile_is_not_replaced(tmp_path: Path) -> None:
-    pairs = extractions.text(9)
-    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
-
-    def slow(batch: Batch) -> list[Alignment | InvalidInputError]:
-        out.write_text("of the user\n")
-        return align(batch)
-
-    with pytest.raises(InvalidInputError, match="out has come to exist; move it away and start again: no work is lost"):
-        run(source, out, align=slow)
-    assert out.read_text() == "of the user\n"
-    out.unlink()
-    run(source, out, align=None)  # nothing is left to be aligned
-    assert out.read_text() == expected(pairs)
 
 
 class Slow:

@@ -1,4 +1,4 @@
-"""Runs from and to URLs do what runs from and to paths do: in memory, in a folder and in an S3 bucket."""
+"""Runs from and to paths and URLs: in a folder, by path and by URL, in memory and in an S3 bucket."""
 
 import gzip
 import hashlib
@@ -14,10 +14,10 @@ import pytest
 
 import alignment.cli
 from alignment import Alignment
-from alignment.pipeline import extract
+from alignment.pipeline import ExtractionCounts, extract
 from captum_norm import InvalidInputError
 from captum_norm.runs import Journal, journal, published
-from captum_norm.text.files import Remote
+from captum_norm.text.files import is_url, place_of
 from tests.fuzzing import FACTOR
 from tests.runs import extractions
 from tests.runs.damage import damages
@@ -27,32 +27,33 @@ PAIRS = extractions.text(4 * extractions.BLOCK_LINES - 1)
 SETTINGS = {"settings": {"layer": 1, "é": None}}
 
 
-def put(url: str, content: str | bytes) -> str:
-    Remote(url).write(content.encode() if isinstance(content, str) else content)
-    return url
+def put(name: str, content: str | bytes) -> str:
+    place_of(name).write(content.encode() if isinstance(content, str) else content)
+    return name
 
 
-def put_text(url: str, pairs: list[tuple[str, str]]) -> str:
-    return put(url, "".join(f"{source} ||| {target}\n" for source, target in pairs))
+def put_text(name: str, pairs: list[tuple[str, str]]) -> str:
+    return put(name, "".join(f"{source} ||| {target}\n" for source, target in pairs))
 
 
-def tree(url: str) -> dict[str, bytes]:
-    """The contents of the files in a folder."""
-    return {name: (Remote(url) / name).read() for name, _ in sorted(Remote(url).entries())}
+def tree(folder: str) -> dict[str, bytes]:
+    """The contents of the files in a folder, but for the lock."""
+    return {name: (place_of(folder) / name).read() for name in names(folder)}
 
 
-def names(url: str) -> list[str]:
-    return sorted(name for name, _ in Remote(url).entries())
+def names(folder: str) -> list[str]:
+    return sorted(name for name, _ in place_of(folder).entries() if name != "lock")
 
 
 def check_result(place: str, pairs: list[tuple[str, str]]) -> None:
     """Check that the output is there as if nothing had happened, and nothing else."""
-    out = Remote(f"{place}/out").read()
+    out = place_of(f"{place}/out").read()
     assert out.decode() == expected(pairs)
-    assert names(place) == ["out", "out.manifest.json", "text"]
-    manifest = json.loads(Remote(f"{place}/out.manifest.json").read())
-    assert manifest["bytes"] == len(out)
-    assert manifest["sha256"] == hashlib.sha256(out).hexdigest()
+    assert names(place) == ["out", *["out.manifest.json"] * is_url(place), "text"]
+    if is_url(place):
+        manifest = json.loads(place_of(f"{place}/out.manifest.json").read())
+        assert manifest["bytes"] == len(out)
+        assert manifest["sha256"] == hashlib.sha256(out).hexdigest()
 
 
 @pytest.mark.parametrize("sides", [1, 2])
@@ -71,32 +72,92 @@ def test_the_output_is_that_of_a_local_run(place: str, tmp_path: Path, packed: s
         for inputs, folder in ((urls, place), (paths, tmp_path))
     ]
     assert counts[0] == counts[1]
-    out = Remote(f"{place}/out{packed}").read()
+    out = place_of(f"{place}/out{packed}").read()
     assert out == (tmp_path / f"out{packed}").read_bytes()
-    assert json.loads(Remote(f"{place}/out{packed}.manifest.json").read()) == {
-        "output": f"{place}/out{packed}",
-        "bytes": len(out),
-        "sha256": hashlib.sha256(out).hexdigest(),
-        "job": {"layer": 1, "block_lines": 4, "max_words": 8},
-    }
-    inputs = [url.rpartition("/")[2] for url in urls]
-    assert names(place) == sorted([*inputs, f"out{packed}", f"out{packed}.manifest.json"])
+    made = [f"out{packed}"]
+    if is_url(place):
+        made.append(f"out{packed}.manifest.json")
+        assert json.loads(place_of(f"{place}/{made[1]}").read()) == {
+            "output": f"{place}/out{packed}",
+            "bytes": len(out),
+            "sha256": hashlib.sha256(out).hexdigest(),
+            "job": {"layer": 1, "block_lines": 4, "max_words": 8},
+        }
+    assert names(place) == sorted([*(url.rpartition("/")[2] for url in urls), *made])
 
 
-def test_only_missing_blocks_are_aligned(place: str) -> None:
-    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
+def test_finished_blocks_are_neither_aligned_nor_counted_again(place: str) -> None:
+    pairs = [("a b", "c"), ("", "c"), ("a", "refused"), ("refused", "b")] * 3
+    source, out = put_text(f"{place}/text", pairs), f"{place}/out"
     interrupt(source, out, 2)
     assert names(f"{out}.parts") == ["block-000000000", "block-000000001", "job.json"]
-    seen, told = list[Batch](), list[str]()
+    seen, told = list[int](), list[str]()
 
     def counting(batch: Batch) -> list[Alignment | InvalidInputError]:
-        seen.append(batch)
+        seen.append(len(batch))
         return align(batch)
 
-    run(source, out, align=counting, report=told.append)
-    assert len(seen) == 2
-    assert told[0] == f"{out}.parts: 2 blocks are finished already"
+    counts = extract(source, None, counting, out, block_lines=4, max_words=8, report=told.append)
+    assert seen == [3]
+    assert counts == ExtractionCounts(lines=12, links=6, empty=3, refused=3)
+    assert told == [
+        f"{out}.parts: 2 blocks are finished already",
+        f"{source}, line 10: got no word on the source side, expected at least one",
+        f"{source}, line 12: got a word that is refused",
+    ]
+    check_result(place, pairs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"settings": {"layer": 2}}, "unfinished run with layer 1, this one has 2; set it back, or start afresh"),
+        ({"settings": {"layer": 1, "rule": "é"}}, 'with rule null, this one has "é"'),
+        ({"settings": {"layer": 1}, "block_lines": 5}, "with block_lines 4, this one has 5"),
+        ({"settings": {"layer": 1}, "max_words": 9}, "with max_words 8, this one has 9"),
+    ],
+)
+def test_another_job_is_refused_until_restart(place: str, options: dict[str, Any], message: str) -> None:
+    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
+    interrupt(source, out, 1, settings={"layer": 1})
+    before = tree(f"{out}.parts")
+    with pytest.raises(InvalidInputError, match=f"^{out}.parts holds an .*{message}"):
+        run(source, out, **options)
+    assert tree(f"{out}.parts") == before
+    interrupt(source, out, 0, restart=True, **options)
+    run(source, out, settings={"layer": 1})  # nothing was finished, so nothing is mixed
     check_result(place, PAIRS)
+
+
+def test_another_text_is_refused_where_it_was_read(place: str) -> None:
+    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
+    interrupt(source, out, 2)
+    changed = [*PAIRS[:7], ("anders", "different"), *PAIRS[8:]]
+    put_text(source, changed)
+    with pytest.raises(InvalidInputError, match=r"lines 5 to 8 of the input are not .*out.parts has read; set them"):
+        run(source, out)
+    run(source, out, restart=True)
+    check_result(place, changed)
+
+
+@pytest.mark.parametrize("options", [{}, {"restart": True}, {"backend": "ray"}, {"overwrite": True}])
+@pytest.mark.parametrize("name", ["thesis.txt", "block-000000000", "inner/file", "out.old.parts"])
+def test_a_folder_of_the_user_is_left_alone(place: str, name: str, options: dict[str, Any]) -> None:
+    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
+    if options.get("overwrite"):
+        put(out, "old")
+    before = names(place)
+    for folder in (f"{out}.parts", f"{out}.parts/{name}".rpartition("/")[0]):
+        place_of(folder).make()
+    put(f"{out}.parts/{name}", "of the user")
+    reason = f"it has {name.partition('/')[0]}, but no job.json; move"
+    with pytest.raises(
+        InvalidInputError, match=f"{out}.parts is in the way of .*, and not an unfinished run: {reason}"
+    ):
+        run(source, out, **options)
+    assert names(place) == sorted([*before, "out.parts"])
+    assert names(f"{out}.parts") == [name.partition("/")[0]]
+    assert place_of(f"{out}.parts/{name}").read() == b"of the user"
 
 
 def test_unfinished_blocks_are_continued(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,35 +183,6 @@ def test_unfinished_blocks_are_continued(place: str, monkeypatch: pytest.MonkeyP
     check_result(place, PAIRS)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"settings": {"layer": 2}}, "unfinished run with layer 1, this one has 2; set it back, or start afresh"),
-        ({"settings": {"layer": 1}, "block_lines": 5}, "with block_lines 4, this one has 5"),
-    ],
-)
-def test_another_job_is_refused_until_restart(place: str, options: dict[str, Any], message: str) -> None:
-    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
-    interrupt(source, out, 1, settings={"layer": 1})
-    before = tree(f"{out}.parts")
-    with pytest.raises(InvalidInputError, match=f"^{out}.parts holds an .*{message}"):
-        run(source, out, **options)
-    assert tree(f"{out}.parts") == before
-    run(source, out, restart=True, **options)
-    check_result(place, PAIRS)
-
-
-def test_another_text_is_refused_where_it_was_read(place: str) -> None:
-    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
-    interrupt(source, out, 2)
-    changed = [*PAIRS[:7], ("anders", "different"), *PAIRS[8:]]
-    put_text(source, changed)
-    with pytest.raises(InvalidInputError, match=r"lines 5 to 8 of the input are not .*out.parts has read; set them"):
-        run(source, out)
-    run(source, out, restart=True)
-    check_result(place, changed)
-
-
 @pytest.mark.parametrize("lines", [1, 15, 100])
 def test_an_input_that_changes_during_the_run_is_refused(place: str, lines: int) -> None:
     source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
@@ -174,7 +206,7 @@ def test_the_old_output_stays_until_the_new_one_is_complete(place: str) -> None:
     with pytest.raises(InvalidInputError, match=r"out exists already; give another name, or replace it"):
         run(source, out)
     interrupt(source, out, 1, overwrite=True)
-    assert Remote(out).read() == b"old"
+    assert place_of(out).read() == b"old"
     run(source, out, overwrite=True)
     check_result(place, PAIRS)
 
@@ -188,20 +220,20 @@ def test_an_output_that_somebody_else_makes_meanwhile_is_not_replaced(place: str
 
     with pytest.raises(InvalidInputError, match="out has come to exist; move it away and start again: no work is lost"):
         run(source, out, align=slow)
-    assert Remote(out).read() == b"of the user"
-    Remote(place).remove("out")
+    assert place_of(out).read() == b"of the user"
+    place_of(place).remove("out")
     run(source, out, align=None)
     check_result(place, PAIRS)
 
 
 def test_an_output_with_the_same_content_is_no_other(place: str) -> None:
     out = f"{place}/out"
-    Remote(f"{out}.parts").make()
+    place_of(f"{out}.parts").make()
     for content in (b"links", b"links", b"other"):
         refused = pytest.raises(InvalidInputError, match="has come to exist") if content == b"other" else nullcontext()
         with refused, published(out, Journal(out, {}), overwrite=False) as file:
             file.write(content)
-        assert Remote(out).read() == b"links"
+        assert place_of(out).read() == b"links"
     assert names(f"{out}.parts") == []
 
 
@@ -219,29 +251,15 @@ def test_outputs_that_cannot_be_written(place: str) -> None:
     assert names(place) == ["other", "text"]
 
 
-@pytest.mark.parametrize("options", [{}, {"restart": True}])
-@pytest.mark.parametrize("name", ["thesis.txt", "block-000000000", "inner/file"])
-def test_a_folder_of_the_user_is_left_alone(place: str, name: str, options: dict[str, Any]) -> None:
-    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
-    Remote(f"{out}.parts/{name}".rpartition("/")[0]).make()
-    put(f"{out}.parts/{name}", "of the user")
-    with pytest.raises(
-        InvalidInputError, match=f"{out}.parts is in the way of .*, and not an unfinished run: it has {name[:5]}"
-    ):
-        run(source, out, **options)
-    assert names(place) == ["out.parts", "text"]
-    assert Remote(f"{out}.parts/{name}").read() == b"of the user"
-
-
 def test_a_folder_where_a_block_should_be_is_refused(place: str) -> None:
     source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
     interrupt(source, out, 1)
-    Remote(f"{out}.parts/block-000000001").make()
+    place_of(f"{out}.parts/block-000000001").make()
     put(f"{out}.parts/block-000000001/inner", "of the user")
     for restart in (False, True):
         with pytest.raises(InvalidInputError, match="its block-000000001 is not a regular file; move it away"):
             run(source, out, restart=restart)
-    assert Remote(f"{out}.parts/block-000000001/inner").read() == b"of the user"
+    assert place_of(f"{out}.parts/block-000000001/inner").read() == b"of the user"
 
 
 def test_a_file_where_the_folder_should_be_is_refused(place: str) -> None:
@@ -249,7 +267,7 @@ def test_a_file_where_the_folder_should_be_is_refused(place: str) -> None:
     put(f"{out}.parts", "of the user")
     with pytest.raises(InvalidInputError, match="not an unfinished run: it is not a folder; move it away"):
         run(source, out)
-    assert Remote(f"{out}.parts").read() == b"of the user"
+    assert place_of(f"{out}.parts").read() == b"of the user"
 
 
 @pytest.mark.fuzz
@@ -270,7 +288,7 @@ def test_damaged_journals(place: str, tmp_path: Path) -> None:
         kinds[name](local, random.Random(name))
         regular = local.is_dir() and all(path.is_file() and not path.is_symlink() for path in local.iterdir())
         if regular and all(path.stat().st_size < 1 << 24 for path in local.iterdir()):
-            damaged = {path.name: path.read_bytes() for path in local.iterdir()}
+            damaged = {path.name: path.read_bytes() for path in local.iterdir() if path.name != "lock"}
             refused = damaged_run(place, source, out, damaged, name)
             results, refusals = results + (not refused), refusals + refused
         shutil.rmtree(tmp_path / "local")
@@ -280,7 +298,7 @@ def test_damaged_journals(place: str, tmp_path: Path) -> None:
 
 def damaged_run(place: str, source: str, out: str, files: Mapping[str, bytes], case: str) -> bool:
     """Go on with a damaged run, if need be with restart; return whether that was needed or refused, too."""
-    folder = Remote(f"{out}.parts")
+    folder = place_of(f"{out}.parts")
     folder.make()
     folder.remove(*names(str(folder)))
     for name, content in files.items():
@@ -290,15 +308,15 @@ def damaged_run(place: str, source: str, out: str, files: Mapping[str, bytes], c
     except InvalidInputError:
         assert tree(str(folder)) == files, case
     else:
-        assert Remote(out).read().decode() == expected(PAIRS), case
-        assert names(place) == ["out", "out.manifest.json", "text"] or "notes.txt" in files, case
+        assert place_of(out).read().decode() == expected(PAIRS), case
+        assert names(place) == ["out", *["out.manifest.json"] * is_url(place), "text"] or "notes.txt" in files, case
         return False
     try:
         run(source, out, overwrite=True, restart=True, **SETTINGS)
     except InvalidInputError:
         assert tree(str(folder)) == files, case
     else:
-        assert Remote(out).read().decode() == expected(PAIRS), case
+        assert place_of(out).read().decode() == expected(PAIRS), case
     return True
 
 

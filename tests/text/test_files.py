@@ -1,32 +1,299 @@
-"""Files are whole or not there."""
+"""Files by path and URL, in memory and in an S3 bucket, are whole or not there."""
 
+import errno
+import gc
+import gzip
+import os
+import random
+import socket
+import sys
+import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Never
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.text.files import check_file, check_folder, check_writable, whole_file, write_whole
+from captum_norm.text import files
+from captum_norm.text.files import check_file, check_folder, check_writable, is_url, place_of, whole_file, write_whole
+from captum_norm.text.lines import is_regular_file, plain_size, read_lines, read_range
+from tests.object_store import DENIED, FULL, ObjectStore, Refusal, Request
 
 
-def test_new_file_has_the_content_and_ordinary_permissions(tmp_path: Path) -> None:
-    path = tmp_path / "a.bin"
-    assert write_whole(path, b"new") == path
-    assert path.read_bytes() == b"new"
-    beside = tmp_path / "beside"
-    beside.touch()
-    assert path.stat().st_mode == beside.stat().st_mode
+def names(url: str) -> list[str]:
+    return sorted(name for name, _ in place_of(url).entries())
 
 
-def test_older_file_is_replaced_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "a.bin"
-    path.write_bytes(b"a longer old content")
-    with whole_file(path) as file:
+def test_urls_are_told_from_paths() -> None:
+    assert is_url("s3://bucket/a")
+    assert is_url("file:///a")
+    for name in ("a", "/a://b", "C:\\a", "3s://a", "S3://a", "s3:/a", 3, None, b"s3://a"):
+        assert not is_url(name)
+
+
+def test_a_file_is_written_read_and_removed(place: str) -> None:
+    remote = place_of(place) / "a"
+    assert str(remote) == f"{place}/a"
+    assert remote.kind() is None
+    remote.write(b"0123456789")
+    assert remote.status() == ("file", 10)
+    assert remote.is_same(place_of(f"{place}/a/"))
+    assert not remote.is_same(place_of(place))
+    assert remote.read() == b"0123456789"
+    assert remote.read(3, 5) == b"34"
+    assert remote.read(8, 12) == b"89"
+    assert place_of(place).kind() == "directory"
+    remote.write(b"")
+    assert remote.read() == b""
+    with place_of(f"{place}/b").whole() as file:
+        file.write(b"b")
+    assert sorted(place_of(place).entries()) == [("a", True), ("b", True)]
+    for _ in range(2):
+        place_of(place).remove("a")
+        place_of(place).remove("b", "none")
+    assert names(place) == []
+    with pytest.raises(FileNotFoundError):
+        remote.read()
+
+
+def test_a_bucket_is_a_folder(object_store: ObjectStore) -> None:
+    for name in ("a", "b/c", "d", "e"):
+        object_store.put(name, b"")
+    assert sorted(place_of("s3://bucket").entries()) == [("a", True), ("b", False), ("d", True), ("e", True)]
+    place_of("s3://bucket").remove("a", "d")
+    place_of("s3://bucket").remove("e")
+    assert names("s3://bucket") == ["b"]
+
+
+def test_files_below_are_not_files_of_the_folder(place: str) -> None:
+    place_of(f"{place}/below").make()
+    place_of(f"{place}/below/a").write(b"a")
+    assert list(place_of(place).entries()) == [("below", False)]
+    assert names(f"{place}/none") == []
+
+
+@pytest.mark.parametrize("name", ["a*", "a[b]", "a?", "a b", "é", "a%20b", "a#b", "{a}"])
+def test_hostile_names_are_names(place: str, name: str) -> None:
+    if place.startswith("s3") and name == "a?":
+        name = "a?b"
+    url = f"{place}/{name}"
+    for other in ("a", "ab", "abc"):
+        write_whole(f"{place}/{other}", b"other")
+    write_whole(url, b"one\n")
+    with whole_file(url) as file:
+        file.write(b"1\n")
+    assert list(read_lines(url)) == [(1, "1")]
+    assert names(place) == sorted({"a", "ab", "abc", name})
+    place_of(place).remove(name, "none")
+    assert names(place) == ["a", "ab", "abc"]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_lines_are_read_as_from_a_file(place: str, suffix: str) -> None:
+    url, content = f"{place}/text{suffix}", "".join(f"line {line}\n" for line in range(1000)).encode()
+    write_whole(url, gzip.compress(content) if suffix else content)
+    assert is_regular_file(url)
+    assert plain_size(url) == (None if suffix else len(content))
+    # Two readers do not disturb each other.
+    for (_, left), (_, right) in zip(read_lines(url), read_lines(url), strict=True):
+        assert left == right
+    if not suffix:
+        assert read_range(url, 5, 7) == content[5:12]
+    with pytest.raises(InvalidInputError, match=r"^cannot read .*: there is no such file$"):
+        is_regular_file(f"{place}/none")
+    with pytest.raises(InvalidInputError, match=r"^cannot read .*: it is a folder$"):
+        is_regular_file(place)
+
+
+def interrupted(size: int, error: type[BaseException]) -> Iterator[bytes]:
+    yield bytes(size)
+    raise error
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("size", [0, 12 << 20])
+def test_nothing_is_published_if_writing_is_interrupted(
+    place: str,
+    error: type[BaseException],
+    size: int,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(files, "_PART_BYTES", 5 << 20)
+    place_of(f"{place}/a").write(b"old")
+    for name in ("a", "b"):
+        with pytest.raises(error), whole_file(f"{place}/{name}") as file:
+            file.writelines(interrupted(size, error))
+    gc.collect()
+    assert names(place) == ["a"]
+    assert place_of(f"{place}/a").read() == b"old"
+    if place.startswith("s3"):
+        assert request.getfixturevalue("object_store").uploads() == []
+
+
+def test_large_files_appear_when_they_are_complete(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_PART_BYTES", 5 << 20)
+    remote, chunk = place_of(f"{place}/a"), os.urandom(1 << 20)
+    remote.write(b"old")
+    with remote.whole() as file:
+        for _ in range(17):
+            file.write(chunk)
+        assert remote.read() == b"old"
+    assert names(place) == ["a"]
+    with remote.open() as opened:
+        assert opened.read() == chunk * 17
+
+
+def test_a_temporary_file_may_be_elsewhere(place: str) -> None:
+    place_of(f"{place}/parts").make()
+    remote, temporary = place_of(f"{place}/a"), place_of(f"{place}/parts/merged")
+    with remote.whole(temporary) as file:
         file.write(b"new")
-        file.flush()
-        assert path.read_bytes() == b"a longer old content"
-    assert path.read_bytes() == b"new"
-    assert list(tmp_path.iterdir()) == [path]
+        assert names(place) in ([], ["parts"])
+    assert remote.read() == b"new"
+    assert temporary.kind() is None
+
+
+def test_removing_many_objects_takes_few_requests(object_store: ObjectStore) -> None:
+    folder = place_of("s3://bucket/folder")
+    wanted = [f"block-{number:09d}" for number in range(2100)]
+    for name in wanted[:3] + wanted[-3:]:
+        (folder / name).write(b"")
+    object_store.requests.clear()
+    folder.remove(*wanted)
+    assert [request.method for request in object_store.requests] == ["POST"] * 3
+    assert names("s3://bucket/folder") == []
+
+
+def everything(url: str) -> Iterator[Any]:
+    """Use a file in every way."""
+    folder = place_of(url)
+    yield lambda: is_regular_file(f"{url}/text")
+    yield lambda: plain_size(f"{url}/text")
+    yield lambda: read_range(f"{url}/text", 0, 4)
+    yield lambda: list(read_lines(f"{url}/text"))
+    yield lambda: list(read_lines(f"{url}/text.gz"))
+    yield lambda: write_whole(f"{url}/out", b"content")
+    yield lambda: (folder / "out").write(b"content")
+    yield folder.kind
+    yield lambda: list(folder.entries())
+    yield lambda: folder.remove("a")
+    yield lambda: folder.remove("a", "b")
+
+
+def test_errors_have_a_number_and_a_reason(object_store: ObjectStore) -> None:
+    for name in ("text", "text.gz"):
+        object_store.put(f"folder/{name}", b"one\n")
+    with object_store.refusing(lambda _: DENIED):
+        for use in everything("s3://bucket/folder"):
+            with pytest.raises((InvalidInputError, PermissionError), match=r"Access Denied|Permission denied") as found:
+                use()
+            assert "\n" not in str(found.value)
+    with object_store.refusing(lambda request: FULL if request.method in {"PUT", "POST"} else None):
+        for write in (lambda: write_whole("s3://bucket/out", b"a"), lambda: place_of("s3://bucket/out").write(b"a")):
+            with pytest.raises(OSError, match="The quota of the bucket is exceeded") as found:
+                write()
+            assert found.value.errno == errno.EIO
+            assert found.value.filename == "s3://bucket/out"
+    wrong = Refusal("403 Forbidden", "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist")
+    with (
+        object_store.refusing(lambda _: wrong),
+        pytest.raises(PermissionError, match="Access Key Id you provided does not exist"),
+    ):
+        place_of("s3://bucket/a").read()
+
+
+def test_a_bucket_that_does_not_exist_is_named_and_not_made(object_store: ObjectStore) -> None:
+    for use in everything("s3://nosuchbucket/folder"):
+        try:
+            use()
+        except (InvalidInputError, OSError) as error:
+            assert "The specified bucket does not exist" in str(error)  # noqa: PT017
+    place_of("s3://nosuchbucket/folder").make()
+    assert object_store.files.ls("") == ["bucket"]
+
+
+def test_a_server_that_is_gone_is_an_error_soon(monkeypatch: pytest.MonkeyPatch, object_store_port: int) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"another than {object_store_port}")
+        start = time.monotonic()
+        from s3fs import S3FileSystem
+
+        S3FileSystem.clear_instance_cache()
+        try:
+            with pytest.raises(OSError, match="Could not connect to the endpoint URL") as found:
+                place_of("s3://bucket/a").read()
+        finally:
+            S3FileSystem.clear_instance_cache()
+        assert found.value.errno == errno.EIO
+        assert time.monotonic() - start < 60
+
+
+def test_a_connection_that_breaks_while_text_is_read_is_one_sentence(object_store: ObjectStore) -> None:
+    for suffix, content in (("", b"line\n" * 10), (".gz", gzip.compress(b"line\n" * 10))):
+        url = object_store.put(f"text{suffix}", content)
+        reads = 0
+
+        def once(request: Request) -> Refusal | None:
+            nonlocal reads
+            reads += request.method == "GET"
+            return DENIED if reads else None
+
+        with (
+            object_store.refusing(once),
+            pytest.raises(InvalidInputError, match=rf"^cannot read {url}: Access Denied$"),
+        ):
+            list(read_lines(url))
+
+
+def test_unknown_protocols_and_missing_packages_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    refused_early = {
+        "nosuch://bucket/a": "cannot reach nosuch://bucket/a: Protocol not known: nosuch",
+        "gs://bucket/a": "cannot reach gs://bucket/a: .*gcsfs",
+        "s3://": "got the URL s3://; expected the name of a file or folder in it",
+        "memory:///": "got the URL memory:///; expected the name",
+        "file://": "got the URL file://; expected the name",
+    }
+    for url, message in refused_early.items():
+        for use in (place_of, is_regular_file, lambda url: read_range(url, 0, 1), lambda url: write_whole(url, b"")):
+            with pytest.raises(InvalidInputError, match=f"^{message}") as found:
+                use(url)
+            assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_text_that_is_replaced_while_it_is_read_is_refused(object_store: ObjectStore, suffix: str) -> None:
+    def content(seed: int) -> bytes:
+        text = random.Random(seed).randbytes(9 << 20).hex().encode()
+        lines = b"\n".join(text[start : start + 100] for start in range(0, len(text), 100))
+        return gzip.compress(lines, 1) if suffix else lines
+
+    url = object_store.put(f"text{suffix}", content(1))
+    lines = read_lines(url)
+    next(lines)
+    object_store.put(f"text{suffix}", content(2))
+    with pytest.raises(InvalidInputError, match=f"^cannot read {url}: .* no longer exists"):
+        deque(lines, maxlen=0)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("two\nlines"), KeyError("key"), OSError("no number"), Exception()])
+def test_errors_of_any_type_are_one_sentence(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> Never:
+        raise error
+
+    for name in ("info", "ls", "open", "cat_file", "pipe_file", "rm_file"):
+        monkeypatch.setattr(MemoryFileSystem, name, fail)
+    for use in everything("memory://folder"):
+        with pytest.raises((InvalidInputError, OSError)) as found:
+            use()
+        assert "\n" not in str(found.value)
+        assert not isinstance(found.value, OSError) or found.value.errno == errno.EIO
 
 
 @pytest.mark.parametrize("name", ["fsync", "replace"])
@@ -44,16 +311,6 @@ def test_failure_leaves_the_older_file_and_nothing_else(
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_half_a_file_is_none(tmp_path: Path) -> None:
-    def halves() -> Iterator[bytes]:
-        yield b"half"
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), whole_file(tmp_path / "a.bin") as file:
-        file.writelines(halves())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_link_stays_a_link(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def _unigram(*, fallback: bool) -> Any:
         "D": -3.0,
         "on": -3.0,
     }
-    pieces = [("<unk>", 0.0), ("</s>", 0.0), *scores.items()]
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((piece, float(score)) for piece, score in scores.items())]
     if fallback:
         pieces += [(f"<0x{byte:02X}>", -9.0) for byte in range(256)]
     core = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=fallback))
@@ -164,26 +164,11 @@ def test_any_text(tokenizer: Any, seed: int) -> None:
     """No character of a text is lost or doubled, no word is divided where its tokens are not."""
     generator = random.Random(seed)
     alphabet = [
-        "a",
-        "keys",
+        *["a", "keys", "'", "-", ".", "é", "é", "日", "ー", "🙂", "👩\u200d👧", "ש", "กิ", "9", "_", "▁"],
         " ",
         "  ",
-        "'",
-        "-",
-        ".",
-        "é",
-        "e\u0301",
-        "日",
-        "ー",
-        "🙂",
-        "👩‍👧",
-        "ש",
-        "\u0e01\u0e34",
         "\n",
         "\t",
-        "9",
-        "_",
-        "▁",
     ]
     text = "x" + "".join(generator.choice(alphabet) for _ in range(30)) + "x"
     ids = tokenizer(text)["input_ids"]
