@@ -192,13 +192,7 @@ class LinkWriting:
 
 @dataclass(frozen=True)
 class Counting:
-    """The passes of an aligner that counts the text's own word pairs: first it writes maps, then reads links off them.
-
-    Attributes:
-        align: the aligner.
-        links: what is written in the end.
-        save_lexicon: where the word pairs are written, if anywhere.
-    """
+    """The passes of an aligner that counts the text's own word pairs: it writes maps, then reads links off them."""
 
     align: CountingAligner
     links: LinkWriting
@@ -256,16 +250,7 @@ def _parsed(line: bytes) -> tuple[list[str], list[str], WordMap, WordMap]:
 
 
 def read_lines(block: Block, *, live: bool = False) -> list[Line]:
-    """Read the lines of a block.
-
-    Args:
-        block: the block.
-        live: whether lines are aligned as they come, so that a block may be a single one.
-
-    Raises:
-        InvalidInputError: a file has changed; or this is the first block, not live, and none of its lines can be read,
-            such as text in another encoding or with one side only.
-    """
+    """Read the lines of a block; InvalidInputError if it is the first, not live, and none of its lines can be read."""
     errors: list[InvalidInputError] = []
     pairs = read_parallel(*map(_Stream, block.read(), block.parts), on_error=errors.append, first=block.first)
     lines: list[Line] = [errors.pop() if errors else pair for pair in pairs]
@@ -284,18 +269,7 @@ class _Stream(BytesIO):
 
 @dataclass(frozen=True, slots=True)
 class BlockAligner:
-    """Aligns blocks: makes records of what is written, and notes their counts.
-
-    An unfinished block is saved as JSON: what is written by index among the good pairs.
-
-    Attributes:
-        align: the aligner; it gets all good pairs of a block at once.
-        writing: what is written for a pair, and for bad lines.
-        max_words: lines with more words on a side are bad.
-        stop: whether to raise the error of the first bad line.
-        splits: split source and target sentences into words.
-        live: whether lines are aligned as they come.
-    """
+    """Aligns all good pairs of a block at once; ``stop`` raises the error of the first bad line."""
 
     align: Aligner
     writing: Writing
@@ -339,6 +313,7 @@ class BlockAligner:
     ) -> Sequence[Written | InvalidInputError]:
         if not batch:
             return []
+        # Of an unfinished block, what is written is saved by index among the good pairs.
         saved = {} if attempt.saved is None else json.loads(attempt.saved.content)
         written = {int(index): Written(*values) for index, values in saved.items()}
         refused = dict[int, InvalidInputError]()

@@ -223,12 +223,7 @@ class Extraction(Job[ExtractionCounts]):
 
 
 def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSource], *, replace: bool) -> str | None:
-    """The regular file to write, symbolic links resolved, or its URL; None for a stream, a pipe or a device.
-
-    Raises:
-        InvalidInputError: it is a folder or the input, it exists and ``replace`` is not set, or its folder does not
-            exist or cannot be examined.
-    """
+    """The regular file to write, symbolic links resolved, or its URL; None for a stream, a pipe or a device."""
     if not isinstance(out, str | PathLike):
         return None
     name = os.fspath(out)
@@ -257,13 +252,8 @@ def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSourc
 def lexicon_file(
     path: str | PathLike[str], out: str | None, inputs: Sequence[TextSource], *, overwrite: bool, restart: bool
 ) -> str | None:
-    """The file of a lexicon, as :func:`output_file` returns it.
-
-    It may exist if ``out`` has an unfinished run that is continued, which was killed after writing it.
-
-    Raises:
-        InvalidInputError: see :func:`output_file`; or it is the file of the links.
-    """
+    """The file of a lexicon, as :func:`output_file` returns it."""
+    # It may exist if a run is continued that was killed after writing it.
     continues = out is not None and not restart and Journal(out, {}).has_job()
     file = output_file(path, inputs, replace=overwrite or continues)
     if file is not None and file == out:

@@ -149,7 +149,8 @@ def test_large_files_appear_when_they_are_complete(place: str, monkeypatch: pyte
 
 def test_a_temporary_file_may_be_elsewhere(place: str) -> None:
     place_of(f"{place}/parts").make()
-    remote, temporary = place_of(f"{place}/a"), place_of(f"{place}/parts/merged")
+    remote: Any = place_of(f"{place}/a")
+    temporary: Any = place_of(f"{place}/parts/merged")
     with remote.whole(temporary) as file:
         file.write(b"new")
         assert names(place) in ([], ["parts"])
