@@ -5,12 +5,12 @@ A new subcommand is one file in :mod:`alignment.commands` and one entry here.
 
 import sys
 
-from alignment.commands import evaluate, extract, inspect, sweep, symmetrize, transfer_tags, translate
+from alignment.commands import evaluate, extract, inspect, sweep, transfer_tags, translate
 from captum_norm.commands.program import Program
 
 _COMMANDS = (
     extract.COMMAND,
-    symmetrize.COMMAND,
+    evaluate.SYMMETRIZE,
     evaluate.COMMAND,
     sweep.COMMAND,
     translate.COMMAND,

@@ -47,14 +47,7 @@ _NORM = "norm ‖αf(x)‖"
 
 @dataclass(frozen=True)
 class LayerComparison:
-    """Weights and norms of one layer by group of keys, as defined in the docstring of the module.
-
-    Attributes:
-        cls_weight: the weight of [CLS], between 0 and 1.
-        cls_norm: the norm of [CLS], in the unit of the model's hidden states.
-        ordinary_weight: the weight of all ordinary tokens.
-        ordinary_norm: the norm of all ordinary tokens.
-    """
+    """Weights and norms of [CLS] and of all ordinary tokens in one layer, as defined in the docstring of the module."""
 
     cls_weight: float
     cls_norm: float
@@ -120,31 +113,21 @@ def compare_layers(sentences: Sequence[str] = CAPTIONS, model_name: str = DEFAUL
 
 def show(findings: Findings, console: Console) -> None:
     """Print the comparison, and the first sentence shaded by weight and by norm."""
-    console.print(
-        f"{DEFAULT_MODEL}, {findings.sentences} captions. For each layer: how much attention weight a query gives to "
-        "[CLS] and to all ordinary tokens together, and how long the vectors are that it receives from them.\n",
-        markup=False,
-        highlight=False,
-    )
-    console.print(_table(findings))
-    console.print(
-        f"\n{_WEIGHT}, {_NORM}: per head, summed over the keys of the group (ordinary: all but [CLS] and [SEP]); mean "
-        "over heads, queries and sentences.",
-        markup=False,
-        highlight=False,
-    )
     best = findings.layers[findings.layer]
-    console.print(
-        f"In layer {findings.layer} [CLS] gets {best.cls_weight:.0%} of the weight but gives "
-        f"{best.cls_norm / (best.cls_norm + best.ordinary_norm):.0%} of the norm that comes from it and the ordinary "
-        "tokens.\n",
-        markup=False,
-        highlight=False,
+    introduction = (
+        f"{DEFAULT_MODEL}, {findings.sentences} captions. For each layer: how much attention weight a query gives to "
+        "[CLS] and to all ordinary tokens together, and how long the vectors are that it receives from them.\n"
     )
-    for name, measured in ((_WEIGHT, findings.weights), (_NORM, findings.norms)):
-        scores = measured.mean(0).tolist()
-        console.print(f"Layer {findings.layer} by {name}, mean over heads and queries:", markup=False, highlight=False)
-        show_tokens(console, findings.tokens, scores, unit=name)
+    conclusion = (
+        f"\n{_WEIGHT}, {_NORM}: per head, summed over the keys of the group (ordinary: all but [CLS] and [SEP]); mean "
+        f"over heads, queries and sentences.\nIn layer {findings.layer} [CLS] gets {best.cls_weight:.0%} of the weight "
+        f"but gives {best.cls_norm / (best.cls_norm + best.ordinary_norm):.0%} of the norm that comes from it and the "
+        "ordinary tokens.\n"
+    )
+    console.print(Text(introduction), _table(findings), Text(conclusion), sep="\n")
+    for name, maps in ((_WEIGHT, findings.weights), (_NORM, findings.norms)):
+        console.print(Text(f"Layer {findings.layer} by {name}, mean over heads and queries:"))
+        show_tokens(console, findings.tokens, maps.mean(0).tolist(), unit=name)
         console.print()
 
 

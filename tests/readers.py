@@ -26,7 +26,7 @@ from captum_norm.lab.analysis import read_result
 from captum_norm.lab.analysis.corpus import Corpus
 from captum_norm.lab.analysis.results import AnalysisResult, Column, Plot, Table
 from captum_norm.lab.analysis.sequences import read_ranks
-from captum_norm.loading.configurations import read_config
+from captum_norm.loading.files import read_config
 from captum_norm.models import register_layouts, registered_feed_forwards, registered_layouts
 from tests.alignment.fairseq.small import settings, weights
 from tests.tiny import bert_config, save_tiny

@@ -113,7 +113,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "layers for hours": (setting(num_hidden_layers=10**6), "got num_hidden_layers 1000000 in its configuration"),
     "vocabulary without end": (setting(vocab_size=10**12), "got vocab_size 1000000000000 in its configuration"),
     "labels without end": (setting(num_labels=10**9), "got num_labels 1000000000 in its configuration"),
-    "more than memory": (setting(hidden_size=2**18, intermediate_size=2**18), "parameters, and its files have"),
     "inner numbers": (setting(sub_config={"depths": [2, 10**12]}), "got depths 1000000000000"),
     "missing type": (without("model_type"), ""),
     "unknown type": (setting(model_type="no-such"), "no-such"),

@@ -126,7 +126,7 @@ def test_commands_parse(document: Path, monkeypatch: pytest.MonkeyPatch) -> None
         raise ParsedError
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
-    monkeypatch.setattr("captum_norm.commands.options.import_method", lambda _: "alti")
+    monkeypatch.setattr("captum_norm.commands.shared.import_method", lambda _: "alti")
     monkeypatch.chdir(ROOT)  # outputs are checked to be in folders that exist
     for program, arguments in calls(document):
         with pytest.raises(ParsedError):

@@ -1,122 +1,172 @@
-"""Declares the options for extracting alignments from a translation model, and builds the aligner."""
+"""Declares how alignments are extracted from one translation model or two, and builds the aligner."""
 
-import argparse
-import re
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+from alignment import symmetrization
+from alignment.commands import models
+from alignment.commands.models import ModelOptions, RunOptions
 from alignment.decoding import DECODERS
 from alignment.recipes import COMBINATIONS, MEAN_ERROR, RECIPES, Recipe
-from alignment.tokenization import TranslationTokenizer
+from alignment.tokenization import IdentifiedTokenizer, TranslationTokenizer
 from captum_norm import InvalidInputError
+from captum_norm.commands.program import Options, option
+from captum_norm.commands.shared import index_or
 from captum_norm.methods import METHODS
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from alignment.aligner import Pairs, TextAligner, WordAligner, Words
+    from alignment.aligner import Pairs, TextAligner, WordAligner
     from alignment.links import GoldAlignment
 
+CHECKED = 50
+"""How many sentence pairs, the first ones, show whether the sides are exchanged."""
 
-CHOICES = ("norm", "attention-block", "weights")
-DEFAULT_RECIPE = "hmm"
-
-
-def _index_or(*words: str) -> Callable[[str], int | str]:
-    def parse(text: str) -> int | str:
-        if text in words:
-            return text
-        if not re.fullmatch(r"-?[0-9]{1,6}", text):
-            message = f"got {text}; expected {', '.join(words)} or a number from 0, or from -1 for the last"
-            raise argparse.ArgumentTypeError(message)
-        return int(text)
-
-    return parse
+LAYER = index_or("auto", "highest-norm")
+HEAD = index_or("auto", "all")
+_FAR_BETTER = 1.15
+_PARTNERS = {"fr-en": "en-fr", "en-fr": "fr-en"}
+_OF_TWO = ("combine", "reverse_data", "reverse_source_prefix", "reverse_layer", "reverse_head")
 
 
-LAYER = _index_or("auto", "highest-norm")
-HEAD = _index_or("auto", "all")
-ONE_HEAD = _index_or("auto")
+def _decoder(text: str) -> tuple[str, dict[str, float]]:
+    """Parse a decoder and its parameters, which the recipe checks."""
+    name, *settings = text.split(":")
+    parameters = {}
+    for parameter, _, number in (setting.partition("=") for setting in settings):
+        try:
+            parameters[parameter] = float(number)
+        except ValueError:
+            message = f"got {parameter}={number}; expected a number, as in threshold:share=0.2"
+            raise ArgumentTypeError(message) from None
+    return name, parameters
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that :func:`word_aligner` reads."""
-    maps = parser.add_argument_group("the maps")
-    maps.add_argument(
-        "--method",
-        choices=CHOICES,
-        default="norm",
-        help="norms of the vectors that cross-attention sums, norms of the whole attention block, or attention weights "
-        "(default: %(default)s)",
+@dataclass(frozen=True, kw_only=True)
+class MapOptions(Options, title="the maps"):
+    """The maps that alignments are read from."""
+
+    method: Literal["norm", "attention-block", "weights"] = option(
+        "norms of the vectors that cross-attention sums, norms of the whole attention block, or attention weights",
+        "norm",
     )
-    maps.add_argument(
-        "--scope",
-        help="how far through the layer to go: attn, attn_res or attn_res_ln for norm; attn or attn_res for weights "
-        "(default: attn)",
+    scope: str | None = option(
+        "how far through the layer to go: attn, attn_res or attn_res_ln for norm; attn or attn_res for weights "
+        "(default: attn)"
     )
-    maps.add_argument(
-        "--layer",
-        type=LAYER,
-        default="auto",
+    layer: int | Literal["auto", "highest-norm"] = option(
+        "the decoder layer, numbered from 0, or from -1 for the last; auto: the one with the most consistent "
+        "alignments of the first sentence pairs; highest-norm: the one with the highest mean",
+        "auto",
+        parse=LAYER,
         metavar="N|auto|highest-norm",
-        help="the decoder layer, numbered from 0, or from -1 for the last; auto: the one with the most consistent "
-        "alignments of the first sentence pairs; highest-norm: the one with the highest mean "
-        "(default: %(default)s)",
     )
-    maps.add_argument(
-        "--setting",
-        choices=("AWI", "AWO", "auto"),
-        default="AWI",
-        help="AWI: alignment with input, from the step that reads a word; AWO: with output, from the step that emits "
-        "it; auto: chosen with the layer (default: %(default)s)",
+    setting: Literal["AWI", "AWO", "auto"] = option(
+        "AWI: alignment with input, from the step that reads a word; AWO: with output, from the step that emits it; "
+        "auto: chosen with the layer",
+        "AWI",
     )
-    maps.add_argument(
-        "--head",
-        type=HEAD,
+    head: int | Literal["auto", "all"] | None = option(
+        "one head, numbered like layers; auto: chosen with the layer; all: all heads together (default: auto, but all "
+        "for the recipe paper and for maps without heads)",
+        parse=HEAD,
         metavar="N|auto|all",
-        help="one head, numbered like layers; auto: chosen with the layer; all: all heads together (default: auto, but "
-        "all for the recipe paper and for maps without heads)",
     )
-    links = parser.add_argument_group("the links")
-    ranking = ", ".join(f"{name} {error:.0f}" for name, error in MEAN_ERROR.items())
-    links.add_argument(
-        "--recipe",
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkOptions(Options, title="the links"):
+    """How maps become links."""
+
+    recipe: str = option(
+        "how maps become links; with their error rates in %% on three stories, one direction: "
+        f"{', '.join(f'{name} {error:.0f}' for name, error in MEAN_ERROR.items())}; paper is that of Kobayashi et al. "
+        "2020",
+        "hmm",
         choices=list(MEAN_ERROR),
-        default=DEFAULT_RECIPE,
-        help=f"how maps become links; with their error rates in %% on three stories, one direction: {ranking}; paper "
-        "is that of Kobayashi et al. 2020 (default: %(default)s)",
     )
-    links.add_argument("--null", action=argparse.BooleanOptionalAction, help="include the null column, or not")
-    links.add_argument("--other", type=float, metavar="WEIGHT", help="weight of the other setting's map")
-    links.add_argument("--combination", choices=COMBINATIONS, help="add or multiply the two settings' maps")
-    links.add_argument("--prior", type=float, metavar="STRENGTH", help="strength of the diagonal prior")
-    links.add_argument(
-        "--sinkhorn", action=argparse.BooleanOptionalAction, help="normalise rows and columns in turn, or not"
-    )
-    links.add_argument(
-        "--decoder",
-        type=_decoder,
-        metavar="NAME[:PARAMETER=NUMBER]",
-        help=f"one of {', '.join(DECODERS)}, with its parameters. These six options change the recipe; the reference "
+    null: bool | None = option("include the null column, or not")
+    other: float | None = option("weight of the other setting's map", metavar="WEIGHT")
+    combination: str | None = option("add or multiply the two settings' maps", choices=COMBINATIONS)
+    prior: float | None = option("strength of the diagonal prior", metavar="STRENGTH")
+    sinkhorn: bool | None = option("normalise rows and columns in turn, or not")
+    decoder: tuple[str, dict[str, float]] | None = option(
+        f"one of {', '.join(DECODERS)}, with its parameters. These six options change the recipe; the reference "
         "describes them",
+        parse=_decoder,
+        metavar="NAME[:PARAMETER=NUMBER]",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectionOptions(Options, title="the second model, of the opposite direction"):
+    """The second model."""
+
+    reverse_model: str | None = option(
+        "a model that translates the target into the source, given as for --model, or none; the same multilingual "
+        "model may serve both (default: that of a shipped model, or the same model if --source-language and "
+        "--target-language are given; none with a recipe that has a null column, such as paper)",
+        metavar="NAME_OR_PATH",
+    )
+    keep_sides: bool = option(
+        "align text whose source and target look exchanged, which is otherwise an error; the first pairs are looked "
+        f"at, if there are at least {CHECKED // 2}",
+        False,
+    )
+    combine: str | None = option(
+        "add or multiply the maps of both; mutual: the links that are most probable in both directions; the others "
+        "merge the links of both as Moses does (default: add; grow-diag with a recipe that has a null column)",
+        choices=symmetrization.COMBINATIONS,
+    )
+    reverse_data: str | None = option("as --data, for the second model (default: --data)", metavar="DIR")
+    reverse_source_prefix: str | None = option("as --source-prefix, for the second model", metavar="TEXT")
+    reverse_layer: int | Literal["auto", "highest-norm"] | None = option(
+        "as --layer (default: --layer)", parse=LAYER, metavar="N"
+    )
+    reverse_head: int | Literal["auto", "all"] | None = option("as --head (default: --head)", parse=HEAD, metavar="N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LexiconOptions(Options, title="the lexicon; the links then hold statistics of other sentences"):
+    """The lexicon of another text."""
+
+    use_lexicon: str | None = option(
+        "use what extract --save-lexicon wrote for another text of the same direction; also for streams",
+        metavar="FILE",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneModelOptions(ModelOptions, MapOptions, LinkOptions, RunOptions):
+    """The options that :func:`word_aligner` reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignerOptions(ModelOptions, DirectionOptions, LexiconOptions, MapOptions, LinkOptions, RunOptions):
+    """The options that :func:`load` reads."""
+
+
+def recipe_of(options: LinkOptions) -> Recipe:
+    """The recipe that the options describe."""
+    changes = {name: getattr(options, name) for name in ("null", "other", "combination", "prior", "sinkhorn")}
+    if options.decoder is not None:
+        changes["decoder"], changes["options"] = options.decoder
+        changes["combined_options"] = {}
+    return replace(RECIPES[options.recipe], **{name: value for name, value in changes.items() if value is not None})
 
 
 def word_aligner(
-    model: "nn.Module", tokenizer: TranslationTokenizer, options: argparse.Namespace, **further: Any
+    model: "nn.Module",
+    tokenizer: TranslationTokenizer,
+    options: OneModelOptions | AlignerOptions,
+    **further: Any,
 ) -> "WordAligner":
-    """Build the aligner, and check its options as far as possible without text.
-
-    Args:
-        model: the translation model.
-        tokenizer: its tokenizer.
-        options: the options.
-        further: further arguments of the aligner.
-
-    Raises:
-        CaptumNormError: the model has no such layer, head or maps, or a number is out of range.
-    """
+    """Build the aligner of one model, and check its options as far as possible without text."""
     from alignment.aligner import WordAligner, without_head
 
     recipe = recipe_of(options)
@@ -130,40 +180,168 @@ def word_aligner(
         raise InvalidInputError(
             f'the method {options.method} has no maps of single heads at the scope "{method.scope}"; omit --head'
         )
+    settings: dict[str, Any] = {"head": None if head == "all" else head, "recipe": recipe, **further}
     aligner = WordAligner(
-        model,
-        tokenizer,
-        method,
-        options.layer,
-        options.setting,
-        head=None if head == "all" else head,
-        recipe=recipe,
-        max_tokens=options.max_tokens,
-        **further,
+        model, tokenizer, method, options.layer, options.setting, max_tokens=options.max_tokens, **settings
     )
     if aligner.choice is not None:
         dict(aligner.map_each([(["a"], ["a"])]))
     return aligner
 
 
-def choose(
-    aligner: "WordAligner",
-    pairs: "Sequence[tuple[Words, Words]]",
-    report: Callable[[str], None] | None,
-    name: str = "",
-) -> None:
-    """Let the aligner choose what was left open, if anything, from sentence pairs; report the choice.
+def load(
+    options: AlignerOptions, device: str, *, count_text: bool = False
+) -> tuple["TextAligner", dict[str, str | int | None]]:
+    """Load one model or two; return the aligner, and what must not change when a run is resumed."""
+    from alignment.aligner import BidirectionalAligner
+    from alignment.lexicon import Lexicon
 
-    Args:
-        aligner: the aligner.
-        pairs: the sentence pairs, in its direction.
-        report: is told the choice.
-        name: the aligner's name in the report, if there are two.
+    reverse = _reverse_options(options)
+    _check(options, reverse)
+    used = options.use_lexicon
+    lexicon: dict[str, Any] = {"lexicon": None if used is None else Lexicon.load(used), "count_text": count_text}
+    counted = ["the text"] * count_text
+    if used is not None:
+        counted.append(blake2b(Path(used).read_bytes(), digest_size=16).hexdigest())
+    model, tokenizer = models.load(options, device)
+    identity: dict[str, str | int | None] = dict(models.identity(options, model, tokenizer, device))
+    identity["lexicon"] = " and ".join(counted) or None
+    if reverse is None:
+        return word_aligner(model, tokenizer, options, **lexicon), identity
+    reverse_tokenizer: IdentifiedTokenizer
+    if reverse.model == options.model and options.source_language:
+        from alignment.huggingface import HuggingFaceTokenizer
+
+        assert isinstance(tokenizer, HuggingFaceTokenizer)
+        reverse_model, reverse_tokenizer = model, tokenizer.reversed(reverse.source_prefix or "")
+    else:
+        reverse_model, reverse_tokenizer = models.load(reverse, device)
+    forward = word_aligner(model, tokenizer, options)
+    backward = word_aligner(reverse_model, reverse_tokenizer, reverse)
+    combine: Any = options.combine or ("grow-diag" if forward.recipe.null else "add")
+    aligner = BidirectionalAligner(forward, backward, combine, **lexicon)
+    names = models.identity(reverse, reverse_model, reverse_tokenizer, device)
+    identity |= {f"reverse_{name}": value for name, value in names.items()} | {"combine": combine}
+    return aligner, identity
+
+
+def _reverse_options(options: AlignerOptions) -> AlignerOptions | None:
+    """The options of the second model; None for none."""
+    name = options.reverse_model
+    if name is None and not recipe_of(options).null:
+        multilingual = options.source_language and options.target_language
+        name = _PARTNERS.get(options.model) or (options.model if multilingual else None)
+    if name in (None, "none"):
+        return None
+    return replace(
+        options,
+        model=name,
+        codes=options.codes and options.codes[::-1],
+        source_language=options.target_language,
+        target_language=options.source_language,
+        source_prefix=options.reverse_source_prefix,
+        data=options.data if options.reverse_data is None else options.reverse_data,
+        layer=options.layer if options.reverse_layer is None else options.reverse_layer,
+        head=options.head if options.reverse_head is None else options.reverse_head,
+    )
+
+
+def _check(options: AlignerOptions, reverse: AlignerOptions | None) -> None:
+    if reverse is None:
+        for name in _OF_TWO:
+            if getattr(options, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise InvalidInputError(f"got {flag} and only one model; give the other one with --reverse-model")
+    # A shipped model refuses itself by its languages.
+    elif (
+        reverse.model == options.model
+        and reverse.model not in _PARTNERS
+        and not (options.source_language and options.target_language)
+    ):
+        raise InvalidInputError(
+            f"got the same model for both directions, {options.model}; give a multilingual one's --source-language and "
+            "--target-language, or the model of the opposite direction"
+        )
+
+
+def directions(aligner: "TextAligner") -> list[tuple["WordAligner", bool]]:
+    """The aligners of one direction, and whether each reads the sides exchanged."""
+    from alignment.aligner import BidirectionalAligner, WordAligner
+
+    if isinstance(aligner, BidirectionalAligner):
+        return [(aligner.forward, False), (aligner.reverse, True)]
+    assert isinstance(aligner, WordAligner)
+    return [(aligner, False)]
+
+
+def identity(options: AlignerOptions, aligner: "TextAligner") -> dict[str, str | int | None]:
+    """What else must not change when a run is resumed: the method, the choices of maps and the recipe."""
+    (forward, _), *_ = parts = directions(aligner)
+    chosen = [part.choice for part, _ in parts]
+    return {
+        "method": options.method,
+        "scope": getattr(forward.method, "scope", None),
+        "maps": None if None in chosen else ", ".join(map(str, chosen)),
+        "recipe": str(forward.recipe),
+        "max_tokens": options.max_tokens,
+    }
+
+
+def choose(aligner: "TextAligner", pairs: "Pairs", report: Callable[[str], None] | None) -> None:
+    """Let one aligner or two choose what was left open from sentence pairs, if there are any; report the choice."""
+    parts = directions(aligner)
+    for name, (part, exchanged) in zip(("forward", "reverse"), parts, strict=False):
+        if part.choice is None and pairs:
+            choice = part.choose([(target, source) for source, target in pairs] if exchanged else pairs)
+            if report is not None:
+                report(f"{name}: chose {choice}" if len(parts) > 1 else f"chose {choice}")
+
+
+def check_sides(aligner: "TextAligner", pairs: "Pairs") -> None:
+    """Refuse sentence pairs whose sides look exchanged: words agree far better when the models read them so.
+
+    Compares :func:`alignment.consistency` of the links of :data:`CHECKED` pairs; fewer than half as many say nothing.
     """
-    if aligner.choice is None and pairs:
-        choice = aligner.choose(pairs)
-        if report is not None:
-            report(f"{name}: chose {choice}" if name else f"chose {choice}")
+    from alignment.decoding import mutual_argmax
+    from alignment.selection import consistency
+
+    sample = [pair for pair in pairs if all(pair)][:CHECKED]
+    exchanged = [(target, source) for source, target in sample]
+    if len(sample) < CHECKED // 2:
+        return
+
+    def agreement(part: "WordAligner", read: "Pairs") -> float:
+        maps = {index: found for index, found in part.map_each(read) if not isinstance(found, InvalidInputError)}
+        links = [mutual_argmax(word_map, null=part.recipe.null) for word_map in maps.values()]
+        return consistency(links, *zip(*(read[index] for index in maps), strict=True)) if maps else 0.0
+
+    as_given = as_exchanged = 0.0
+    for part, turned in directions(aligner):
+        as_given += agreement(part, exchanged if turned else sample)
+        as_exchanged += agreement(part, sample if turned else exchanged)
+    if as_exchanged > _FAR_BETTER * as_given:
+        raise InvalidInputError(
+            f"got sides that look exchanged: their words agree with each other by {as_given:.2f} as given, and by "
+            f"{as_exchanged:.2f} with source and target exchanged; exchange the files, or give --keep-sides if they "
+            "are right"
+        )
+
+
+class SideCheck:
+    """Calls :func:`check_sides` once, as soon as there are enough of the pairs that come a few at a time."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[Sequence[str], Sequence[str]]] = []
+        self._done = False
+
+    def __call__(self, aligner: "TextAligner", pairs: "Pairs") -> None:
+        """Take further pairs."""
+        if self._done:
+            return
+        self._pairs += (pair for pair in pairs if all(pair))
+        if len(self._pairs) >= CHECKED // 2:
+            check_sides(aligner, self._pairs)
+            self._pairs, self._done = [], True
 
 
 def page(
@@ -178,42 +356,3 @@ def page(
     from captum_norm.show import render_page
 
     return render_page(aligner_page(aligner, pairs, gold=gold, facts=facts, min_score=min_score)).encode()
-
-
-def identity(options: argparse.Namespace, parts: "Sequence[tuple[WordAligner, bool]]") -> dict[str, str | int | None]:
-    """What must not change when a run is resumed: the method, the choices of maps and the recipe.
-
-    Args:
-        options: the options.
-        parts: the aligner of each direction.
-    """
-    chosen = [aligner.choice for aligner, _ in parts]
-    return {
-        "method": options.method,
-        "scope": getattr(parts[0][0].method, "scope", None),
-        "maps": None if None in chosen else ", ".join(map(str, chosen)),
-        "recipe": str(parts[0][0].recipe),
-        "max_tokens": options.max_tokens,
-    }
-
-
-def recipe_of(options: argparse.Namespace) -> Recipe:
-    """The recipe that the options describe."""
-    changes = {name: getattr(options, name) for name in ("null", "other", "combination", "prior", "sinkhorn")}
-    if options.decoder is not None:
-        changes["decoder"], changes["options"] = options.decoder
-        changes["combined_options"] = {}
-    return replace(RECIPES[options.recipe], **{name: value for name, value in changes.items() if value is not None})
-
-
-def _decoder(text: str) -> tuple[str, dict[str, float]]:
-    """A decoder and its parameters, which the recipe checks."""
-    name, *settings = text.split(":")
-    parameters = {}
-    for parameter, _, number in (setting.partition("=") for setting in settings):
-        try:
-            parameters[parameter] = float(number)
-        except ValueError:
-            message = f"got {parameter}={number}; expected a number, as in threshold:share=0.2"
-            raise argparse.ArgumentTypeError(message) from None
-    return name, parameters

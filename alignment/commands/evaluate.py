@@ -1,128 +1,211 @@
-"""Runs ``norm-align evaluate``: scores alignment files against a gold alignment.
+"""Runs ``norm-align evaluate``, which scores files of alignments against a gold alignment, and ``symmetrize``.
 
 A report has one record per system. Rates are percentages; ``aer_mean`` and ``aer_interval`` are the mean of the
-bootstrapped AER and half the width of its 95 % interval, as in sacrebleu. Warnings go to standard error.
+bootstrapped AER and half the width of its 95 % interval, as in sacrebleu. Warnings and numbers of skipped links and
+lines go to standard error.
 """
 
-import argparse
+import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from alignment.aer import AER, TRIALS, AERScore, paired_significance, reliability, score_curve
-from alignment.commands import evaluated_files
-from alignment.commands import gold as gold_options
-from alignment.links import Alignment, GoldAlignment
+from alignment.aer import (
+    AER,
+    TRIALS,
+    AERScore,
+    Change,
+    find_correction,
+    lacks_first_words,
+    paired_significance,
+    reliability,
+    score_curve,
+)
+from alignment.commands.models import print_whole, refuse_two_streams, regular_output, text_source
+from alignment.formats import GoldFormat, TextSource, format_pharaoh, parse_scored_pharaoh, read_pharaoh
+from alignment.formats.gold import GoldFile, Texts, scan_gold
+from alignment.formats.text import write_text
+from alignment.links import Alignment, GoldAlignment, Link
 from alignment.symmetrization import SYMMETRIZATIONS
 from captum_norm import InvalidInputError, __version__
-from captum_norm.commands.command import Command
-from captum_norm.commands.numbers import positive, resamples
-from captum_norm.commands.outputs import output_path, write_outputs
+from captum_norm.bars import to_stderr
+from captum_norm.commands.program import Command, Options, argument, option
+from captum_norm.commands.shared import output_path, positive, resamples, write_outputs
 from captum_norm.results.tables import csv_records, json_text
 from captum_norm.text.characters import spelled_out
+from captum_norm.text.lines import error_at, located, read_lines, source_name
+
+Sides = tuple[Texts | None, Texts | None]
+"""The tokenised source and target sentences; None if unknown."""
 
 _UNBOUNDED = 10_000  # columns: outside a terminal, lines are neither folded nor cut
+_MARKS: dict[str, dict[str, Any]] = {"swapped": {"swapped": True}, "base1": {"base": 1}, "talp": {"talp": True}}
+_FILE = re.compile(rf"(.+?)((?::(?:{'|'.join(_MARKS)}))*)", re.DOTALL)
+_NAMED = re.compile(r"([^=/]+)=(.*)", re.DOTALL)
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("gold", metavar="GOLD", help="the gold alignments")
-    parser.add_argument(
-        "systems",
-        nargs="+",
-        type=evaluated_files.system_file,
-        metavar="SYSTEM",
-        help="alignments in Pharaoh format (i-j, source first, from 0), given as [NAME=]FILE[:swapped][:base1][:talp]: "
+@dataclass(frozen=True)
+class AlignmentFile:
+    """A file of alignments, and how to read it.
+
+    Attributes:
+        name: its name in reports.
+        path: the file; ``-`` is standard input.
+        format: its format.
+        base: the index of the first word; None for the format's default.
+        swapped: whether links have the target first.
+        talp: whether possible links are allowed.
+        gold: whether it is the gold alignment.
+    """
+
+    name: str
+    path: str
+    format: GoldFormat = "talp"
+    base: Literal[0, 1] | None = 0
+    swapped: bool = False
+    talp: bool = False
+    gold: bool = False
+
+    @property
+    def argument(self) -> str:
+        """How it is given on the command line: ``FILE:swapped:base1``, ``--gold-base 1 --gold-swapped``."""
+        if self.gold:
+            return f"--gold-base {self.base}{' --gold-swapped' if self.swapped else ''}"
+        chosen = {"swapped": self.swapped, "base1": self.base == 1, "talp": self.talp}
+        return ":".join([self.path, *(name for name, is_chosen in chosen.items() if is_chosen)])
+
+
+def alignment_file(text: str) -> AlignmentFile:
+    """Parse ``FILE[:swapped][:base1][:talp]``."""
+    match = _FILE.fullmatch(text)
+    if match is None:
+        raise ArgumentTypeError("got no file name")
+    path, marks = match.groups()
+    file = AlignmentFile(path, path)
+    for mark in marks.split(":")[1:]:
+        file = replace(file, **_MARKS[mark])
+    return file
+
+
+def system_file(text: str) -> AlignmentFile:
+    """Parse ``[NAME=]FILE[:swapped][:base1][:talp]``."""
+    match = _NAMED.fullmatch(text)
+    return alignment_file(text) if match is None else replace(alignment_file(match[2]), name=match[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldOptions(Options, title="the gold alignments"):
+    """The format of a file of gold alignments."""
+
+    gold_format: GoldFormat = option(
+        "talp: i-j sure, ipj possible; naacl: sentence i j [S|P]; alibi: sentence id, then talp; tsv: source, target "
+        "and talp with tabs between them",
+        "talp",
+    )
+    gold_base: Literal[0, 1] | None = option(
+        "the index of the first word; required for talp (default: 1 for naacl, 0 for alibi and tsv)"
+    )
+    gold_swapped: bool = option("links have the target first", False)
+
+    def gold_file(self, path: str) -> AlignmentFile:
+        """The file of gold alignments."""
+        if self.gold_format == "talp" and self.gold_base is None:
+            raise InvalidInputError("talp files count from 0 or from 1; give --gold-base 0 or --gold-base 1")
+        return AlignmentFile("gold", path, self.gold_format, self.gold_base, self.gold_swapped, gold=True)
+
+    def scan_gold(self, path: str, texts: Sides) -> tuple[list[GoldAlignment], GoldFile]:
+        """Read gold alignments of sentences, or of those in the file; the first invalid link is an error."""
+        scanned = _scan(self.gold_file(path), texts, None)
+        return _valid(scanned.pairs), scanned
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Texts(Options, title="the sentences, to check that every link lies inside them; tsv files have them"):
+    source: str | None = option("the tokenised source sentences, one a line", metavar="FILE")
+    target: str | None = option("the tokenised target sentences, one a line", metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scores(Options, title="scores of links, i-j:p, as norm-align extract --scores writes them"):
+    curve: Path | None = option(
+        "write AER, precision and recall of the links above each threshold, for every system",
+        parse=output_path(".csv"),
+        metavar="FILE.csv",
+    )
+    reliability: Path | None = option(
+        "write how many links of each interval of scores are right, and print the expected calibration error",
+        parse=output_path(".csv"),
+        metavar="FILE.csv",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(GoldOptions, _Texts, _Scores):
+    """The options of ``norm-align evaluate``."""
+
+    gold: str = argument("the gold alignments", metavar="GOLD")
+    systems: list[AlignmentFile] = argument(
+        "alignments in Pharaoh format (i-j, source first, from 0), given as [NAME=]FILE[:swapped][:base1][:talp]: "
         ":swapped for target first, as norm-align extract TARGET SOURCE writes; :base1 for indices from 1; :talp to "
         "count possible links (ipj) as links, too. The first system is the baseline. One of all files may be -, "
         "standard input",
+        parse=system_file,
+        metavar="SYSTEM",
+        nargs="+",
     )
-    gold = parser.add_argument_group("the gold alignments")
-    gold_options.add_format(gold)
-    texts = parser.add_argument_group("the sentences, to check that every link lies inside them; tsv files have them")
-    texts.add_argument("--source", metavar="FILE", help="the tokenised source sentences, one a line")
-    texts.add_argument("--target", metavar="FILE", help="the tokenised target sentences, one a line")
-    parser.add_argument(
-        "--skip-invalid",
-        action="store_true",
-        help="skip malformed and out-of-range links, and sentence pairs for which a file has no valid line, and report "
-        "how many on standard error; otherwise the first one is an error",
+    skip_invalid: bool = option(
+        "skip malformed and out-of-range links, and sentence pairs for which a file has no valid line, and report how "
+        "many on standard error; otherwise the first one is an error",
+        False,
     )
-    parser.add_argument(
-        "--symmetrize",
-        action="append",
-        default=[],
+    symmetrize: list[str] = option(
+        "also evaluate the two systems, forward and reverse, merged by this method; may be given several times: "
+        f"{', '.join(SYMMETRIZATIONS)}",
+        [],
         choices=SYMMETRIZATIONS,
         metavar="METHOD",
-        help="also evaluate the two systems, forward and reverse, merged by this method; may be given several times: "
-        + ", ".join(SYMMETRIZATIONS),
     )
-    parser.add_argument(
-        "--bootstrap",
-        type=resamples,
-        default=1000,
+    bootstrap: int = option("resamples for the 95%% interval of AER; 0 for none", 1000, parse=resamples, metavar="N")
+    paired: Literal["ar", "bs", "none"] = option(
+        "how to compare systems with the baseline: approximate randomisation, bootstrap resampling or not at all", "ar"
+    )
+    trials: int | None = option(
+        "number of trials of the comparison (default: "
+        f"{', '.join(f'{count} for {test}' for test, count in TRIALS.items())})",
+        parse=positive,
         metavar="N",
-        help="resamples for the 95%% interval of AER; 0 for none (default: %(default)s)",
     )
-    parser.add_argument(
-        "--paired",
-        choices=(*TRIALS, "none"),
-        default="ar",
-        help="how to compare systems with the baseline: approximate randomisation, bootstrap resampling or not at all "
-        "(default: %(default)s)",
-    )
-    scores = parser.add_argument_group("scores of links, i-j:p, as norm-align extract --scores writes them")
-    scores.add_argument(
-        "--curve",
-        type=output_path([".csv"]),
-        metavar="FILE.csv",
-        help="write AER, precision and recall of the links above each threshold, for every system",
-    )
-    scores.add_argument(
-        "--reliability",
-        type=output_path([".csv"]),
-        metavar="FILE.csv",
-        help="write how many links of each interval of scores are right, and print the expected calibration error",
-    )
-    defaults = ", ".join(f"{count} for {test}" for test, count in TRIALS.items())
-    parser.add_argument(
-        "--trials",
-        type=positive,
-        metavar="N",
-        help=f"number of trials of the comparison (default: {defaults})",
-    )
-    form = parser.add_mutually_exclusive_group()
-    for name, what in (("json", "everything as JSON"), ("csv", "a row for each system as CSV")):
-        form.add_argument(
-            f"--{name}", dest="report", action="store_const", const=name, default="table", help=f"print {what}"
-        )
+    json: bool = option("print everything as JSON", False, exclusive=True)
+    csv: bool = option("print a row for each system as CSV", False, exclusive=True)
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: EvaluateOptions) -> None:
     _check(options)
-    file = evaluated_files.AlignmentFile(
-        "gold", options.gold, options.gold_format, options.gold_base, options.gold_swapped, gold=True
+    texts = read_sentences(options.source), read_sentences(options.target)
+    gold, read = read_systems(
+        options.gold_file(options.gold), options.systems, texts, skip_invalid=options.skip_invalid
     )
-    texts = evaluated_files.read_sentences(options.source), evaluated_files.read_sentences(options.target)
-    gold, read = evaluated_files.read_systems(file, options.systems, texts, skip_invalid=options.skip_invalid)
     systems = [(system.name, alignments) for system, alignments in zip(options.systems, read, strict=True)]
     systems += [(method, list(map(SYMMETRIZATIONS[method], *read))) for method in options.symmetrize]
     report = _evaluated(gold, systems, options)
     if options.curve or options.reliability:
         write_outputs(_score_files(gold, options, report))
-    if options.report == "table":
-        _show_table(report)
+    if options.json:
+        sys.stdout.write(json_text(report, indent=2))
+    elif options.csv:
+        sys.stdout.write(csv_records(report["systems"]))
     else:
-        sys.stdout.write(json_text(report, indent=2) if options.report == "json" else csv_records(report["systems"]))
+        _show_table(report)
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(options: EvaluateOptions) -> None:
     """Check combinations of options."""
-    files = [options.gold, *(system.path for system in options.systems), options.source, options.target]
-    if files.count("-") > 1:
-        raise InvalidInputError("got - more than once; standard input can be read only once")
-    gold_options.check_base(options)
+    refuse_two_streams(options.gold, *(system.path for system in options.systems), options.source, options.target)
+    options.gold_file(options.gold)
     if (options.curve or options.reliability) and options.skip_invalid:
         raise InvalidInputError("got --skip-invalid with --curve or --reliability, which need every line; leave it out")
     if options.symmetrize and len(options.systems) != 2:
@@ -130,7 +213,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _evaluated(
-    gold: list[GoldAlignment], systems: Sequence[tuple[str, list[Alignment]]], options: argparse.Namespace
+    gold: list[GoldAlignment], systems: Sequence[tuple[str, list[Alignment]]], options: EvaluateOptions
 ) -> dict[str, Any]:
     metric = AER([gold])
     scores = [metric.corpus_score(alignments, None, max(options.bootstrap, 1)) for _, alignments in systems]
@@ -156,11 +239,11 @@ def _evaluated(
     return report
 
 
-def _score_files(gold: list[GoldAlignment], options: argparse.Namespace, report: dict[str, Any]) -> dict[Path, bytes]:
+def _score_files(gold: list[GoldAlignment], options: EvaluateOptions, report: dict[str, Any]) -> dict[Path, bytes]:
     """The files of ``--curve`` and ``--reliability``; adds the calibration errors to the report."""
     points, bins = list[dict[str, Any]](), list[dict[str, Any]]()
     for system, record in zip(options.systems, report["systems"], strict=False):
-        scores = evaluated_files.read_scores(system)
+        scores = read_scores(system)
         points += [
             {"system": system.name, "min_score": least, **_rates(score)}
             for least, score in score_curve(scores, gold).items()
@@ -173,8 +256,7 @@ def _score_files(gold: list[GoldAlignment], options: argparse.Namespace, report:
 
 
 def _rates(score: AERScore) -> dict[str, float | int]:
-    names = ("aer", "precision", "recall", "f1", "links")
-    return {name: getattr(score, name) for name in names}
+    return {name: getattr(score, name) for name in ("aer", "precision", "recall", "f1", "links")}
 
 
 def _record(name: str, score: AERScore) -> dict[str, Any]:
@@ -183,15 +265,10 @@ def _record(name: str, score: AERScore) -> dict[str, Any]:
         "aer": score.aer,
         "aer_mean": score.resampled_mean,
         "aer_interval": score.interval,
-        "precision": score.precision,
-        "recall": score.recall,
-        "f1": score.f1,
-        "links": score.links,
+        **_rates(score),
         "sure_hits": score.sure_hits,
         "possible_hits": score.possible_hits,
-        "p_value": None,
-        "identical": None,
-        "calibration_error": None,
+        **dict.fromkeys(("p_value", "identical", "calibration_error")),
     }
 
 
@@ -227,10 +304,9 @@ def _show_table(report: dict[str, Any]) -> None:
     if not console.is_terminal:
         console.width = _UNBOUNDED
     console.print(table)
-    lines = [f"AER|{report['signature']}"]
+    console.say(f"\nAER|{report['signature']}")
     if report["paired"]:
-        lines.append(f"p|{report['paired']['signature']}")
-    console.say("\n".join(["", *lines]))
+        console.say(f"p|{report['paired']['signature']}")
 
 
 def _shown_p_value(record: dict[str, Any]) -> str:
@@ -239,4 +315,213 @@ def _shown_p_value(record: dict[str, Any]) -> str:
     return f"{record['p_value']:.2g}{' (identical)' if record['identical'] else ''}"
 
 
-COMMAND = Command("evaluate", "score alignment files against a gold alignment (AER)", _add_arguments, _run)
+COMMAND = Command("evaluate", "score alignment files against a gold alignment (AER)", EvaluateOptions, _run)
+
+
+def read_sentences(path: str | None) -> list[str] | None:
+    """The sentences of one side, if they are in a file."""
+    return None if path is None else [line for _, line in read_lines(text_source(path))]
+
+
+def read_systems(
+    gold: AlignmentFile, systems: Sequence[AlignmentFile], texts: Sides, *, skip_invalid: bool
+) -> tuple[list[GoldAlignment], list[list[Alignment]]]:
+    """Read gold alignments and the systems' alignments of the same sentence pairs; warn if they do not look right.
+
+    Args:
+        gold: the gold file.
+        systems: the systems' files.
+        texts: the sentences, to check that links lie inside them; None for those in the gold file, if any.
+        skip_invalid: whether to skip invalid links, and sentence pairs for which a file has no valid line.
+
+    Raises:
+        InvalidInputError: a file cannot be read, the gold alignment has no link, a system has another number of lines,
+            or a link or line is invalid and not skipped.
+    """
+    found = _read(gold, texts, skip_invalid)
+    if not found.pairs:
+        raise InvalidInputError(f"{gold.path}: got no line, expected gold alignments")
+    if not any(pair.possible for pair in _valid(found.pairs)):
+        raise InvalidInputError(f"{gold.path}: got no link in {len(found.pairs)} lines, expected gold alignments")
+    columns = [found.pairs]
+    for system in systems:
+        columns.append(_read(system, (found.sources, found.targets), skip_invalid).pairs)
+        if len(columns[-1]) != len(found.pairs):
+            message = f"got {len(columns[-1])} alignments, expected {len(found.pairs)}, one for each gold alignment"
+            raise InvalidInputError(f"{system.path}: {message}")
+    rows = [row for row in zip(*columns, strict=True) if len(_valid(row)) == len(row)]
+    if not rows:
+        raise InvalidInputError(f"{gold.path}: got no sentence pair with a valid line in all files, expected one")
+    if len(rows) < len(found.pairs):
+        _warn(f"skipped {len(found.pairs) - len(rows)} of {len(found.pairs)} sentence pairs with these lines")
+    pairs, *others = map(_valid, zip(*rows, strict=True))
+    alignments = [[pair.possible for pair in other] for other in others]
+    _doubt_base(gold, [pair.possible for pair in pairs])
+    for system, links in zip(systems, alignments, strict=True):
+        _doubt(system, links, pairs)
+    return pairs, alignments
+
+
+def read_scores(file: AlignmentFile) -> list[dict[Link, float]]:
+    """Read the scored links of each sentence pair, ``i-j:p``, as (source, target) from 0.
+
+    Raises:
+        InvalidInputError: a line is malformed, or a link has no score.
+    """
+    if file.path == "-":
+        raise InvalidInputError("got standard input, whose scores cannot be read again; give a file")
+    pairs = []
+    source = text_source(file.path)
+    for number, line in read_lines(source):
+        with located(source, number):
+            scores = parse_scored_pharaoh(line)
+        base = file.base or 0
+        links = {(i - base, j - base): score for (i, j), score in scores.items()}
+        pairs.append({link[::-1] if file.swapped else link: score for link, score in links.items()})
+    return pairs
+
+
+def _warn(message: str) -> None:
+    to_stderr(f"norm-align: warning: {message}")
+
+
+def _valid(pairs: Sequence[GoldAlignment | InvalidInputError]) -> list[GoldAlignment]:
+    return [pair for pair in pairs if not isinstance(pair, InvalidInputError)]
+
+
+def _read(file: AlignmentFile, texts: Sides, skip_invalid: bool) -> GoldFile:
+    links: list[InvalidInputError] = []
+    try:
+        found = _scan(file, texts, links.append if skip_invalid else None)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{error}{_hint(file, texts)}") from error
+    lines = [pair for pair in found.pairs if isinstance(pair, InvalidInputError)]
+    if links or lines:
+        numbers = ((len(links), "link"), (len(lines), "line"))
+        counts = " and ".join(f"{number} {name}{'s' * (number > 1)}" for number, name in numbers if number)
+        _warn(f"{file.path}: skipped {counts}, such as: {[*links, *lines][0]}{_hint(file, texts)}")
+    for number, pair in enumerate(found.pairs, 1):
+        if not (file.gold or file.talp or isinstance(pair, InvalidInputError)) and pair.sure != pair.possible:
+            message = "got possible links (ipj), expected i-j; write FILE:talp to count them"
+            raise error_at(text_source(file.path), number, message)
+    return found
+
+
+def _scan(file: AlignmentFile, texts: Sides, on_error: Callable[[InvalidInputError], None] | None) -> GoldFile:
+    return scan_gold(
+        text_source(file.path),
+        format=file.format,
+        base=file.base,
+        swapped=file.swapped,
+        sources=texts[0],
+        targets=texts[1],
+        on_error=on_error,
+    )
+
+
+def _hint(file: AlignmentFile, texts: Sides) -> str:
+    """Base and order of sides with which all links lie inside known sentences, as a hint; empty if there are none."""
+    options: list[tuple[Literal[0, 1], bool]] = [(0, False), (0, True), (1, False), (1, True)]
+    for base, swapped in [] if file.path == "-" or texts == (None, None) else options:
+        other = replace(file, base=base, swapped=swapped)
+        try:
+            _scan(other, texts, None)
+        except InvalidInputError:
+            continue
+        return f"; as {other.argument} all its links would lie inside the sentences"
+    return ""
+
+
+def _doubt(file: AlignmentFile, alignments: list[Alignment], gold: list[GoldAlignment]) -> None:
+    """Warn if a system's links look as if they were read with the wrong base or order of sides."""
+    correction = find_correction(alignments, gold)
+    if correction is None:
+        _doubt_base(file, alignments)
+        return
+    how, advice = _advice(file, correction.change)
+    rates = f"AER {correction.corrected_aer:.1f} instead of {correction.aer:.1f}"
+    _warn(f"{file.path}: with {how} its links would fit the gold far better ({rates}); {advice}")
+
+
+def _advice(file: AlignmentFile, change: Change) -> tuple[str, str]:
+    if change == "swapped":
+        first = "source" if file.swapped else "target"
+        other = replace(file, swapped=not file.swapped).argument
+        return "the sides exchanged", f"if it has the {first} first, write {other}, else check --gold-swapped"
+    how = f"indices {change}"
+    if change == "one less" or file.base == 1:
+        base: Literal[0, 1] = 1 if change == "one less" else 0
+        return how, f"if it counts from {base}, write {replace(file, base=base).argument}, else check --gold-base"
+    return how, "if the gold counts from 1, write --gold-base 1"
+
+
+def _doubt_base(file: AlignmentFile, alignments: list[Alignment]) -> None:
+    from_0 = file.base == 0 or (file.base is None and file.format != "naacl")
+    if from_0 and lacks_first_words(alignments):
+        found = f"none of its {sum(map(len, alignments))} links has the index 0"
+        _warn(f"{file.path}: {found}; if it counts from 1, write {replace(file, base=1).argument}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SymmetrizeOptions(Options):
+    """The options of ``norm-align symmetrize``."""
+
+    forward: AlignmentFile = argument(
+        "the alignments of the model or aligner from source to target, i-j with the source first and from 0, one "
+        "sentence pair a line, given as FILE[:swapped][:base1]: :swapped for target first, :base1 for indices from 1; "
+        "- is standard input",
+        parse=alignment_file,
+        metavar="FORWARD",
+    )
+    reverse: AlignmentFile = argument(
+        "those of the opposite direction, likewise; also with the source first, as fast_align -r writes them, unless "
+        ":swapped (as norm-align extract TARGET SOURCE writes them)",
+        parse=alignment_file,
+        metavar="REVERSE",
+    )
+    heuristic: str = option("Moses' name of the way to merge", "grow-diag", choices=SYMMETRIZATIONS)
+    out: str | None = option("the merged alignments, i-j (default: standard output)", metavar="FILE")
+    overwrite: bool = option("replace FILE if it exists", False)
+
+
+def _run_symmetrize(options: SymmetrizeOptions) -> None:
+    files = (options.forward, options.reverse)
+    refuse_two_streams(*(file.path for file in files))
+    for file in files:
+        if file.talp:
+            raise InvalidInputError(f"got {file.argument}; possible links (ipj) cannot be merged, give i-j")
+    sources = [text_source(file.path) for file in files]
+    merge = SYMMETRIZATIONS[options.heuristic]
+    lines = (f"{format_pharaoh(merge(*pair))}\n".encode() for pair in _pairs(files, sources))
+    if options.out is None:
+        print_whole(lines)
+    else:
+        write_text(regular_output(options.out, sources, overwrite=options.overwrite), lines)
+
+
+def _pairs(
+    files: tuple[AlignmentFile, AlignmentFile], sources: list[TextSource]
+) -> Iterator[tuple[Alignment, Alignment]]:
+    """Yield the links of both files, source first, from 0."""
+    read = (_links(file, source) for file, source in zip(files, sources, strict=True))
+    for number, (forward, reverse) in enumerate(zip_longest(*read), 1):
+        if forward is None or reverse is None:
+            short, long = sources if forward is None else sources[::-1]
+            message = f"got no such line, but {source_name(long)} has one; expected equally many in both"
+            raise error_at(short, number, message)
+        yield forward, reverse
+
+
+def _links(file: AlignmentFile, source: TextSource) -> Iterator[Alignment]:
+    for number, found in enumerate(read_pharaoh(source), 1):
+        links = found.transposed() if file.swapped else found
+        if file.base:
+            if any(0 in link for link in links):
+                raise error_at(source, number, "got the index 0, expected indices from 1; leave out :base1")
+            links = Alignment((i - 1, j - 1) for i, j in links)
+        yield links
+
+
+SYMMETRIZE = Command(
+    "symmetrize", "merge the alignments of both directions, from any aligner", SymmetrizeOptions, _run_symmetrize
+)

@@ -1,89 +1,27 @@
 """Runs ``norm-align inspect``: measures whether translations are about their source, and flags those that are not."""
 
-import argparse
 import json
 import sys
+from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, cast
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal, cast
 
-from alignment.commands import aligners, models, running
+from alignment.commands import aligners, models
 from alignment.inspection import FLAGS, MEASURES, RULES, Inspection
 from alignment.pipeline import extract
 from alignment.pipeline.blocks import Aligner, Pairs, Written
 from captum_norm import InvalidInputError
-from captum_norm.commands.command import Command
-from captum_norm.commands.numbers import positive
-from captum_norm.text.lines import is_regular_file
+from captum_norm.commands.program import Command, Options, argument, option
+from captum_norm.commands.shared import index_or, positive
 
 if TYPE_CHECKING:
     from alignment.inspector import Inspector
 
-_BLOCK_LINES = 2048
 _DIGITS = 4
 _COLUMNS = ("line", "flags", *MEASURES, "uncovered", "repeated", "source", "target")
 _FEW = 5
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="the tokenised source sentences, one a line; without TARGET, lines source ||| target. A file or URL; "
-        ".gz, .xz and .bz2 are decompressed, - is standard input",
-    )
-    parser.add_argument("target", nargs="?", metavar="TARGET", help="their translations, tokenised, one a line")
-    parser.add_argument(
-        "--tokenize", action="store_true", help="split raw text into words as Moses does, for the shipped models"
-    )
-    parser.add_argument("--flagged", action="store_true", help="write the lines that raise a flag alone")
-    parser.add_argument(
-        "--format",
-        choices=("tsv", "json"),
-        default="tsv",
-        help="tsv: a table with a head; json: a line of JSON for each line of text (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--block-lines",
-        type=positive,
-        default=_BLOCK_LINES,
-        metavar="N",
-        help="lines that are read and inspected together (default: %(default)s; from a stream, as many as there are "
-        "when it pauses)",
-    )
-    measures = parser.add_argument_group("the measures")
-    measures.add_argument(
-        "--layer",
-        type=aligners.LAYER,
-        default="auto",
-        metavar="N|auto|highest-norm",
-        help="the decoder layer whose links are read, as for extract (default: %(default)s)",
-    )
-    measures.add_argument(
-        "--head", type=aligners.ONE_HEAD, default="auto", metavar="N|auto", help="its head (default: %(default)s)"
-    )
-    measures.add_argument(
-        "--alti", action="store_true", help="also compute the source's share by ALTI+, which takes a pass of its own"
-    )
-    measures.add_argument(
-        "--all-measures",
-        action="store_true",
-        help="compute information and exchange for every pair, not only for improbable or badly linked ones",
-    )
-    rules = ", ".join(
-        f"{rule.flag} where {measure} {'>' if rule.above else '<'} {rule.limit:g}" for measure, rule in RULES.items()
-    )
-    measures.add_argument(
-        "--limit",
-        type=_limit,
-        action="append",
-        default=[],
-        metavar="MEASURE=NUMBER",
-        help=f"another limit of a flag; may be repeated. By default: {rules}",
-    )
-    models.add_arguments(parser)
-    running.add_arguments(parser)
 
 
 def _limit(text: str) -> tuple[str, float]:
@@ -91,21 +29,77 @@ def _limit(text: str) -> tuple[str, float]:
     try:
         return measure, float(number)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"got {text}; expected a measure and a number, as in gap=0.5") from None
+        raise ArgumentTypeError(f"got {text}; expected a measure and a number, as in gap=0.5") from None
 
 
-def _run(options: argparse.Namespace) -> None:
-    if options.source == options.target == "-":
-        raise InvalidInputError("got - for both sides; standard input can be read only once")
-    splits = models.splits(options)
-    with running.set_up(options) as report:
-        source = running.text_source(options.source)
-        target = None if options.target is None else running.text_source(options.target)
-        inspector = _inspector(options)
+_RULES = ", ".join(
+    f"{rule.flag} where {measure} {'>' if rule.above else '<'} {rule.limit:g}" for measure, rule in RULES.items()
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measures(Options, title="the measures"):
+    layer: int | Literal["auto", "highest-norm"] = option(
+        "the decoder layer whose links are read, as for extract",
+        "auto",
+        parse=aligners.LAYER,
+        metavar="N|auto|highest-norm",
+    )
+    head: int | Literal["auto"] = option("its head", "auto", parse=index_or("auto"), metavar="N|auto")
+    alti: bool = option("also compute the source's share by ALTI+, which takes a pass of its own", False)
+    all_measures: bool = option(
+        "compute information and exchange for every pair, not only for improbable or badly linked ones", False
+    )
+    limit: list[tuple[str, float]] = option(
+        f"another limit of a flag; may be repeated. By default: {_RULES}", [], parse=_limit, metavar="MEASURE=NUMBER"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions(_Measures, models.ModelOptions, models.RunOptions):
+    """The options of ``norm-align inspect``."""
+
+    source: str = argument(
+        "the tokenised source sentences, one a line; without TARGET, lines source ||| target. A file or URL; .gz, .xz "
+        "and .bz2 are decompressed, - is standard input",
+        metavar="SOURCE",
+    )
+    target: str | None = argument("their translations, tokenised, one a line", metavar="TARGET", nargs="?")
+    tokenize: bool = models.tokenize_option()
+    flagged: bool = option("write the lines that raise a flag alone", False)
+    format: Literal["tsv", "json"] = option(
+        "tsv: a table with a head; json: a line of JSON for each line of text", "tsv"
+    )
+    block_lines: int = option(
+        "lines that are read and inspected together (default: %(default)s; from a stream, as many as there are when it "
+        "pauses)",
+        2048,
+        parse=positive,
+        metavar="N",
+    )
+
+
+def _run(options: InspectOptions) -> None:
+    from alignment.inspector import Inspector
+
+    models.refuse_two_streams(options.source, options.target)
+    splits = models.splits(options, tokenize=options.tokenize)
+    with models.set_up(options) as report:
+        source = models.text_source(options.source)
+        target = None if options.target is None else models.text_source(options.target)
+        inspector = Inspector(
+            *models.load(options),
+            layer=options.layer,
+            head=options.head,
+            alti=options.alti,
+            all_measures=options.all_measures,
+            limits=dict(options.limit),
+            max_tokens=options.max_tokens,
+        )
         if inspector.aligner.choice is not None:
             dict(inspector.inspect_each([(["a"], ["a"])]))  # refuses layers and heads that are not there
-        elif not all(isinstance(side, str) and is_regular_file(side) for side in (source, target) if side is not None):
-            running.report_waiting(report, options)
+        elif any(models.is_stream(side) for side in (source, target) if side is not None):
+            models.report_waiting(report, options)
         writing = _Writing(as_json=options.format == "json", flagged=options.flagged, report=report)
         if not writing.as_json:
             sys.stdout.buffer.write(writing.row(_COLUMNS).encode())
@@ -116,7 +110,7 @@ def _run(options: argparse.Namespace) -> None:
             cast(Aligner, inspector),
             sys.stdout.buffer,
             block_lines=options.block_lines,
-            pause=None if inspector.aligner.choice is None else running.PAUSE,
+            pause=None if inspector.aligner.choice is None else models.PAUSE,
             max_words=options.max_words,
             bad_lines=options.bad_lines,
             report=report,
@@ -128,20 +122,6 @@ def _run(options: argparse.Namespace) -> None:
         report(f"{counts.lines:,} lines, {writing.flagged_lines:,} flagged{raised and ': '}{raised}; {counts.bad}")
         if writing.raised["exchanged"] > max(_FEW, (counts.lines - counts.bad_lines) / 2):
             report("most pairs are more probable with source and target exchanged: exchange SOURCE and TARGET")
-
-
-def _inspector(options: argparse.Namespace) -> "Inspector":
-    from alignment.inspector import Inspector
-
-    return Inspector(
-        *models.load(options),
-        layer=options.layer,
-        head=options.head,
-        alti=options.alti,
-        all_measures=options.all_measures,
-        limits=dict(options.limit),
-        max_tokens=options.max_tokens,
-    )
 
 
 class _Writing:
@@ -202,4 +182,4 @@ class _Writing:
         )
 
 
-COMMAND = Command("inspect", "flag translations that are not about their source", _add_arguments, _run)
+COMMAND = Command("inspect", "flag translations that are not about their source", InspectOptions, _run)

@@ -1,158 +1,144 @@
-"""Declares the options that name a translation model, and loads it."""
+"""Declares what commands that run a translation model share: the model, and the run over text of any size."""
 
-import argparse
-from collections.abc import Callable
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Literal, cast
 
-from alignment.formats import split_words
+from alignment.formats import TextSource, split_words
 from alignment.pipeline.blocks import Splits
+from alignment.pipeline.extraction import output_file
 from alignment.tokenization import IdentifiedTokenizer
 from captum_norm import InvalidInputError
-from captum_norm.commands.options import add_quantization
+from captum_norm.bars import to_stderr
+from captum_norm.commands.program import Options, option
+from captum_norm.commands.shared import positive, quantize_option, whole_number
+from captum_norm.loading import Quantization
+from captum_norm.text.files import check_writable, is_url
+from captum_norm.text.lines import is_regular_file
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from alignment.fairseq import Codes
     from alignment.normalization import Language
 
 Loaded = tuple["nn.Module", IdentifiedTokenizer]
 
-DEFAULT_MODEL = "fr-en"
+PAUSE = 0.05
+"""Seconds without a new line after which the lines of a stream are processed."""
+
+_MOST_THREADS = 1024  # torch kills the process if the system cannot start so many
+# The options for one kind of model alone.
+_OF_KIND = {
+    "a shipped model": (),
+    "a fairseq checkpoint": ("data", "codes"),
+    "a Hugging Face model": ("source_language", "target_language", "source_prefix", "quantize"),
+}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that :func:`load` reads."""
-    group = parser.add_argument_group("the translation model")
-    group.add_argument(
-        "--model",
-        default=DEFAULT_MODEL,
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Options, title="the translation model"):
+    """The translation model."""
+
+    model: str = option(
+        "fr-en or en-fr, which are shipped with this package; a .pt file of fairseq; or a Hugging Face folder or name, "
+        "of a model or a PEFT adapter",
+        "fr-en",
         metavar="NAME_OR_PATH",
-        help="fr-en or en-fr, which are shipped with this package; a .pt file of fairseq; or a Hugging Face folder or "
-        "name, of a model or a PEFT adapter (default: %(default)s)",
     )
-    group.add_argument(
-        "--data",
+    data: str | None = option(
+        "for a .pt file: the folder that fairseq-preprocess wrote, with the dictionaries and the codes or model that "
+        "split words into pieces",
         metavar="DIR",
-        help="for a .pt file: the folder that fairseq-preprocess wrote, with the dictionaries and the codes or model "
-        "that split words into pieces",
     )
-    group.add_argument(
-        "--codes",
-        action="append",
+    codes: list[str] | None = option(
+        "for a .pt file: the SentencePiece model or BPE codes that split words into pieces, if not in --data; give it "
+        "twice for source and target, or none if the words are already pieces",
         metavar="FILE",
-        help="for a .pt file: the SentencePiece model or BPE codes that split words into pieces, if not in --data; "
-        "give it twice for source and target, or none if the words are already pieces",
     )
-    group.add_argument(
-        "--source-language", metavar="CODE", help="for a multilingual Hugging Face model, such as deu_Latn"
+    source_language: str | None = option("for a multilingual Hugging Face model, such as deu_Latn", metavar="CODE")
+    target_language: str | None = option("as --source-language", metavar="CODE")
+    source_prefix: str | None = option(
+        "text in front of each source sentence of a Hugging Face model, such as '>>fra<<'", metavar="TEXT"
     )
-    group.add_argument("--target-language", metavar="CODE", help="as --source-language")
-    group.add_argument(
-        "--source-prefix",
-        metavar="TEXT",
-        help="text in front of each source sentence of a Hugging Face model, such as '>>fra<<'",
+    quantize: Quantization | None = quantize_option()
+    dtype: Literal["float32", "bfloat16", "float16"] | None = option(
+        "the type of the weights; norms are summed in float32 (default: as loaded)"
     )
-    add_quantization(group)
-    group.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16", "float16"),
-        help="the type of the weights; norms are summed in float32 (default: as loaded)",
-    )
-    group.add_argument("--device", default="cpu", help="such as cuda or cuda:1 (default: %(default)s)")
+    device: str = option("such as cuda or cuda:1", "cpu")
 
 
-def load(options: argparse.Namespace, device: str | None = None) -> Loaded:
-    """Load the model, on a device (that of ``--device`` by default) and in ``eval()`` mode, and its tokenizer.
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Options, title="the run"):
+    """A run over text of any size."""
 
-    Raises:
-        InvalidInputError: the model does not exist or is not a translation model, an option does not apply to it, or
-            the device does not exist.
-    """
+    max_words: int = option("lines with more words on a side are bad", 256, parse=positive, metavar="N")
+    bad_lines: Literal["empty", "stop"] = option(
+        "what to do about an unusable line: write an empty line and a message with its number, or stop", "empty"
+    )
+    max_tokens: int = option("the largest batch, in pieces, padding included", 4096, parse=positive, metavar="N")
+    threads: int | None = option(
+        "CPU threads (default: torch's choice)",
+        parse=whole_number(f"a number from 1 to {_MOST_THREADS}", lambda number: 0 < number <= _MOST_THREADS),
+        metavar="N",
+    )
+    quiet: bool = option("write only errors to standard error", False)
+
+
+def load(options: ModelOptions, device: str | None = None) -> Loaded:
+    """Load the model, on a device (that of ``--device`` by default) and in ``eval()`` mode, and its tokenizer."""
     from captum_norm.loading import on_device
 
-    kind = next(kind for kind in _KINDS if kind.recognises(options.model))
-    for other in _KINDS:
-        for name in other.options:
-            if name not in kind.options and getattr(options, name) is not None:
-                message = f"{_flag(name)} is for {other.title}; {options.model} is {kind.title}"
-                raise InvalidInputError(message)
-    dtype = getattr(options, "dtype", None)
-    if dtype is not None and options.quantize is not None:
-        raise InvalidInputError(f"got --dtype {dtype} and --quantize {options.quantize}; give one of them")
-    model, tokenizer = kind.load(options)
-    if dtype is not None:
-        import torch
-
-        model.to(getattr(torch, dtype))
-    return on_device(model, device or options.device), tokenizer
+    kind = _kind(options.model)
+    for other, names in _OF_KIND.items():
+        for name in names:
+            if other != kind and getattr(options, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise InvalidInputError(f"{flag} is for {other}; {options.model} is {kind}")
+    if options.dtype is not None and options.quantize is not None:
+        raise InvalidInputError(f"got --dtype {options.dtype} and --quantize {options.quantize}; give one of them")
+    model, tokenizer = _LOADERS[kind](options)
+    return on_device(model, device or options.device, options.dtype), tokenizer
 
 
-def splits(options: argparse.Namespace) -> Splits:
-    """The functions that split source and target sentences into words.
-
-    Raises:
-        InvalidInputError: there is ``--tokenize``, and the model is not a shipped one.
-    """
-    if not options.tokenize:
-        return split_words, split_words
+def _kind(name: str) -> str:
     from alignment.fairseq.loading import shipped_models
-    from alignment.normalization import tokenize
 
-    if options.model not in shipped_models():
-        raise InvalidInputError("--tokenize is for the shipped models; give text tokenised as in the model's training")
-    source, target = (cast("Language", code) for code in options.model.split("-"))
-    return partial(tokenize, language=source), partial(tokenize, language=target)
+    if name in shipped_models():
+        return "a shipped model"
+    return "a fairseq checkpoint" if Path(name).suffix == ".pt" else "a Hugging Face model"
 
 
-def identity(
-    options: argparse.Namespace, model: "nn.Module", tokenizer: IdentifiedTokenizer, device: str
-) -> dict[str, str | None]:
-    """What must not change when a run is resumed: hashes of model and tokenizer, their options, the device type."""
-    from captum_norm.identity import configuration_digest, weights_digest
-
-    names = sorted({name for kind in _KINDS for name in kind.options})
-    given = {name: getattr(options, name) for name in names}
-    texts = {name: " ".join(value) if isinstance(value, list) else value for name, value in given.items()}
-    return {
-        "model": f"{options.model} ({weights_digest(model)})",
-        "configuration": configuration_digest(model),
-        "tokenizer": tokenizer.digest(),
-        **texts,
-        "device": device.partition(":")[0],
-    }
-
-
-def _load_shipped(options: argparse.Namespace) -> Loaded:
+def _load_shipped(options: ModelOptions) -> Loaded:
     from alignment.fairseq.loading import load_shipped_model
 
     return load_shipped_model(options.model)
 
 
-def _load_fairseq(options: argparse.Namespace) -> Loaded:
+def _load_fairseq(options: ModelOptions) -> Loaded:
     from alignment.fairseq import load_fairseq_checkpoint
 
     if options.data is None:
         raise InvalidInputError(f"got no --data for {options.model}; give the folder that fairseq-preprocess wrote")
-    codes: Codes
     match options.codes:
         case None:
-            codes = None
+            return load_fairseq_checkpoint(options.model, options.data)
         case ["none"]:
-            codes = False
+            return load_fairseq_checkpoint(options.model, options.data, codes=False)
         case [file]:
-            codes = file
+            return load_fairseq_checkpoint(options.model, options.data, codes=file)
         case [source, target]:
-            codes = source, target
-        case given:
-            raise InvalidInputError(f"got --codes {len(given)} times, expected once or twice, for source and target")
-    return load_fairseq_checkpoint(options.model, options.data, codes=codes)
+            return load_fairseq_checkpoint(options.model, options.data, codes=(source, target))
+        case files:
+            raise InvalidInputError(f"got --codes {len(files)} times, expected once or twice, for source and target")
 
 
-def _load_huggingface(options: argparse.Namespace) -> Loaded:
+def _load_huggingface(options: ModelOptions) -> Loaded:
     from alignment.huggingface import HuggingFaceTokenizer
     from captum_norm.loading import load
 
@@ -168,40 +154,99 @@ def _load_huggingface(options: argparse.Namespace) -> Loaded:
     )
 
 
-def _is_shipped(name: str) -> bool:
-    from alignment.fairseq.loading import shipped_models
-
-    return name in shipped_models()
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """A kind of model, loaded in one way.
-
-    Attributes:
-        title: its name in messages.
-        recognises: whether a name or path refers to one.
-        load: loads one.
-        options: the options that apply to this kind only.
-    """
-
-    title: str
-    recognises: Callable[[str], bool]
-    load: Callable[[argparse.Namespace], Loaded]
-    options: tuple[str, ...] = ()
-
-
-_KINDS = (
-    _Kind("a shipped model", _is_shipped, _load_shipped),
-    _Kind("a fairseq checkpoint", lambda name: Path(name).suffix == ".pt", _load_fairseq, ("data", "codes")),
-    _Kind(
-        "a Hugging Face model",
-        lambda _: True,
-        _load_huggingface,
-        ("source_language", "target_language", "source_prefix", "quantize"),
-    ),
+_LOADERS: dict[str, Callable[[ModelOptions], Loaded]] = dict(
+    zip(_OF_KIND, (_load_shipped, _load_fairseq, _load_huggingface), strict=True)
 )
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+def identity(
+    options: ModelOptions, model: "nn.Module", tokenizer: IdentifiedTokenizer, device: str
+) -> dict[str, str | None]:
+    """What must not change when a run is resumed: hashes of model and tokenizer, their options, the device type."""
+    from captum_norm.identity import configuration_digest, weights_digest
+
+    values = {name: getattr(options, name) for names in _OF_KIND.values() for name in names}
+    return {
+        "model": f"{options.model} ({weights_digest(model)})",
+        "configuration": configuration_digest(model),
+        "tokenizer": tokenizer.digest(),
+        **{name: " ".join(value) if isinstance(value, list) else value for name, value in sorted(values.items())},
+        "device": device.partition(":")[0],
+    }
+
+
+def tokenize_option() -> bool:
+    """Declare ``--tokenize``."""
+    return cast(bool, option("split raw text into words as Moses does, for the shipped models", False))
+
+
+def splits(options: ModelOptions, *, tokenize: bool) -> Splits:
+    """The functions that split source and target sentences into words."""
+    if not tokenize:
+        return split_words, split_words
+    from alignment import normalization
+
+    if _kind(options.model) != "a shipped model":
+        raise InvalidInputError("--tokenize is for the shipped models; give text tokenised as in the model's training")
+    source, target = (cast("Language", code) for code in options.model.split("-"))
+    return partial(normalization.tokenize, language=source), partial(normalization.tokenize, language=target)
+
+
+@contextmanager
+def set_up(options: RunOptions) -> Iterator[Callable[[str], None]]:
+    """Set the number of threads for the run; yield the function that prints messages."""
+    import torch
+
+    threads = torch.get_num_threads()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    try:
+        yield (lambda _: None) if options.quiet else to_stderr
+    finally:
+        torch.set_num_threads(threads)
+
+
+def report_waiting(report: Callable[[str], None], options: object) -> None:
+    """Say that the lines of a stream wait until layers and heads are chosen."""
+    flags = "--layer, --head and --reverse-head" if hasattr(options, "reverse_head") else "--layer and --head"
+    report(
+        f"layer and head are chosen on the first lines, which are waited for; give {flags} to answer each line as it "
+        "comes"
+    )
+
+
+def text_source(name: str) -> TextSource:
+    """A source for the readers of :mod:`alignment.formats`; ``-`` is standard input."""
+    if name == "-":
+        return sys.stdin.buffer
+    is_regular_file(name)
+    return name
+
+
+def is_stream(source: TextSource) -> bool:
+    """Whether a source can be read only once."""
+    return not (isinstance(source, str) and is_regular_file(source))
+
+
+def refuse_two_streams(*names: str | None) -> None:
+    """Refuse ``-``, standard input, for more than one source."""
+    if names.count("-") > 1:
+        raise InvalidInputError("got - more than once; standard input can be read only once")
+
+
+def regular_output(out: str, inputs: Sequence[TextSource], *, overwrite: bool) -> str:
+    """The regular file to write, as a whole, or its URL."""
+    file = output_file(out, inputs, replace=overwrite)
+    if file is None:
+        raise InvalidInputError(f"cannot write {out}: it is no regular file; write to standard output instead")
+    if not is_url(file):
+        check_writable(Path(file).parent)
+    return file
+
+
+def print_whole(parts: Iterable[bytes]) -> None:
+    """Print all parts of a text, or none if one of them cannot be computed."""
+    with TemporaryFile() as kept:
+        kept.writelines(parts)
+        kept.seek(0)
+        shutil.copyfileobj(kept, sys.stdout.buffer)

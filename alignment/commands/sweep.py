@@ -1,23 +1,19 @@
 """Runs ``norm-align sweep``: the paper's experiment on corpora with gold alignments."""
 
-import argparse
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from alignment.commands import gold as gold_options
 from alignment.commands import models
-from alignment.commands.evaluated_files import read_sentences
+from alignment.commands.evaluate import GoldOptions, read_sentences
 from alignment.corpora import ALIBI_STORIES, ParallelGold, load_alibi, read_rwth, read_wpt03
 from alignment.formats import split_words
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.bars import to_stderr
-from captum_norm.commands.command import Command
-from captum_norm.commands.numbers import positive, resamples
-from captum_norm.commands.outputs import output_folder, write_outputs
+from captum_norm.commands.program import Command, option
+from captum_norm.commands.shared import output_folder, positive, resamples, write_outputs
 from captum_norm.results.tables import csv_records
 
 if TYPE_CHECKING:
@@ -31,7 +27,7 @@ _WIDTH = 10_000  # columns, for many layers or heads: rich would cut numbers
 
 _UNNAMED = ("source", "target")  # the languages of a user's own corpus
 
-_FOLDERS: Mapping[str, Callable[[str], ParallelGold]] = MappingProxyType({"wpt03": read_wpt03, "rwth": read_rwth})
+_FOLDERS = {"wpt03": read_wpt03, "rwth": read_rwth}
 
 
 def corpora(text: str) -> list[ParallelGold]:
@@ -49,67 +45,59 @@ def corpora(text: str) -> list[ParallelGold]:
     return [_FOLDERS[name](which)]
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    models.add_arguments(parser)
-    parser.add_argument(
-        "--also",
-        action="append",
-        default=[],
+@dataclass(frozen=True, kw_only=True)
+class _OwnCorpus(GoldOptions, title="a corpus of your own, instead of --corpus"):
+    gold: str | None = option("gold alignments, source first", metavar="FILE")
+    source: str | None = option("the tokenised source sentences, one a line", metavar="FILE")
+    target: str | None = option("the tokenised target sentences, one a line", metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(models.ModelOptions, _OwnCorpus):
+    """The options of ``norm-align sweep``."""
+
+    also: list[str] = option(
+        "a further model of the same shape and direction, such as another seed or checkpoint, given as for --model; "
+        "adds the mean and population SD over all models (may be given several times)",
+        [],
         metavar="NAME_OR_PATH",
-        help="a further model of the same shape and direction, such as another seed or checkpoint, given as for "
-        "--model; adds the mean and population SD over all models (may be given several times)",
     )
-    parser.add_argument(
-        "--corpus",
-        action="append",
-        metavar="CORPUS",
-        help="sentences with gold alignments: alibi, the three stories shipped with this package, alibi=STORY for "
+    corpus: list[str] = option(
+        "sentences with gold alignments: alibi, the three stories shipped with this package, alibi=STORY for "
         f"{' or '.join(ALIBI_STORIES)} alone, wpt03=FOLDER or rwth=FOLDER; may be given several times (default: alibi)",
+        [],
+        metavar="CORPUS",
     )
-    own = parser.add_argument_group("a corpus of your own, instead of --corpus")
-    own.add_argument("--gold", metavar="FILE", help="gold alignments, source first")
-    own.add_argument("--source", metavar="FILE", help="the tokenised source sentences, one a line")
-    own.add_argument("--target", metavar="FILE", help="the tokenised target sentences, one a line")
-    gold_options.add_format(own)
-    parser.add_argument(
-        "--swapped",
-        action="store_true",
-        help="exchange source and target, for a model that does not name its languages, such as Hugging Face's",
+    swapped: bool = option(
+        "exchange source and target, for a model that does not name its languages, such as Hugging Face's", False
     )
-    parser.add_argument("--no-gradients", action="store_true", help="leave out the gradient baselines")
-    parser.add_argument(
-        "--bootstrap",
-        type=resamples,
-        default=1000,
-        metavar="N",
-        help="resamples for the 95%% intervals of AER; 0 for none (default: %(default)s)",
-    )
-    parser.add_argument("--max-tokens", type=positive, default=4096, metavar="N", help="the largest batch, in pieces")
-    parser.add_argument(
-        "--out",
-        type=output_folder,
+    no_gradients: bool = option("leave out the gradient baselines", False)
+    bootstrap: int = option("resamples for the 95%% intervals of AER; 0 for none", 1000, parse=resamples, metavar="N")
+    max_tokens: int = option("the largest batch, in pieces", 4096, parse=positive, metavar="N")
+    out: Path | None = option(
+        "also write sweep.csv, and for each corpus heatmaps, CORPUS-layers.png, CORPUS-heads.png, and a page with the "
+        "links of every head, CORPUS.html; those of --also end in -2, -3 …",
+        parse=output_folder,
         metavar="FOLDER",
-        help="also write sweep.csv, and for each corpus heatmaps, CORPUS-layers.png, CORPUS-heads.png, and a page with "
-        "the links of every head, CORPUS.html; those of --also end in -2, -3 …",
     )
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: SweepOptions) -> None:
     from alignment.sweep import corpora_tables, records, spread_tables, tables
     from captum_norm.commands.terminal import Terminal
 
     if options.gold is None and (options.source is not None or options.target is not None):
         raise InvalidInputError("got --source or --target without --gold; give the gold alignments of these sentences")
-    given = [_own(options)] if options.gold else _given(options.corpus or ["alibi"])
+    texts = _corpora(options.corpus or ["alibi"]) if options.gold is None else [_own(options, options.gold)]
     console = Terminal(width=_WIDTH)
     rows, outputs = [], dict[Path, bytes]()
     of_corpora: dict[str, list[Sweep]] = {}
     for number, name in enumerate([options.model, *options.also], 1):
-        model, tokenizer = models.load(argparse.Namespace(**{**vars(options), "model": name}))
+        model, tokenizer = models.load(replace(options, model=name))
         which = f"; {name}" if options.also else ""
         of_directions: dict[str, list[Sweep]] = {}
-        for found in given:
-            swept = _swept(model, tokenizer, found, options)
+        for text in texts:
+            swept = _swept(model, tokenizer, text, options)
             _print(console, f"{_heading(swept.corpus)}{which}", tables(swept))
             rows += [{"model": name, **record} for record in records(swept)]
             if options.out is not None:
@@ -129,7 +117,7 @@ def _run(options: argparse.Namespace) -> None:
         write_outputs(outputs | {options.out / "sweep.csv": csv_records(rows).encode()})
 
 
-def _own(options: argparse.Namespace) -> ParallelGold:
+def _own(options: SweepOptions, path: str) -> ParallelGold:
     """The corpus that ``--gold``, ``--source`` and ``--target`` name."""
     if options.corpus:
         raise InvalidInputError("got --gold and --corpus; give one of them")
@@ -137,26 +125,23 @@ def _own(options: argparse.Namespace) -> ParallelGold:
     if in_file != (options.source is None) or in_file != (options.target is None):
         needed = "the sentences are in a tsv file; leave out" if in_file else "got --gold without both sides; give"
         raise InvalidInputError(f"{needed} --source and --target")
-    found = gold_options.scan(options, read_sentences(options.source), read_sentences(options.target))
-    gold = [pair for pair in found.pairs if not isinstance(pair, InvalidInputError)]  # it has raised those
-    sources, targets = ([split_words(line or "") for line in side or ()] for side in (found.sources, found.targets))
-    return ParallelGold(Path(options.gold).name, *_UNNAMED, sources, targets, gold)
+    gold, scanned = options.scan_gold(path, (read_sentences(options.source), read_sentences(options.target)))
+    sources, targets = ([split_words(line or "") for line in side or ()] for side in (scanned.sources, scanned.targets))
+    return ParallelGold(Path(path).name, *_UNNAMED, sources, targets, gold)
 
 
-def _given(texts: Sequence[str]) -> list[ParallelGold]:
-    given = [found for text in texts for found in corpora(text)]
-    names = [found.name for found in given]
+def _corpora(texts: Sequence[str]) -> list[ParallelGold]:
+    named = [corpus for text in texts for corpus in corpora(text)]
+    names = [corpus.name for corpus in named]
     if len(set(names)) < len(names):
         raise InvalidInputError(f"got the corpora {', '.join(names)}; expected each once")
-    return given
+    return named
 
 
-def _swept(
-    model: "nn.Module", tokenizer: TranslationTokenizer, found: ParallelGold, options: argparse.Namespace
-) -> "Sweep":
+def _swept(model: "nn.Module", tokenizer: TranslationTokenizer, text: ParallelGold, options: SweepOptions) -> "Sweep":
     from alignment.sweep import sweep
 
-    turned = _turned(found, tokenizer, swapped=options.swapped)
+    turned = _turned(text, tokenizer, swapped=options.swapped)
     swept = sweep(
         model,
         tokenizer,
@@ -212,4 +197,4 @@ def _direction(tokenizer: object) -> tuple[str | None, str | None]:
     return getattr(tokenizer, "source_language", None), getattr(tokenizer, "target_language", None)
 
 
-COMMAND = Command("sweep", "alignment error rate by method, setting, layer, head and recipe", _add_arguments, _run)
+COMMAND = Command("sweep", "alignment error rate by method, setting, layer, head and recipe", SweepOptions, _run)

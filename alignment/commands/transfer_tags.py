@@ -1,29 +1,26 @@
 """Runs ``norm-align transfer-tags``: inserts the inline tags of source sentences into their translations."""
 
-import argparse
 import html
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from alignment.commands import aligners, directions, models, running
+from alignment.commands import aligners, models
+from alignment.commands.aligners import AlignerOptions
 from alignment.formats import TextSource, parse_pharaoh, split_words
 from alignment.formats.text import write_text
 from alignment.links import Alignment
 from alignment.normalization import NormalizedWords
-from alignment.pipeline.extraction import output_file
 from alignment.tags import Markup, TextWord, check_plain, parse_markup, split_spaces, split_text, transfer_tags
 from alignment.tokenization import languages_of
 from captum_norm import InvalidInputError
 from captum_norm.bars import line_bar, to_stderr
-from captum_norm.commands.command import Command
+from captum_norm.commands.program import Command, argument, option
 from captum_norm.runs import Block, cut, cut_at_pauses
 from captum_norm.text.characters import spelled_lines
-from captum_norm.text.files import check_writable, is_url
-from captum_norm.text.lines import error_at, is_regular_file, scan_lines
+from captum_norm.text.lines import error_at, scan_lines
 
 if TYPE_CHECKING:
     from alignment.aligner import Pairs, TextAligner
@@ -45,62 +42,55 @@ _Answers = dict[int, str | InvalidInputError]
 """By the numbers of lines, their translations with tags, or errors that say why there are none."""
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source",
+@dataclass(frozen=True, kw_only=True)
+class TransferOptions(AlignerOptions):
+    """The options of ``norm-align transfer-tags``."""
+
+    source: str = argument(
+        "the source sentences with tags of XML or HTML, raw text, one a line; .gz, .xz and .bz2 are decompressed, - is "
+        "standard input",
         metavar="SOURCE",
-        help="the source sentences with tags of XML or HTML, raw text, one a line; .gz, .xz and .bz2 are decompressed, "
-        "- is standard input",
     )
-    parser.add_argument(
-        "target",
-        nargs="?",
-        metavar="TARGET",
-        help="their translations without tags; left out, the model translates the sentences",
+    target: str | None = argument(
+        "their translations without tags; left out, the model translates the sentences", metavar="TARGET", nargs="?"
     )
-    parser.add_argument(
-        "--alignments",
-        metavar="FILE",
-        help="the links between the words, i-j, source first, from 0, instead of a model's; words are then what spaces "
+    alignments: str | None = option(
+        "the links between the words, i-j, source first, from 0, instead of a model's; words are then what spaces "
         "separate in both texts without tags",
+        metavar="FILE",
     )
-    parser.add_argument("--out", metavar="FILE", help="the translations with tags (default: standard output)")
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it exists")
-    models.add_arguments(parser)
-    directions.add_arguments(parser, counting=False)
-    aligners.add_arguments(parser)
-    running.add_arguments(parser)
-    parser.set_defaults(bad_lines="stop")
+    out: str | None = option("the translations with tags (default: standard output)", metavar="FILE")
+    overwrite: bool = option("replace FILE if it exists", False)
+    bad_lines: Literal["empty", "stop"] = option(
+        "what to do about an unusable line: write an empty line and a message with its number, or stop", "stop"
+    )
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: TransferOptions) -> None:
     names = [name for name in (options.source, options.target, options.alignments) if name is not None]
-    if names.count("-") > 1:
-        raise InvalidInputError("got - twice; standard input can be read only once")
+    models.refuse_two_streams(*names)
     if options.alignments is not None and options.target is None:
         raise InvalidInputError("got --alignments without TARGET; give the translations whose words they link")
     of_model = [name for name in _OF_MODEL if getattr(options, name) is not None]
     if options.alignments is not None and of_model:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in of_model)
         raise InvalidInputError(f"got --alignments and {flags}; give the links, or what a model needs to find them")
-    inputs = [running.text_source(name) for name in names]
-    file = None if options.out is None else output_file(options.out, inputs, replace=options.overwrite)
-    if options.out is not None and file is None:
-        raise InvalidInputError(f"cannot write {options.out}: it is no regular file; write to standard output instead")
-    if file is not None and not is_url(file):
-        check_writable(Path(file).parent)
+    inputs = [models.text_source(name) for name in names]
+    file = None
+    if options.out is not None:
+        file = models.regular_output(options.out, inputs, overwrite=options.overwrite)
     if options.alignments is not None:
         _transfer(inputs, file, _by_given_links, options, (lambda _: None) if options.quiet else to_stderr)
         return
-    streamed = any(map(_is_stream, inputs))
+    streamed = any(map(models.is_stream, inputs))
     if options.bad_lines == "stop" and not streamed:  # before a model is loaded
         for block in cut(inputs, _BLOCK_LINES):
             _stop_at_first(_read(block))
-    with running.set_up(options) as report:
-        aligner, _ = directions.load(options, options.device)
-        undecided = any(one.choice is None for one, _ in directions.parts(aligner))
+    with models.set_up(options) as report:
+        aligner, _ = aligners.load(options, options.device)
+        undecided = any(part.choice is None for part, _ in aligners.directions(aligner))
         if undecided and streamed:
-            running.report_waiting(report, options)
+            models.report_waiting(report, options)
         _transfer(inputs, file, _ByModel(aligner, options, report), options, report, together=undecided)
 
 
@@ -108,26 +98,20 @@ def _transfer(
     inputs: Sequence[TextSource],
     file: str | None,
     work: Callable[[Mapping[int, _Line]], _Answers],
-    options: argparse.Namespace,
+    options: TransferOptions,
     report: Callable[[str], None],
     *,
     together: bool = False,
 ) -> None:
-    """Transfer the tags of all lines.
+    """Transfer the tags of all lines, and write them to a file, or to standard output if None.
 
-    Args:
-        inputs: the texts.
-        file: where to write, which is written as a whole; standard output if None, as a whole unless an input is a
-            stream.
-        work: transfers the tags of lines, given by their numbers.
-        options: the options of the run.
-        report: is told of bad lines, and the counts.
-        together: whether the lines of a stream are waited for, as many as fit into a block.
+    The lines of a stream are waited for ``together``, as many as fit into a block. What is written is written as a
+    whole, unless an input is a stream.
     """
-    streams = [place for place, side in enumerate(inputs) if _is_stream(side)]
+    streams = [place for place, side in enumerate(inputs) if models.is_stream(side)]
     blocks = cut(inputs, _BLOCK_LINES)
     if len(streams) == 1 and not together:
-        blocks = cut_at_pauses(inputs, streams[0], _BLOCK_LINES, running.PAUSE)
+        blocks = cut_at_pauses(inputs, streams[0], _BLOCK_LINES, models.PAUSE)
     lines = bad_lines = 0
 
     def parts() -> Iterator[bytes]:
@@ -153,7 +137,7 @@ def _transfer(
                     sys.stdout.buffer.write(part)
                     sys.stdout.buffer.flush()
             else:
-                running.print_whole(shown)
+                models.print_whole(shown)
     report(f"{lines:,} lines; {bad_lines:,} bad lines")
 
 
@@ -180,10 +164,6 @@ def _stop_at_first(lines: Mapping[int, object]) -> None:
     for line in lines.values():
         if isinstance(line, InvalidInputError):
             raise line
-
-
-def _is_stream(source: TextSource) -> bool:
-    return not (isinstance(source, str) and is_regular_file(source))
 
 
 def _read(block: Block) -> dict[int, _Line | InvalidInputError]:
@@ -236,13 +216,13 @@ class _ByModel:
     """Transfers the tags of each line by the links that a model finds; translates it first if need be."""
 
     aligner: "TextAligner"
-    options: argparse.Namespace
+    options: TransferOptions
     report: Callable[[str], None]
-    check: directions.SideCheck = field(default_factory=directions.SideCheck)
+    check: aligners.SideCheck = field(default_factory=aligners.SideCheck)
 
     def __call__(self, lines: Mapping[int, _Line]) -> _Answers:
         """Return each line's translation with tags, or an error that says why there is none."""
-        forward, _ = directions.parts(self.aligner)[0]
+        forward, _ = aligners.directions(self.aligner)[0]
         languages = languages_of(forward.tokenizer)
         answers: _Answers = {}
         sources = {
@@ -280,7 +260,7 @@ class _ByModel:
         """Translate the text of each line; < and & in translations become character references."""
         from alignment.translation import translate
 
-        forward, _ = directions.parts(self.aligner)[0]
+        forward, _ = aligners.directions(self.aligner)[0]
         # The shipped models read words apart from punctuation marks, others plain text.
         normalized = isinstance(forward.tokenizer, NormalizedWords)
         numbers = list(sources)
@@ -304,9 +284,9 @@ class _ByModel:
     def _start(self, pairs: "Pairs") -> None:
         """Choose what was left open, and check the sides, on the first pairs."""
         if pairs:
-            directions.choose(self.aligner, pairs, self.report)
+            aligners.choose(self.aligner, pairs, self.report)
             if self.options.target is not None and not self.options.keep_sides:
                 self.check(self.aligner, pairs)
 
 
-COMMAND = Command("transfer-tags", "insert the inline tags of sentences into their translations", _add_arguments, _run)
+COMMAND = Command("transfer-tags", "insert the inline tags of sentences into their translations", TransferOptions, _run)

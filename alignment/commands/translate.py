@@ -1,25 +1,25 @@
 """Runs ``norm-align translate``: translates sentences, and optionally aligns and scores the translations."""
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from alignment.commands import aligners, models, running
+from alignment.commands import aligners, models
+from alignment.commands.aligners import OneModelOptions
 from alignment.formats import TextSource, format_pharaoh, split_words
 from alignment.normalization import NormalizedWords, normalize_words, tokenize
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.bars import count_lines, line_bar, to_stderr
-from captum_norm.commands.command import Command
-from captum_norm.commands.numbers import positive
-from captum_norm.commands.outputs import output_path, write_outputs
+from captum_norm.commands.program import Command, argument, option
+from captum_norm.commands.shared import output_path, positive, write_outputs
 from captum_norm.text.characters import spelled_lines
 from captum_norm.text.lines import error_at, read_lines, scan_lines
 
@@ -29,69 +29,46 @@ if TYPE_CHECKING:
     from alignment.aligner import Pairs, WordAligner
 
 _BLOCK_LINES = 256
-# Those without further dependencies.
-_BLEU_TOKENIZERS = ("13a", "none", "intl", "char", "zh")
 
 _Line = tuple[int, str | InvalidInputError]
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source",
+@dataclass(frozen=True, kw_only=True)
+class TranslateOptions(OneModelOptions):
+    """The options of ``norm-align translate``."""
+
+    source: str = argument(
+        "the sentences, one a line, tokenised as in the model's training; .gz, .xz and .bz2 are decompressed, - is "
+        "standard input (default)",
+        "-",
+        metavar="FILE",
         nargs="?",
-        default="-",
-        metavar="FILE",
-        help="the sentences, one a line, tokenised as in the model's training; .gz, .xz and .bz2 are decompressed, - "
-        "is standard input (default)",
     )
-    parser.add_argument(
-        "--tokenize",
-        action="store_true",
-        help="split raw text into words as Moses does; for the shipped models",
-    )
-    parser.add_argument("--beam", type=positive, default=5, metavar="N", help="beam size (default: %(default)s)")
-    parser.add_argument(
-        "--max-length",
-        type=positive,
-        default=200,
-        metavar="N",
-        help="most pieces of a translation (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--with-source", action="store_true", help="also print the source words: source ||| translation"
-    )
-    parser.add_argument(
-        "--alignments",
-        action="store_true",
-        help="also print the word alignment: translation ||| i-j ..., source first, from 0",
-    )
-    parser.add_argument(
-        "--page",
-        type=output_path([".html"]),
+    tokenize: bool = models.tokenize_option()
+    beam: int = option("beam size", 5, parse=positive, metavar="N")
+    max_length: int = option("most pieces of a translation", 200, parse=positive, metavar="N")
+    with_source: bool = option("also print the source words: source ||| translation", False)
+    alignments: bool = option("also print the word alignment: translation ||| i-j ..., source first, from 0", False)
+    page: Path | None = option(
+        "also write a page with the first translations: their maps, and lines between the words",
+        parse=output_path(".html"),
         metavar="FILE.html",
-        help="also write a page with the first translations: their maps, and lines between the words",
     )
-    parser.add_argument(
-        "--references",
+    references: str | None = option(
+        "a translation of each line; prints BLEU and chrF to standard error. For the shipped models, which write words "
+        "in a normal form, references are normalised, too",
         metavar="FILE",
-        help="a translation of each line; prints BLEU and chrF to standard error. For the shipped models, which write "
-        "words in a normal form, references are normalised, too",
     )
-    parser.add_argument(
-        "--bleu-tokenizer",
-        choices=_BLEU_TOKENIZERS,
-        help="sacrebleu's tokenizer (default: none for the shipped models, else 13a)",
+    # Those without further dependencies.
+    bleu_tokenizer: Literal["13a", "none", "intl", "char", "zh"] | None = option(
+        "sacrebleu's tokenizer (default: none for the shipped models, else 13a)"
     )
-    models.add_arguments(parser)
-    aligners.add_arguments(parser)
-    running.add_arguments(parser)
 
 
-def _run(options: argparse.Namespace) -> None:
-    if options.source == options.references == "-":
-        raise InvalidInputError("got - for the sentences and the references; standard input can be read only once")
-    with running.set_up(options) as report:
-        source = running.text_source(options.source)
+def _run(options: TranslateOptions) -> None:
+    models.refuse_two_streams(options.source, options.references)
+    with models.set_up(options) as report:
+        source = models.text_source(options.source)
         references = None if options.references is None else _references(options.references)
         _check_count(count_lines(source), references)
         blocks = _blocks(source)
@@ -136,7 +113,7 @@ class _Translator:
     model: "nn.Module"
     tokenizer: TranslationTokenizer
     aligner: "WordAligner | None"
-    options: argparse.Namespace
+    options: TranslateOptions
     report: Callable[[str], None]
 
     def __call__(self, block: Sequence[_Line]) -> "tuple[Pairs, list[str], int]":
@@ -210,7 +187,7 @@ def _blocks(source: TextSource) -> Iterator[list[_Line]]:
 
 
 def _references(name: str) -> list[str]:
-    references = [line for _, line in read_lines(running.text_source(name))]
+    references = [line for _, line in read_lines(models.text_source(name))]
     if not references:
         raise InvalidInputError(f"{name}: got no line, expected references")
     return references
@@ -223,7 +200,7 @@ def _check_count(lines: int | None, references: Sequence[str] | None) -> None:
         )
 
 
-def _source_words(tokenizer: TranslationTokenizer, options: argparse.Namespace) -> Callable[[str], list[str]]:
+def _source_words(tokenizer: TranslationTokenizer, options: TranslateOptions) -> Callable[[str], list[str]]:
     """The function that splits a line into words."""
     if not options.tokenize:
         return split_words
@@ -233,7 +210,7 @@ def _source_words(tokenizer: TranslationTokenizer, options: argparse.Namespace) 
 
 
 def _score(
-    hypotheses: Sequence[str], references: Sequence[str], tokenizer: TranslationTokenizer, options: argparse.Namespace
+    hypotheses: Sequence[str], references: Sequence[str], tokenizer: TranslationTokenizer, options: TranslateOptions
 ) -> None:
     """Print BLEU and chrF to standard error."""
     default = "13a"
@@ -246,4 +223,4 @@ def _score(
         to_stderr(score.format(signature=metric.get_signature().format()))
 
 
-COMMAND = Command("translate", "translate sentences, and align the words of the result", _add_arguments, _run)
+COMMAND = Command("translate", "translate sentences, and align the words of the result", TranslateOptions, _run)

@@ -1,7 +1,5 @@
-"""The subcommands of ``captum-norm``, a file for each, and the parts of a command line.
+"""The subcommands of ``captum-norm``, a file for each, and what they share with ``norm-align``.
 
-The parts are public, since ``norm-align`` uses them, too: :class:`~captum_norm.commands.program.Program`,
-:class:`~captum_norm.commands.command.Command`, and the output files of a command, :mod:`captum_norm.commands.outputs`.
-
-These files import slow packages inside functions, so ``--help`` is fast.
+:mod:`captum_norm.commands.program` declares options and runs a command line, :mod:`captum_norm.commands.shared` has the
+options and files that several commands share. These files import slow packages inside functions, so ``--help`` is fast.
 """

@@ -1,20 +1,28 @@
 """Runs ``captum-norm analyze``, which repeats the papers' experiments on a model and a corpus."""
 
-import argparse
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from captum_norm.bars import progress
-from captum_norm.commands import workers
-from captum_norm.commands.command import Command
-from captum_norm.commands.numbers import natural, positive
-from captum_norm.commands.options import add_layouts, declare_layouts
-from captum_norm.commands.outputs import local_folder, output_folder_or_url, output_path_or_url
+from captum_norm.commands.program import Command, argument, option
+from captum_norm.commands.shared import (
+    Layouts,
+    Workers,
+    device_option,
+    local_folder,
+    natural,
+    output_folder,
+    output_path,
+    positive,
+    status_of,
+)
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL
 from captum_norm.runs import Backend, Journal
@@ -36,91 +44,68 @@ NAMES = (
 _SHOWN_ROWS = 40
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("analysis", metavar="NAME", choices=NAMES, help=f"the experiment: {', '.join(NAMES)}")
-    parser.add_argument(
-        "--model",
-        default=DEFAULT_MODEL,
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeOptions(Layouts, Workers):
+    """The options of ``captum-norm analyze``."""
+
+    analysis: str = argument(f"the experiment: {', '.join(NAMES)}", metavar="NAME", choices=NAMES)
+    model: str = option(
+        "a model folder or a name on the Hugging Face hub; for an encoder–decoder model, its encoder is measured",
+        DEFAULT_MODEL,
         metavar="NAME_OR_PATH",
-        help="a model folder or a name on the Hugging Face hub; for an encoder–decoder model, its encoder is measured "
-        "(default: %(default)s)",
     )
-    parser.add_argument(
-        "--corpus",
+    corpus: str | None = option(
+        "the path or URL of the text, UTF-8; .gz, .xz and .bz2 are decompressed, - is standard input (default: 200 "
+        "sentences of Europarl in this package)",
         metavar="FILE",
-        help="the path or URL of the text, UTF-8; .gz, .xz and .bz2 are decompressed, - is standard input "
-        "(default: 200 sentences of Europarl in this package)",
     )
-    unit = parser.add_mutually_exclusive_group()
-    unit.add_argument(
-        "--lines", action="store_true", help="a text is a line, truncated to the model's length (default)"
+    lines: bool = option("a text is a line, truncated to the model's length (default)", False, exclusive=True)
+    documents: bool = option(
+        "a text is all lines up to a blank one; a long text becomes several inputs", False, exclusive=True
     )
-    unit.add_argument(
-        "--documents",
-        action="store_true",
-        help="a text is all lines up to a blank one; a long text becomes several inputs",
-    )
-    parser.add_argument("--limit", type=positive, metavar="N", help="read only the first N texts")
-    parser.add_argument(
-        "--out",
-        type=output_folder_or_url,
-        metavar="FOLDER",
-        help="write the results there, in a folder or at a URL: numbers, tables, figures and a page. A killed run is "
+    limit: int | None = option("read only the first N texts", parse=positive, metavar="N")
+    out: Path | str | None = option(
+        "write the results there, in a folder or at a URL: numbers, tables, figures and a page. A killed run is "
         "resumed",
+        parse=partial(output_folder, urls=True),
+        metavar="FOLDER",
     )
-    parser.add_argument("--status", action="store_true", help="show how far the run in --out is, and do nothing else")
-    parser.add_argument("--restart", action="store_true", help="discard an unfinished run")
-    parser.add_argument(
-        "--seed", type=natural, default=0, metavar="N", help="the seed for masking tokens (default: %(default)s)"
+    status: bool = option("show how far the run in --out is, and do nothing else", False)
+    restart: bool = option("discard an unfinished run", False)
+    seed: int = option("the seed for masking tokens", 0, parse=natural, metavar="N")
+    mask_rate: float | None = option(
+        "the share of ordinary tokens to mask (default: 0.12 for mixing-ratio, else 0)", metavar="SHARE"
     )
-    parser.add_argument(
-        "--mask-rate",
-        type=float,
-        metavar="SHARE",
-        help="the share of ordinary tokens to mask (default: 0.12 for mixing-ratio, else 0)",
-    )
-    parser.add_argument(
-        "--frequencies",
+    frequencies: str | None = option(
+        "a list of tokens, one in each line, the most frequent first, to rank tokens by instead of the corpus",
         metavar="FILE",
-        help="a list of tokens, one in each line, the most frequent first, to rank tokens by instead of the corpus",
     )
-    parser.add_argument("--max-length", type=positive, metavar="N", help="the largest number of tokens in an input")
-    parser.add_argument(
-        "--batch-tokens",
-        type=positive,
-        default=4096,
-        metavar="N",
-        help="the largest number of tokens in a batch, padding included (default: %(default)s)",
+    max_length: int | None = option("the largest number of tokens in an input", parse=positive, metavar="N")
+    batch_tokens: int = option(
+        "the largest number of tokens in a batch, padding included", 4096, parse=positive, metavar="N"
     )
-    parser.add_argument(
-        "--tokens",
-        type=output_path_or_url([".parquet"]),
-        metavar="FILE.parquet",
-        help="also store the values of each token",
+    tokens: Path | str | None = option(
+        "also store the values of each token", parse=output_path(".parquet", urls=True), metavar="FILE.parquet"
     )
-    parser.add_argument(
-        "--device", default="cpu", help="the device of the model: cpu, cuda, cuda:1 (default: %(default)s)"
-    )
-    add_layouts(parser)
-    workers.add_arguments(parser)
+    device: str = device_option()
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: AnalyzeOptions) -> None:
     from captum_norm.commands.terminal import Terminal
 
     console = Terminal()
     if options.status:
         if options.out is None:
             raise InvalidInputError("got --status, but no --out; name the folder of the run")
-        console.say(workers.status_of(f"{options.out}/{options.analysis}"))
+        console.say(status_of(f"{options.out}/{options.analysis}"))
         return
 
     from captum_norm.lab.analysis.engine import analyze
     from captum_norm.loading import load, on_device
     from captum_norm.show import write_report
 
-    backend, device = workers.backend_of(options), workers.device_of(options)
-    declare_layouts(options)
+    backend, device = options.backend(), options.worker_device(options.device)
+    options.register_layouts()
     if options.out is not None:
         Journal(f"{options.out}/{options.analysis}", {}).check()
     written: list[str] = []
@@ -178,12 +163,12 @@ def show(result: "AnalysisResult", console: "Terminal") -> None:
 
 
 def _drawn(table: "Table") -> Any:
-    from rich.table import Table as DrawnTable
+    from captum_norm.commands.terminal import plain_table
 
-    drawn = DrawnTable(title=table.title, title_justify="left", box=None)
-    for index, column in enumerate(table.columns):
-        words = any(isinstance(row[index], str) for row in table.rows)
-        drawn.add_column(column.label, justify="left" if words else "right")
+    drawn = plain_table(table.title, (), [column.label for column in table.columns])
+    for index, column in enumerate(drawn.columns):
+        if any(isinstance(row[index], str) for row in table.rows):
+            column.justify = "left"
     for row in table.rows:
         drawn.add_row(*map(_cell, row))
     return drawn
@@ -194,7 +179,7 @@ def _cell(cell: object) -> str:
 
 
 @contextmanager
-def _corpus(options: argparse.Namespace, backend: Backend) -> Iterator[Any]:
+def _corpus(options: AnalyzeOptions, backend: Backend) -> Iterator[Any]:
     """The corpus; standard input is copied to a temporary file."""
     from captum_norm.lab.analysis.corpus import SAMPLE, Corpus
 
@@ -211,4 +196,4 @@ def _corpus(options: argparse.Namespace, backend: Backend) -> Iterator[Any]:
         yield Corpus(path, unit, options.limit, "standard input")
 
 
-COMMAND = Command("analyze", "repeat the papers' experiments on a model and a corpus", _add_arguments, _run)
+COMMAND = Command("analyze", "repeat the papers' experiments on a model and a corpus", AnalyzeOptions, _run)

@@ -1,64 +1,29 @@
 """Runs ``captum-norm compare``, which shows which method is faithful to a model."""
 
-import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from captum_norm.bars import progress
-from captum_norm.commands.command import Command
-from captum_norm.commands.numbers import natural, positive
-from captum_norm.commands.options import (
-    add_model,
-    add_position,
-    add_target,
-    add_words,
-    load_model,
+from captum_norm.commands.program import Command, argument, option
+from captum_norm.commands.shared import (
+    Subject,
+    given_text,
+    index_or,
     method_name,
-    named_target,
+    natural,
+    out_option,
+    output_path,
+    positive,
+    text_option,
+    write_outputs,
 )
-from captum_norm.commands.outputs import add_reports, output_path, write_outputs
-from captum_norm.commands.text_argument import add_text_option, given_text
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
 
 if TYPE_CHECKING:
     from captum_norm.lab.comparison import Comparison
-
-_REMOVALS = ("mask", "pad", "delete", "mean", "zero")
-
-
-def _html(comparison: "Comparison") -> bytes:
-    from captum_norm.show import render_comparison
-
-    return render_comparison(comparison).encode()
-
-
-def _png(comparison: "Comparison") -> bytes:
-    from captum_norm.show import draw_comparison, figure_bytes
-
-    return figure_bytes(draw_comparison(comparison))
-
-
-REPORTS: "Mapping[str, Callable[[Comparison], bytes]]" = MappingProxyType(
-    {
-        ".html": _html,
-        ".png": _png,
-        ".json": lambda comparison: comparison.to_json().encode(),
-        ".csv": lambda comparison: comparison.to_csv().encode(),
-    }
-)
-"""Formats a comparison, by the suffix of the file."""
-
-
-@dataclass(frozen=True)
-class _Texts:
-    """The examples, and their labels by line number, if any."""
-
-    texts: Sequence[str]
-    labels: Mapping[int, str] | None
-
 
 _SLOW = ("shapley", "lime")
 _CAPTIONS = 6
@@ -71,89 +36,65 @@ def _methods(text: str) -> list[str]:
     return [parse(name.strip()) for name in text.split(",")]
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "text",
-        nargs="?",
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(Subject):
+    """The options of ``captum-norm compare``."""
+
+    text: str | None = argument(
+        "a text, a file with one on each line, alone or followed by a tab and its label, or - to read such lines from "
+        "standard input (default: six captions)",
         metavar="TEXT|FILE",
-        help="a text, a file with one on each line, alone or followed by a tab and its label, or - to read such lines "
-        "from standard input (default: six captions)",
+        nargs="?",
     )
-    add_text_option(parser)
-    add_model(parser)
-    parser.add_argument(
-        "--methods",
-        type=_methods,
-        default=[name for name in METHODS if name not in _SLOW],
-        metavar="NAME,…",
-        help=f"all, or some of {', '.join(METHODS)}, or package.module:Class for one of your own (default: all but "
+    is_text: bool = text_option()
+    methods: list[str] = option(
+        f"all, or some of {', '.join(METHODS)}, or package.module:Class for one of your own (default: all but "
         f"{' and '.join(_SLOW)}, which take as long as the others together)",
+        [name for name in METHODS if name not in _SLOW],
+        parse=_methods,
+        action="store",
+        metavar="NAME,…",
     )
-    add_target(
-        parser,
-        "the output to explain: its number, a label of a classifier or tagger, or a token of a language model; for a "
-        "sentence encoder a text, whose similarity is explained (default: what the model predicts)",
-    )
-    add_position(
-        parser,
-        ("first", "last"),
+    position: int | str | None = option(
         "where to read the output if every position has one, as in taggers and masked language models: counted from 0, "
         "or from -1 backwards, special tokens included (default: the position that the model's head reads)",
+        parse=index_or("first", "last"),
+        metavar="N|first|last",
     )
-    parser.add_argument(
-        "--removal",
-        choices=_REMOVALS,
-        help="what replaces a removed token, also the baseline of Captum's methods; delete deletes it from the text "
-        "(default: the first of mask, pad and mean that the model has)",
+    removal: Literal["mask", "pad", "delete", "mean", "zero"] | None = option(
+        "what replaces a removed token, also the baseline of Captum's methods; delete deletes it from the text "
+        "(default: the first of mask, pad and mean that the model has)"
     )
-    parser.add_argument(
-        "--special",
-        choices=("keep", "remove"),
-        default="keep",
-        help="whether to rank and remove special tokens such as [CLS] (default: %(default)s)",
+    special: Literal["keep", "remove"] = option("whether to rank and remove special tokens such as [CLS]", "keep")
+    watch: Literal["probability", "logit"] | None = option(
+        "the output to observe (default: probability for mutually exclusive classes, else logit)"
     )
-    parser.add_argument(
-        "--watch",
-        choices=("probability", "logit"),
-        help="the output to observe (default: probability for mutually exclusive classes, else logit)",
-    )
-    parser.add_argument("--limit", type=positive, metavar="N", help="take the first N lines")
-    parser.add_argument(
-        "--seed", type=natural, default=0, help="the seed of methods that draw random numbers (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=positive,
-        default=32,
-        metavar="N",
-        help="the number of inputs in one forward pass (default: %(default)s)",
-    )
-    add_words(parser)
-    add_reports(parser, REPORTS)
-    parser.add_argument(
-        "--scores", type=output_path([".csv"]), metavar="FILE.csv", help="also write the scores of every token"
-    )
+    limit: int | None = option("take the first N lines", parse=positive, metavar="N")
+    seed: int = option("the seed of methods that draw random numbers", 0, parse=natural)
+    batch_size: int = option("the number of inputs in one forward pass", 32, parse=positive, metavar="N")
+    out: list[Path] = out_option(".html", ".png", ".json", ".csv")
+    scores: Path | None = option("also write the scores of every token", parse=output_path(".csv"), metavar="FILE.csv")
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: CompareOptions) -> None:
     from captum_norm.commands.terminal import Terminal
     from captum_norm.explanation.targets import numbered
     from captum_norm.lab.comparison import compare
     from captum_norm.models.objects import SentenceEncoder
     from captum_norm.show import show_comparison
 
-    examples = _examples(options)
-    model, tokenizer = load_model(options)
-    encoded = _encoded(examples.texts, tokenizer)
+    texts, labels = _examples(options)
+    model, tokenizer = options.load()
+    encoded = _encoded(texts, tokenizer)
     with progress(terminal_only=True):
         comparison = compare(
             model,
-            list(examples.texts) if isinstance(model, SentenceEncoder) else _batch(encoded, model),
+            texts if isinstance(model, SentenceEncoder) else _batch(encoded, model),
             methods=options.methods,
-            target=numbered(model, tokenizer, named_target(options)),
+            target=numbered(model, tokenizer, options.named_target()),
             position=_positions(options.position, encoded),
             tokenizer=tokenizer,
-            labels=None if examples.labels is None else _numbers(examples.labels, model, tokenizer),
+            labels=None if labels is None else _numbers(labels, model, tokenizer),
             removal=options.removal,
             keep_special=options.special == "keep",
             output=options.watch,
@@ -161,7 +102,7 @@ def _run(options: argparse.Namespace) -> None:
             batch_size=options.batch_size,
             name=options.model,
         )
-    contents = {path: REPORTS[path.suffix.lower()](comparison) for path in options.out}
+    contents = {path: _file(comparison, path.suffix.lower()) for path in options.out}
     if options.scores is not None:
         contents[options.scores] = comparison.to_csv("scores").encode()
     write_outputs(contents)
@@ -171,11 +112,23 @@ def _run(options: argparse.Namespace) -> None:
         console.say(f"wrote {path}")
 
 
-def _examples(options: argparse.Namespace) -> _Texts:
+def _file(comparison: "Comparison", suffix: str) -> bytes:
+    """Format a comparison as a file with this suffix."""
+    from captum_norm.show import draw_comparison, figure_bytes, render_comparison
+
+    if suffix == ".png":
+        return figure_bytes(draw_comparison(comparison))
+    if suffix == ".html":
+        return render_comparison(comparison).encode()
+    return (comparison.to_json() if suffix == ".json" else comparison.to_csv()).encode()
+
+
+def _examples(options: CompareOptions) -> tuple[list[str], dict[int, str] | None]:
+    """The texts, and their labels by the number of the line, if they have any."""
     if options.text is None:
         from captum_norm.demo import CAPTIONS
 
-        return _Texts(CAPTIONS[: options.limit or _CAPTIONS], None)
+        return list(CAPTIONS[: options.limit or _CAPTIONS]), None
     # Not splitlines(), which also splits at characters such as U+2028.
     lines = given_text(options.text, is_text=options.is_text).split("\n")
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][: options.limit]
@@ -188,9 +141,9 @@ def _examples(options: argparse.Namespace) -> _Texts:
             f"{labelled} of {len(parts)} lines have a tab and a label; expected all of them, or none"
         )
     if not labelled:
-        return _Texts([line.strip() for _, line in numbered], None)
+        return [line.strip() for _, line in numbered], None
     labels = {number: label.strip() for number, (_, _, label) in parts.items()}
-    return _Texts([text.strip() for text, _, _ in parts.values()], labels)
+    return [text.strip() for text, _, _ in parts.values()], labels
 
 
 def _numbers(labels: Mapping[int, str], model: Any, tokenizer: Any) -> list[int]:
@@ -200,10 +153,10 @@ def _numbers(labels: Mapping[int, str], model: Any, tokenizer: Any) -> list[int]
 
     numbers, classes = [], model.config.num_labels
     for line, label in labels.items():
-        named = f"the label {label!r} in line {line}"
-        number = output_number(model, tokenizer, label, named)
+        place = f"the label {label!r} in line {line}"
+        number = output_number(model, tokenizer, label, place)
         if has_labels(model) and not 0 <= number < classes:
-            raise InvalidInputError(f"got {named}; expected 0 to {classes - 1}")
+            raise InvalidInputError(f"got {place}; expected 0 to {classes - 1}")
         numbers.append(number)
     return numbers
 
@@ -211,9 +164,9 @@ def _numbers(labels: Mapping[int, str], model: Any, tokenizer: Any) -> list[int]
 def _encoded(texts: Sequence[str], tokenizer: Any) -> list[Mapping[str, list[int]]]:
     # The tokenizer must neither truncate a text that is too long nor warn about it: the methods refuse it.
     encoded = [tokenizer(text, truncation=False, padding=False, verbose=False) for text in texts]
-    for line, one in enumerate(encoded, 1):
-        if set(one["input_ids"]) <= set(tokenizer.all_special_ids):
-            raise InvalidInputError(f"example {line} has no tokens that the model knows; give some words")
+    for number, inputs in enumerate(encoded, 1):
+        if set(inputs["input_ids"]) <= set(tokenizer.all_special_ids):
+            raise InvalidInputError(f"example {number} has no tokens that the model knows; give some words")
     return encoded
 
 
@@ -225,7 +178,7 @@ def _batch(encoded: Sequence[Mapping[str, list[int]]], model: Any) -> dict[str, 
     from captum_norm.models.offloading import input_device
 
     padding = {"input_ids": model.config.pad_token_id or 0}
-    columns = {name: [tensor(one[name]) for one in encoded] for name in encoded[0]}
+    columns = {name: [tensor(inputs[name]) for inputs in encoded] for name in encoded[0]}
     device = input_device(model)
     return {
         name: pad_sequence(rows, batch_first=True, padding_value=padding.get(name, 0)).to(device)
@@ -237,7 +190,7 @@ def _positions(position: int | str | None, encoded: Sequence[Mapping[str, list[i
     """The position in each example, which is not that in the batch if it counts from the end."""
     if not isinstance(position, int):
         return position
-    lengths = [len(one["input_ids"]) for one in encoded]
+    lengths = [len(inputs["input_ids"]) for inputs in encoded]
     for example, length in enumerate(lengths, 1):
         if not -length <= position < length:
             raise InvalidInputError(
@@ -246,4 +199,4 @@ def _positions(position: int | str | None, encoded: Sequence[Mapping[str, list[i
     return [position % length for length in lengths]
 
 
-COMMAND = Command("compare", "see which method is faithful to a model", _add_arguments, _run)
+COMMAND = Command("compare", "see which method is faithful to a model", CompareOptions, _run)

@@ -1,164 +1,359 @@
-"""Runs ``captum-norm explain``, which shows how much each token of a text contributes."""
+"""Runs ``captum-norm explain``, which shows how much each token of a text, or of a prompt, contributes."""
 
-import argparse
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from captum_norm.bars import progress
-from captum_norm.commands.command import Command
-from captum_norm.commands.explanation import REPORTS, beside, flows_of, show
-from captum_norm.commands.generation import add_generation, explain_generation, is_generation
-from captum_norm.commands.numbers import positive
-from captum_norm.commands.options import (
-    add_model,
-    add_position,
-    add_target,
-    add_words,
-    load_model,
+from captum_norm.commands.program import Command, Options, argument, option
+from captum_norm.commands.shared import (
+    Subject,
+    given_text,
+    index_or,
     method_name,
-    named_target,
+    out_option,
+    positive,
+    text_option,
+    write_outputs,
 )
-from captum_norm.commands.outputs import add_reports, write_outputs
-from captum_norm.commands.text_argument import add_text_option, given_text
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
+from captum_norm.text.characters import spelled_out
+from captum_norm.text.lines import named, read_text
 from captum_norm.text.words import WORD_MEASURES
 
 if TYPE_CHECKING:
+    from captum_norm.attr.flow_graph import FlowGraph
+    from captum_norm.commands.terminal import Terminal
     from captum_norm.explanation import Explanation
+    from captum_norm.generation import GenerationResult
+
+# Maps of single heads are computed for pages whose maps of layers have no more entries than that.
+_MOST_ENTRIES = 1_000_000
+_LEAST_IMPORTANCE = 0.01  # what the flow on a page can show at most; it begins with the authors' threshold
+_ANSWER_ROWS = 12
+_NOT_OF_ANSWERS = ("target", "against", "layer", "head", "position", "scope", "aggregation", "word_score")
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "texts",
-        nargs="*",
+@dataclass(frozen=True, kw_only=True)
+class Answers(Options, title="generated text: the text is a prompt, and what a language model answers is explained"):
+    """The answer that is explained."""
+
+    generate: int | None = option("generate an answer of at most N tokens, greedily", metavar="N")
+    answer: str | None = option("explain this answer; a space before it is part of it", metavar="TEXT")
+    chat: Path | None = option(
+        'a conversation for the prompt, [{"role": "user", "content": "…"}, …], instead of the text',
+        metavar="FILE.json",
+    )
+    segments: str | None = option(
+        "also score parts of the prompt; a file has the text of one part a line",
+        metavar="word|sentence|line|paragraph|message|FILE",
+    )
+    contrast: str | None = option(
+        "explain why the answer begins to differ from this one, with a method that explains outputs", metavar="TEXT"
+    )
+
+    def is_asked(self) -> bool:
+        """Whether an answer is explained."""
+        given = (self.generate, self.answer, self.chat, self.segments, self.contrast)
+        return any(value is not None for value in given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(Subject, Answers):
+    """The options of ``captum-norm explain``."""
+
+    texts: list[str] = argument(
+        "the text to explain, or several, each as it is, in a file, or - for standard input; a prompt if an answer is "
+        "explained",
+        [],
         metavar="TEXT|FILE",
-        help="the text to explain, or several, each as it is, in a file, or - for standard input; a prompt if an "
-        "answer is explained",
+        nargs="*",
     )
-    add_text_option(parser)
-    parser.add_argument("--lines", action="store_true", help="each line is a text, instead of a whole file")
-    add_model(parser)
-    parser.add_argument(
-        "--method",
-        type=method_name(METHODS),
+    is_text: bool = text_option()
+    lines: bool = option("each line is a text, instead of a whole file", False)
+    method: str = option(
+        f"the method: {', '.join(METHODS)}, or package.module:Class for one of your own",
+        "norm",
+        parse=method_name(METHODS),
         choices=METHODS,
-        default="norm",
         metavar="NAME",
-        help=f"the method: {', '.join(METHODS)}, or package.module:Class for one of your own (default: %(default)s)",
     )
-    add_target(
-        parser,
-        "the output to explain, for attention-gradient, alti-logit, decompx, cp-lrp, attnlrp, gim and the methods of "
-        "Captum: its number, a label of a classifier or tagger, or a token of a language model; for a sentence encoder "
-        "a text, whose similarity is explained (default: what the model predicts; decompx then explains hidden states)",
+    scope: str | None = option(
+        "how far to follow the vectors through the layer: attn, attn_res or attn_res_ln for norm; atb, atb_ln, atb_ff, "
+        "atb_ff_res or atb_ff_res_ln for attention-block; attn or attn_res for weights (default: the first); other "
+        "methods have none"
     )
-    parser.add_argument(
-        "--scope",
-        help="how far to follow the vectors through the layer: attn, attn_res or attn_res_ln for norm; atb, atb_ln, "
-        "atb_ff, atb_ff_res or atb_ff_res_ln for attention-block; attn or attn_res for weights (default: the first); "
-        "other methods have none",
+    layer: int | None = option(
+        "explain one layer, counted from 0, or from -1 backwards (default: all layers together)", metavar="N"
     )
-    parser.add_argument(
-        "--layer",
-        type=int,
+    head: int | None = option(
+        "explain one head of the layer, counted from 0, or from -1 backwards (default: all heads together)",
         metavar="N",
-        help="explain one layer, counted from 0, or from -1 backwards (default: all layers together)",
     )
-    parser.add_argument(
-        "--head",
-        type=int,
-        metavar="N",
-        help="explain one head of the layer, counted from 0, or from -1 backwards (default: all heads together)",
-    )
-    add_position(
-        parser,
-        ("first", "last", "mean"),
+    position: int | str | None = option(
         "the output position to explain, counted from 0, or from -1 backwards (default: the one that the model's head "
         "reads)",
+        parse=index_or("first", "last", "mean"),
+        metavar="N|first|last|mean",
     )
-    parser.add_argument(
-        "--aggregation",
-        choices=("rollout", "product", "mean"),
-        help="how to combine the layers (default: mean for weights, product for globenc, else rollout; rollout, "
-        "alti-logit, decompx, cp-lrp, attnlrp and gim have no choice)",
+    aggregation: Literal["rollout", "product", "mean"] | None = option(
+        "how to combine the layers (default: mean for weights, product for globenc, else rollout; rollout, alti-logit, "
+        "decompx, cp-lrp, attnlrp and gim have no choice)"
     )
-    add_words(parser)
-    parser.add_argument(
-        "--word-score",
+    word_score: str | None = option(
+        "with --words, a word's score: the sum, the mean, or the one farthest from zero of its tokens' scores, or the "
+        "norm of their vectors added, with norm, attention-block and alti (default: sum)",
         choices=WORD_MEASURES,
-        help="with --words, a word's score: the sum, the mean, or the one farthest from zero of its tokens' scores, or "
-        "the norm of their vectors added, with norm, attention-block and alti (default: sum)",
     )
-    parser.add_argument("--top", type=positive, metavar="N", help="print the N tokens of highest score only")
-    parser.add_argument(
-        "--changes",
-        action="store_true",
-        help="also show how much each component of each layer changes the map (1 − Spearman's ρ)",
-    )
-    add_generation(parser)
-    add_reports(parser, REPORTS)
+    top: int | None = option("print the N tokens of highest score only", parse=positive, metavar="N")
+    changes: bool = option("also show how much each component of each layer changes the map (1 − Spearman's ρ)", False)
+    out: list[Path] = out_option(".png", ".html", ".json", ".csv")
+
+    def has_page(self) -> bool:
+        """Whether a page is written."""
+        return any(path.suffix.lower() == ".html" for path in self.out)
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: ExplainOptions) -> None:
     from captum_norm.commands.terminal import Terminal
+
+    if options.is_asked():
+        result = _answer(options)
+        contents = {path: _answer_file(result, path.suffix.lower()) for path in options.out}
+    else:
+        explanation, others = _explanation(options)
+        by_word = explanation
+        if options.words and options.word_score != "norm":
+            by_word = explanation.words(options.word_score or "sum")  # type: ignore[arg-type]
+        # A page has both, tokens and words.
+        contents = {
+            path: _file(explanation if path.suffix.lower() == ".html" else by_word, others, path.suffix.lower())
+            for path in options.out
+        }
+    write_outputs(contents)
+    console = Terminal()
+    if options.is_asked():
+        _show_answer(result, console, options)
+    else:
+        show(by_word, console, top=options.top)
+    for path in contents:
+        console.say(f"wrote {path}")
+
+
+def _explanation(options: ExplainOptions) -> "tuple[Explanation, list[Explanation]]":
+    """Explain the texts; also return what a page shows beside."""
     from captum_norm.explanation import explain
     from captum_norm.explanation.targets import default_position
     from captum_norm.lab.analysis import contextualization_change
     from captum_norm.models.objects import tokenized
 
-    if is_generation(options):
-        explain_generation(options)
-        return
     if options.head is not None and options.layer is None:
         raise InvalidInputError(f"got --head {options.head} without --layer; name the layer that has it")
     if options.word_score is not None and not options.words:
         raise InvalidInputError(f"got --word-score {options.word_score} without --words; add --words, or leave it out")
     texts = _texts(options)
-    model, tokenizer = load_model(options)
+    model, tokenizer = options.load()
     position = options.position
     if position is None and METHODS[options.method].maps:
         position = default_position(model, options.model)
-    given = {name: getattr(options, name) for name in ("scope", "aggregation") if getattr(options, name) is not None}
+    settings = {"target": options.named_target(), "scope": options.scope, "aggregation": options.aggregation}
+    settings = {name: value for name, value in settings.items() if value is not None}
 
-    def explained(method: str = options.method, *, per_head: bool = False, **further: Any) -> "Explanation":
-        own = {"target": named_target(options), **given} if method == options.method else {}
-        place = {"position": position, "layer": options.layer, "name": options.model}
-        return explain(texts, model, tokenizer, method=method, per_head=per_head, **place, **own, **further)
+    def explained(method: str = options.method, **further: Any) -> "Explanation":
+        settings_of_method: dict[str, Any] = settings if method == options.method else {}
+        place: dict[str, Any] = {"position": position, "layer": options.layer, "name": options.model}
+        return explain(texts, model, tokenizer, method=method, **place, **settings_of_method, **further)
 
+    norms = options.word_score == "norm"
     with progress(terminal_only=True):
-        norms = options.word_score == "norm"
         explanation = explained(head=options.head, words="norm" if norms else None)
-        pages = any(path.suffix.lower() == ".html" for path in options.out)
-        others = beside(explanation, explained) if pages and options.head is None and not norms else []
+        others: list[Explanation] = []
+        if options.has_page() and options.head is None and not norms and explanation.squares is not None:
+            other = "norm" if options.method == "weights" else "weights"
+            others.append(explained(method=other))
+            for method in (options.method, other) if explanation.squares.numel() <= _MOST_ENTRIES else ():
+                try:
+                    others.append(explained(method=method, per_head=True))
+                except InvalidInputError:  # this method, or its scope, does not divide into heads
+                    continue
     if options.changes:
         changes = contextualization_change(model, tokenized(model, texts, tokenizer))
         explanation = replace(explanation, changes=changes)
-    if pages and not norms:
-        explanation = replace(explanation, graphs=flows_of(model, explanation, tokenizer))
-    by_word = explanation.words(options.word_score or "sum") if options.words and not norms else explanation
-    # A page has both, tokens and words.
-    contents = {
-        path: REPORTS[path.suffix.lower()](explanation if path.suffix.lower() == ".html" else by_word, others)
-        for path in options.out
-    }
-    write_outputs(contents)
-    console = Terminal()
-    show(by_word, console, top=options.top)
-    for path in contents:
-        console.say(f"wrote {path}")
+    if options.has_page() and not norms:
+        explanation = replace(explanation, graphs=_flows(model, explanation, tokenizer))
+    return explanation, others
 
 
-def _texts(options: argparse.Namespace) -> list[str]:
+def _texts(options: ExplainOptions) -> list[str]:
     """Read the texts; with ``--lines`` each line that is not blank is one."""
     if not options.texts:
         raise InvalidInputError("got no text; give a text, a file with it, or - for standard input")
-    given = [given_text(argument, is_text=options.is_text).strip() for argument in options.texts]
+    texts = [given_text(word, is_text=options.is_text).strip() for word in options.texts]
     if options.lines:
-        given = [line.strip() for text in given for line in text.split("\n") if line.strip()] or [""]
-    if len(given) > 1 and any(path.suffix.lower() == ".png" for path in options.out):
-        raise InvalidInputError(f"got {len(given)} texts and a .png file, which shows one; write .html, .json or .csv")
-    return given
+        texts = [line.strip() for text in texts for line in text.split("\n") if line.strip()] or [""]
+    if len(texts) > 1 and any(path.suffix.lower() == ".png" for path in options.out):
+        raise InvalidInputError(f"got {len(texts)} texts and a .png file, which shows one; write .html, .json or .csv")
+    return texts
 
 
-COMMAND = Command("explain", "show how much each token of a text contributes", _add_arguments, _run)
+def _flows(model: Any, explanation: "Explanation", tokenizer: Any) -> "list[FlowGraph]":
+    """Follow information flow routes to every position of each text, for a page; none by another method."""
+    from captum_norm.attr import InformationFlow
+    from captum_norm.models.objects import tokenized
+
+    if explanation.method != InformationFlow.name or explanation.layer is not None:
+        return []
+    method = InformationFlow(model)
+    # Heads added up, as in the authors' tool: single ones rarely exceed its threshold.
+    return [
+        graph
+        for text in explanation.texts
+        for graph in method.graphs(
+            tokenized(model, [text], tokenizer), position="all", threshold=_LEAST_IMPORTANCE, per_head=False
+        )
+    ]
+
+
+def show(explanation: "Explanation", console: "Terminal", *, top: int | None = None) -> None:
+    """Print the tokens of each text in colour, a legend and the table of scores, or of the highest ones."""
+    from captum_norm.commands.terminal import plain_table
+    from captum_norm.show.terminal import score_table, show_tokens
+
+    for name, value in explanation.facts().items():
+        console.say(f"{name}: {spelled_out(value)}")
+    for number, single in enumerate(explanation):
+        console.print()
+        if len(explanation) > 1:
+            console.say(f"text {number}: {spelled_out(single.texts[0])}")
+        tokens, scores = single.tokens[0], single.scores[0].tolist()
+        show_tokens(console, tokens, scores, unit=explanation.unit)
+        console.print()
+        console.print(score_table(tokens, scores, unit=explanation.unit, top=top))
+    if explanation.changes is not None:
+        changes = explanation.changes
+        names = [f"{name}\n{scope}" for name, scope in zip(changes.components, changes.scopes[1:], strict=True)]
+        table = plain_table("1 − ρ of the map before and after", (), ("layer", *names))
+        for layer, row in enumerate(changes.macro.tolist()):
+            table.add_row(str(layer), *(f"{value:.3f}" for value in row))
+        console.print("", table, sep="\n")
+
+
+def _file(explanation: "Explanation", others: "Sequence[Explanation]", suffix: str) -> bytes:
+    """Format an explanation as a file with this suffix; a page shows others beside it."""
+    from captum_norm.show import figure_bytes, render_explanation
+
+    if suffix == ".png":
+        return figure_bytes(explanation.plot())
+    if suffix == ".html":
+        return render_explanation(explanation, others).encode()
+    return (explanation.to_json() if suffix == ".json" else explanation.to_csv()).encode()
+
+
+def _answer(options: ExplainOptions) -> "GenerationResult":
+    """Explain an answer to a prompt or a conversation."""
+    from captum_norm.generation import GenerationAttribution
+    from captum_norm.lab.comparison.methods import make_method
+    from captum_norm.loading import DEFAULT_MODEL, LANGUAGE_MODEL, load
+
+    _check_answer(options)
+    prompt = _prompt(options)
+    segments = "word" if options.words else _segments(options.segments)
+    options.prepare()
+    # The default of other explanations does not generate.
+    name = LANGUAGE_MODEL if options.model == DEFAULT_MODEL else options.model
+    model, tokenizer = load(name, options.quantize)
+    model = options.placed(model)
+    method = make_method(
+        options.method, model, removal=None, tokenizer=tokenizer, keep_special=False, readout=None, batch_size=16
+    )
+    followed = options.method == "information-flow" and options.has_page()
+    with progress(terminal_only=True):
+        result: GenerationResult = GenerationAttribution(method, tokenizer).attribute(
+            prompt,
+            options.answer,
+            gen_args=options.generate and {"max_new_tokens": options.generate, "do_sample": False},
+            segments=segments,
+            contrast=options.contrast,
+            graph_threshold=_LEAST_IMPORTANCE if followed else None,
+        )
+    result.explained = replace(result.explained, method=options.method)
+    return result
+
+
+def _check_answer(options: ExplainOptions) -> None:
+    if (options.generate is None) == (options.answer is None):
+        raise InvalidInputError("give either --generate N or --answer TEXT, to say which answer is explained")
+    if options.generate is not None and options.generate < 1:
+        raise InvalidInputError(f"got --generate {options.generate}; expected at least 1")
+    if options.chat is not None and options.texts:
+        raise InvalidInputError("got a text and --chat; the conversation is the prompt: leave the text out")
+    for name in _NOT_OF_ANSWERS:
+        if getattr(options, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise InvalidInputError(f"got {flag} with an answer, whose tokens are what is explained; leave it out")
+    if options.words and options.segments is not None:
+        raise InvalidInputError("got --words and --segments; words are segments, too: leave one of them out")
+    if options.lines or len(options.texts) > 1:
+        raise InvalidInputError("got several texts with an answer; give one prompt")
+    if options.changes:
+        raise InvalidInputError("got --changes with an answer; leave it out")
+
+
+def _prompt(options: ExplainOptions) -> Any:
+    """The text of the prompt, or the conversation."""
+    if options.chat is not None:
+        try:
+            return json.loads(read_text(options.chat))
+        except json.JSONDecodeError as error:
+            raise InvalidInputError(f"{named(str(options.chat))} is not JSON: {error}") from error
+    if not options.texts:
+        raise InvalidInputError("got no prompt; give a text, a file with it, or --chat FILE.json")
+    # The last line of a file ends, the prompt does not.
+    return given_text(options.texts[0], is_text=options.is_text).removesuffix("\n")
+
+
+def _segments(name: str | None) -> Any:
+    """The kind of segments, or the segments in a file."""
+    from captum_norm.generation import SegmentKind
+
+    kinds = get_args(SegmentKind)
+    if name is None or name in kinds:
+        return name
+    if not Path(name).is_file():
+        expected = f"{', '.join(kinds)}, or a file with a part in each line"
+        raise InvalidInputError(f"got --segments {named(name)}; expected {expected}")
+    return [line.strip() for line in read_text(name).splitlines() if line.strip()]
+
+
+def _show_answer(result: "GenerationResult", console: "Terminal", options: ExplainOptions) -> None:
+    """Print the prompt in colour, a legend, and a table of the parts of highest score."""
+    from captum_norm.show.terminal import score_table, show_tokens
+    from captum_norm.text.words import words_of_text
+
+    for name, value in result.facts().items():
+        console.say(f"{name}: {spelled_out(value)}")
+    console.print()
+    words = words_of_text(result.input_tokens)
+    tokens = words.texts if options.words else words.pieces
+    scores = words.scores(result.seq_attr) if options.words else result.seq_attr
+    show_tokens(console, tokens, scores.tolist(), unit=result.explained.unit)
+    console.print()
+    best = result.top(options.top or _ANSWER_ROWS)
+    console.print(score_table([name for name, _ in best], [score for _, score in best], unit=result.explained.unit))
+
+
+def _answer_file(result: "GenerationResult", suffix: str) -> bytes:
+    """Format an explained answer as a file with this suffix."""
+    from captum_norm.show import draw_answer, figure_bytes, render_answer
+
+    if suffix == ".png":
+        return figure_bytes(draw_answer(result))
+    if suffix == ".html":
+        return render_answer(result).encode()
+    return (result.to_json() if suffix == ".json" else result.to_csv()).encode()
+
+
+COMMAND = Command("explain", "show how much each token of a text contributes", ExplainOptions, _run)

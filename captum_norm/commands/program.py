@@ -1,23 +1,28 @@
-"""Runs a command line with subcommands, such as ``captum-norm`` and ``norm-align``."""
+"""Declares the options of commands as dataclasses, parses a command line, and runs its command.
+
+``argparse`` does the parsing: tyro and jsonargparse, which also read signatures, take longer to import than ``--help``
+takes, and neither says what is wrong in one sentence.
+"""
 
 import argparse
+import dataclasses
 import errno
+import inspect
 import io
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Never
+from typing import Any, ClassVar, Literal, Never, get_args, get_origin, get_type_hints
 
-from captum_norm.commands.command import Command
-from captum_norm.commands.completion import SHELLS, CompletionAction
 from captum_norm.errors import CaptumNormError, InvalidInputError, MissingGlyphsWarning
 from captum_norm.text.characters import spelled_lines, spelled_out
 from captum_norm.versions import __version__
 
+_SHELLS = ("bash", "zsh")
 _LONGEST_MESSAGE = 1000
 _READER_GONE = 1
 _BAD_INPUT = 2
@@ -25,6 +30,143 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _INTERRUPTED = 130
 # torch's on behalf of torchao, which transformers imports if it is installed.
 _TALKATIVE = ("bitsandbytes", "torch.utils._pytree", "torchao")
+
+
+class Options:
+    """Options of a command, one for each field of a dataclass; the name of the field is the name of the option.
+
+    A class given a title is a group of its own in ``--help``. Options that several commands share are a class from
+    which the commands' classes derive.
+
+    Example:
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Say(Options):
+        ...     words: list[str] = argument("the words to say", metavar="WORD", nargs="+")
+        ...     loud: bool = option("shout", False)
+        >>> say = Command("say", "say words", Say, print)
+        >>> Program("trial", "A trial.", [say]).main(["say", "hello", "--loud"])
+        Say(words=['hello'], loud=True)
+        0
+    """
+
+    title: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, title: str | None = None) -> None:
+        cls.title = title
+
+
+def option(
+    explanation: str,
+    default: Any = None,
+    *,
+    flag: str | None = None,
+    exclusive: bool = False,
+    parse: Callable[[str], Any] | None = None,
+    **settings: Any,
+) -> Any:
+    """Declare an option as a field of a dataclass.
+
+    The type of the field says how it is given: a ``bool`` by its name alone, ``bool | None`` by its name or
+    ``--no-NAME``, a ``Literal`` as one of its values, a list by several options, anything else by its text.
+
+    Args:
+        explanation: what ``--help`` says; the default is added if there is one that it does not mention.
+        default: the value if the option is not given.
+        flag: the option, if it is not the name of the field.
+        exclusive: whether it excludes the other such options of its class.
+        parse: parses its text, and raises ``argparse.ArgumentTypeError``; the type of the field if None.
+        settings: further arguments of ``argparse``, such as ``metavar``.
+    """
+    return _field(explanation, default, parse, settings, flag=flag, exclusive=exclusive)
+
+
+def argument(
+    explanation: str, default: Any = None, *, parse: Callable[[str], Any] | None = None, **settings: Any
+) -> Any:
+    """Declare an argument without a name as a field of a dataclass; see :func:`option`."""
+    return _field(explanation, default, parse, settings, positional=True)
+
+
+def _field(
+    explanation: str,
+    default: Any,
+    parse: Callable[[str], Any] | None,
+    settings: dict[str, Any],
+    *,
+    positional: bool = False,
+    flag: str | None = None,
+    exclusive: bool = False,
+) -> Any:
+    told = default is None or default is False or default == [] or "(default" in explanation
+    if not told:
+        explanation += " (default: %(default)s)"
+    settings = {"help": explanation, **settings} | ({} if parse is None else {"type": parse})
+    metadata = {"settings": settings, "positional": positional, "flag": flag, "exclusive": exclusive}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None:
+    """Declare the options of a class, and of those from which it derives, on a parser."""
+    fields: dict[str, Any] = {field.name: field for field in dataclasses.fields(options)}  # type: ignore[arg-type]
+    types = get_type_hints(options)
+    groups: dict[str | None, Any] = {None: parser}
+    for declaring in options.__mro__:
+        names = [name for name in inspect.get_annotations(declaring) if name in fields]
+        title = getattr(declaring, "title", None)
+        if names and title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        group: Any = groups.get(title)
+        alternatives: Any = None
+        for name in names:
+            field = fields.pop(name)
+            if field.metadata["exclusive"]:
+                alternatives = alternatives or group.add_mutually_exclusive_group()
+            settings = _type_settings(types[name]) | field.metadata["settings"]
+            if field.metadata["positional"]:
+                settings.pop("action", None)  # a list has several words
+                group.add_argument(name, default=_default(field), **settings)
+            else:
+                flag = field.metadata["flag"] or f"--{name.replace('_', '-')}"
+                target = alternatives if field.metadata["exclusive"] else group
+                target.add_argument(flag, dest=name, default=_default(field), **settings)
+
+
+def _default(field: Any) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _type_settings(kind: Any) -> dict[str, Any]:
+    """The arguments of ``argparse`` for the type of a field."""
+    parts = [part for part in get_args(kind) if part is not type(None)]
+    optional = type(None) in get_args(kind)
+    kind = parts[0] if optional else kind
+    if get_origin(kind) is list:
+        return _type_settings(get_args(kind)[0]) | {"action": "append"}
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction if optional else "store_true"}
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind), "type": type(get_args(kind)[0])}
+    return {"type": kind}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand.
+
+    Attributes:
+        name: its name on the command line.
+        help: a line for the list of commands.
+        options: the dataclass of its options.
+        run: runs the command with its options, and prints to standard output. A
+            :class:`captum_norm.errors.CaptumNormError` becomes one sentence and exit code 2.
+    """
+
+    name: str
+    help: str
+    options: type[Options]
+    run: Callable[[Any], None]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -69,9 +211,10 @@ class Program:
             sys.stdout.reconfigure(errors="replace")  # a terminal may not support all characters
         try:
             try:
-                options = self._parser().parse_args(argv)
+                options = vars(self._parser().parse_args(argv))
+                command = options.pop("command")
                 with self._warnings_printed(), _libraries_quiet():
-                    options.run(options)
+                    command.run(command.options(**options))
             finally:
                 sys.stdout.flush()
         except CaptumNormError as error:
@@ -118,17 +261,44 @@ class Program:
         parser.add_argument("--version", action="version", version=f"{self.name} {__version__}")
         parser.add_argument(
             "--completion",
-            action=CompletionAction,
-            metavar="|".join(SHELLS),
+            action=_Completion,
+            choices=_SHELLS,
+            default=argparse.SUPPRESS,
+            metavar="|".join(_SHELLS),
             help=f'print what makes a shell complete this command: eval "$({self.name} --completion bash)"',
         )
         commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
         for command in self.commands:
             description = f"{command.help[0].upper()}{command.help[1:]}."
             subparser = commands.add_parser(command.name, help=command.help, description=description)
-            command.add_arguments(subparser)
-            subparser.set_defaults(run=command.run)
+            add_options(subparser, command.options)
+            subparser.set_defaults(command=command)
         return parser
+
+
+class _Completion(argparse.Action):
+    """Prints the script with which a shell completes the command line, and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _namespace: object, shell: Any, _option: object = None) -> None:
+        import shtab
+
+        for action in _actions(parser):
+            kind: Any = action
+            if "FILE" in str(action.metavar) or "PATH" in str(action.metavar):
+                kind.complete = shtab.FILE
+            elif "FOLDER" in str(action.metavar) or "DIR" in str(action.metavar):
+                kind.complete = shtab.DIRECTORY
+        sys.stdout.write(shtab.complete(parser, shell=shell))
+        parser.exit()
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield the arguments of a parser and its subcommands."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for subparser in action.choices.values():
+                yield from _actions(subparser)
 
 
 @contextmanager

@@ -1,16 +1,16 @@
-"""Loads models, adapted or not, and their tokenizers."""
+"""Loads models, adapted or quantised or neither, their tokenizers, and sentence encoders."""
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from captum_norm.checks import one_of
 from captum_norm.errors import InvalidInputError
-from captum_norm.loading.adapters import Adapter, adapter_at, in_base, number_of_labels
-from captum_norm.loading.configurations import check_room, class_of, empty_model, read_config
-from captum_norm.loading.places import DEFAULT_MODEL, file_at, place_of, quiet, said_plainly
-from captum_norm.loading.quantization import Quantization, quantized
+from captum_norm.loading.files import DEFAULT_MODEL, file_at, place_of, quiet, read_config, said_plainly
+from captum_norm.text.lines import quoted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -20,6 +20,34 @@ Model = TypeVar("Model", bound="nn.Module")
 
 Precision = Literal["float32", "float64", "bfloat16", "float16"]
 """The dtype of a model's weights and of what it computes."""
+
+Quantization = Literal["int8", "nf4", "fp4"]
+"""How bitsandbytes stores the weights of linear maps: in 8 bits (LLM.int8), or in 4 of one of two kinds."""
+
+# Kernels of bitsandbytes for processors take 4-bit weights of so many rows at a time, and no fewer.
+_ROWS = 32
+_ADAPTER = "adapter_config.json"
+# The prefix of the base model's own names in an adapter.
+_PREFIX = "base_model.model."
+# The classes that load the base model, by the adapter's task.
+_TASKS = {
+    "CAUSAL_LM": "AutoModelForCausalLM",
+    "FEATURE_EXTRACTION": "AutoModel",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+}
+_MODULES = "modules.json"
+# How older versions of sentence-transformers write them.
+_OLD_POOLINGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
 
 
 def load(
@@ -47,15 +75,12 @@ def load(
         >>> type(model).__name__, tokenizer.tokenize("Norms explain.")
         ('BertModel', ['norms', 'explain', '.'])
     """
-    adapter = _adapter(name_or_path)
+    adapter = _adapter_at(name_or_path)
     # For an unknown name, complain about the model rather than the tokenizer.
-    if adapter is None:
-        read_config(name_or_path)
-    else:
-        with _of_adapter(name_or_path):
-            read_config(adapter.base)
-    tokenizer = _tokenizer_of(name_or_path, adapter)
-    return _model_of(name_or_path, adapter, quantization), tokenizer
+    with _of_adapter(name_or_path, adapter):
+        read_config(name_or_path if adapter is None else adapter.base)
+    tokenizer = _tokenizer(name_or_path, adapter)
+    return _model(name_or_path, adapter, quantization), tokenizer
 
 
 def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerBase":
@@ -64,17 +89,13 @@ def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerBase":
     Raises:
         InvalidInputError: there is no such tokenizer.
     """
-    return _tokenizer_of(name_or_path, _adapter(name_or_path))
+    return _tokenizer(name_or_path, _adapter_at(name_or_path))
 
 
-def _tokenizer_of(name_or_path: str, adapter: Adapter | None) -> "PreTrainedTokenizerBase":
-    if adapter is None or file_at(adapter.place, "tokenizer_config.json") is not None:
-        return _tokenizer(name_or_path)
-    with _of_adapter(name_or_path):
-        return _tokenizer(adapter.base)
-
-
-def _tokenizer(name_or_path: str) -> "PreTrainedTokenizerBase":
+def _tokenizer(name_or_path: str, adapter: "_Adapter | None") -> "PreTrainedTokenizerBase":
+    if adapter is not None and file_at(adapter.place, "tokenizer_config.json") is None:
+        with _of_adapter(name_or_path, adapter):
+            return _tokenizer(adapter.base, None)
     folder = place_of(name_or_path)
     import transformers
 
@@ -96,80 +117,21 @@ def load_model(name_or_path: str, quantization: Quantization | None = None) -> "
     Raises:
         InvalidInputError: there is no such model, or its weights are damaged or incomplete.
     """
-    return _model_of(name_or_path, _adapter(name_or_path), quantization)
+    return _model(name_or_path, _adapter_at(name_or_path), quantization)
 
 
-def _model_of(name_or_path: str, adapter: Adapter | None, quantization: Quantization | None) -> "PreTrainedModel":
-    if adapter is not None:
-        return _load_adapted(name_or_path, adapter, quantization)
-    model, lacking = _pretrained(name_or_path, quantization)
-    _refuse_lacking(name_or_path, model, lacking)
-    return model.eval()  # type: ignore[no-any-return]
-
-
-def _load_adapted(name_or_path: str, adapter: Adapter, quantization: Quantization | None) -> "PreTrainedModel":
-    with said_plainly(f"cannot load the adapter {name_or_path}"), quiet():
+def _model(name_or_path: str, adapter: "_Adapter | None", quantization: Quantization | None) -> "PreTrainedModel":
+    if adapter is None:
+        model, lacking = _pretrained(name_or_path, quantization)
+        _refuse_lacking(name_or_path, model, lacking)
+        return model.eval()  # type: ignore[no-any-return]
+    with _reading_adapter(name_or_path):
         weights = adapter.weights()
-    with _of_adapter(name_or_path):
+    with _of_adapter(name_or_path, adapter):
         model, lacking = _pretrained(adapter.base, quantization, adapter, weights)
-        _refuse_lacking(adapter.base, model, {name for name in lacking if in_base(name) not in weights})
-    with quiet(), said_plainly(f"cannot load the adapter {name_or_path}"):
-        adapted = adapter.put_on(model, weights)
-    return adapted.eval()  # type: ignore[no-any-return]
-
-
-def _pretrained(
-    name_or_path: str,
-    quantization: Quantization | None,
-    adapter: Adapter | None = None,
-    weights: "Mapping[str, Tensor] | None" = None,
-) -> tuple[Any, set[str]]:
-    """Load a model, for an adapter with these weights if given, and name what its files lack."""
-    config = read_config(name_or_path)
-    import torch
-
-    # Missing weights are random but reproducible, so a resumed run has the same weights.
-    with torch.random.fork_rng(devices=[]), quiet(), said_plainly(f"cannot load the weights of {name_or_path}"):
-        torch.default_generator.manual_seed(0)
-        kind = class_of(config, adapter)
-        check_room(config, kind, Path(place_of(name_or_path)))
-        if weights is not None:
-            config.num_labels = number_of_labels(empty_model(config, kind), weights)
-        model, report = kind.from_pretrained(
-            place_of(name_or_path),
-            quantization_config=None if quantization is None else quantized(quantization, empty_model(config, kind)),
-            config=config,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            revision=(adapter and adapter.revision) or "main",
-        )
-    # transformers initialises these randomly, and their explanation would look like any other. Only the pooler, which
-    # many checkpoints lack, does not matter: no attention block reads it.
-    unusable = {str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]}
-    return model, unusable | {key for key in report["missing_keys"] if "pooler" not in key.split(".")}
-
-
-def _refuse_lacking(name_or_path: str, model: "PreTrainedModel", lacking: Collection[str]) -> None:
-    if lacking:
-        raise InvalidInputError(
-            f"cannot load the weights of {name_or_path}: {len(lacking)} tensors of {type(model).__name__} are missing "
-            f"or of another shape, {min(lacking)} for one"
-        )
-
-
-def _adapter(name_or_path: str) -> Adapter | None:
-    folder = place_of(name_or_path)
-    with quiet(), said_plainly(f"cannot load the adapter {name_or_path}"):
-        return adapter_at(folder)
-
-
-@contextmanager
-def _of_adapter(name_or_path: str) -> Iterator[None]:
-    """Say that an error is about the base model of an adapter."""
-    try:
-        yield
-    except InvalidInputError as error:
-        raise InvalidInputError(f"{name_or_path} is an adapter: {error}") from error
+        _refuse_lacking(adapter.base, model, {name for name in lacking if _PREFIX + name not in weights})
+    with _reading_adapter(name_or_path):
+        return adapter.put_on(model, weights).eval()  # type: ignore[no-any-return]
 
 
 def on_device(model: Model, device: str, dtype: Precision | None = None) -> Model:
@@ -193,3 +155,208 @@ def on_device(model: Model, device: str, dtype: Precision | None = None) -> Mode
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InvalidInputError(f"cannot put the model on the device {device}: {reason}") from error
+
+
+def load_sentence_transformer(name_or_path: str = DEFAULT_MODEL, quantization: Quantization | None = None) -> Any:
+    """Load a SentenceTransformer on the CPU, in ``eval()`` mode; None if it is another model.
+
+    Args:
+        name_or_path: see :func:`load`.
+        quantization: see :func:`load`.
+
+    Raises:
+        InvalidInputError: it cannot be loaded, or sentence-transformers is not installed.
+    """
+    place = place_of(name_or_path)
+    with quiet(), said_plainly(f"cannot load the sentence encoder {name_or_path}"):
+        if file_at(place, _MODULES) is None:
+            return None
+        try:
+            from sentence_transformers import SentenceTransformer
+        except ModuleNotFoundError as error:
+            needed = "sentence-transformers: pip install sentence-transformers"
+            raise InvalidInputError(f"{name_or_path} is a sentence encoder, which needs {needed}") from error
+        options = {} if quantization is None else {"quantization_config": _quantized(quantization)}
+        model: Any = SentenceTransformer(place, device="cpu", trust_remote_code=False, model_kwargs=options)
+    return model.eval()
+
+
+def load_poolings(name_or_path: str = DEFAULT_MODEL) -> list[str]:
+    """Load the names of a SentenceTransformer's poolings, such as ``mean``; none if it is another model.
+
+    Raises:
+        InvalidInputError: its files are damaged.
+    """
+    place = place_of(name_or_path)
+    poolings: list[str] = []
+    with quiet(), said_plainly(f"cannot load the sentence encoder {name_or_path}"):
+        listed = file_at(place, _MODULES)
+        modules = [] if listed is None else json.loads(Path(listed).read_bytes())
+        for folder in (module["path"] for module in modules if module["type"].endswith(".Pooling")):
+            file = file_at(place, f"{folder}/config.json")
+            config = {} if file is None else json.loads(Path(file).read_bytes())
+            modes = config.get("pooling_mode") or [_OLD_POOLINGS[name] for name in _OLD_POOLINGS if config.get(name)]
+            poolings += [modes] if isinstance(modes, str) else modes
+    return poolings
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    """A PEFT adapter: its place, the model that it adapts, that model's version on the hub and its class, if named."""
+
+    place: str
+    base: str
+    revision: str | None
+    model_class: str | None
+
+    def weights(self) -> "dict[str, Tensor]":
+        """Read its tensors."""
+        try:
+            from peft import load_peft_weights
+        except ModuleNotFoundError as error:
+            raise InvalidInputError(f"{self.place} is an adapter, which needs PEFT: pip install peft") from error
+        weights: dict[str, Tensor] = load_peft_weights(self.place, device="cpu")
+        return weights
+
+    def put_on(self, model: "PreTrainedModel", weights: "Mapping[str, Tensor]") -> Any:
+        """Put it onto the model, which becomes part of what is returned."""
+        from peft import PeftModel, get_peft_model_state_dict
+
+        adapted = PeftModel.from_pretrained(model, self.place)
+        needed, possible = (
+            get_peft_model_state_dict(adapted, save_embedding_layers=embeddings).keys() for embeddings in (False, True)
+        )
+        for names, problem in ((needed - weights.keys(), "missing"), (weights.keys() - possible, "unknown")):
+            if names:
+                raise ValueError(f"{len(names)} tensors are {problem} in {type(model).__name__}, {min(names)} for one")
+        return adapted
+
+
+def _adapter_at(name_or_path: str) -> _Adapter | None:
+    """The adapter in a folder or on the hub; None if there is none."""
+    place = place_of(name_or_path)
+    with _reading_adapter(name_or_path):
+        file = file_at(place, _ADAPTER)
+        if file is None:
+            return None
+        content = json.loads(Path(file).read_bytes())
+        base = content.get("base_model_name_or_path") if isinstance(content, dict) else None
+        if not isinstance(base, str) or not base:
+            raise ValueError(f"its {_ADAPTER} names no base model")
+        if not Path(base).is_dir() and (Path(place) / base).is_dir():
+            base = str(Path(place) / base)
+        mapping = content.get("auto_mapping")
+        model_class = mapping.get("base_model_class") if isinstance(mapping, dict) else None
+        return _Adapter(place, base, content.get("revision"), model_class or _TASKS.get(str(content.get("task_type"))))
+
+
+@contextmanager
+def _reading_adapter(name_or_path: str) -> Iterator[None]:
+    with quiet(), said_plainly(f"cannot load the adapter {name_or_path}"):
+        yield
+
+
+@contextmanager
+def _of_adapter(name_or_path: str, adapter: _Adapter | None) -> Iterator[None]:
+    """Say that an error is about the base model of an adapter, if there is one."""
+    try:
+        yield
+    except InvalidInputError as error:
+        if adapter is None:
+            raise
+        raise InvalidInputError(f"{name_or_path} is an adapter: {error}") from error
+
+
+def _pretrained(
+    name_or_path: str,
+    quantization: Quantization | None,
+    adapter: _Adapter | None = None,
+    weights: "Mapping[str, Tensor] | None" = None,
+) -> tuple[Any, set[str]]:
+    """Load a model, for an adapter with these weights if given, and name what its files lack."""
+    config = read_config(name_or_path)
+    import torch
+
+    # Missing weights are random but reproducible, so a resumed run has the same weights.
+    with torch.random.fork_rng(devices=[]), quiet(), said_plainly(f"cannot load the weights of {name_or_path}"):
+        torch.default_generator.manual_seed(0)
+        kind = _class_of(config, adapter)
+        if weights is not None:
+            config.num_labels = _number_of_labels(_empty(config, kind), weights)
+        model, report = kind.from_pretrained(
+            place_of(name_or_path),
+            quantization_config=None if quantization is None else _quantized(quantization, _empty(config, kind)),
+            config=config,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            revision=(adapter and adapter.revision) or "main",
+        )
+    # transformers initialises these randomly, and their explanation would look like any other. Only the pooler, which
+    # many checkpoints lack, does not matter: no attention block reads it.
+    unusable = {str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]}
+    return model, unusable | {key for key in report["missing_keys"] if "pooler" not in key.split(".")}
+
+
+def _refuse_lacking(name_or_path: str, model: "PreTrainedModel", lacking: Collection[str]) -> None:
+    if lacking:
+        raise InvalidInputError(
+            f"cannot load the weights of {name_or_path}: {len(lacking)} tensors of {type(model).__name__} are missing "
+            f"or of another shape, {min(lacking)} for one"
+        )
+
+
+def _class_of(config: Any, adapter: _Adapter | None) -> Any:
+    """The class of a model: the one that its adapter names, or its configuration; ``AutoModel`` if neither does."""
+    import transformers
+
+    names = config.architectures or []
+    if adapter is not None and adapter.model_class is not None:
+        if adapter.model_class in _TASKS.values():
+            return getattr(transformers, adapter.model_class)
+        names = [adapter.model_class]
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"got {quoted(names)} for the architectures in its configuration, expected their names")
+    for name in names:
+        kind = getattr(transformers, name, None)
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel):
+            return kind
+        if kind is not None:
+            raise ValueError(f"its configuration names the architecture {name}, which is no model")
+    return transformers.AutoModel
+
+
+def _empty(config: Any, kind: Any) -> "PreTrainedModel":
+    """The model of a configuration, without memory for its weights."""
+    import torch
+
+    with torch.device("meta"):
+        model: PreTrainedModel = getattr(kind, "from_config", kind)(config)  # AutoModel's
+    return model
+
+
+def _number_of_labels(empty: "PreTrainedModel", weights: "Mapping[str, Tensor]") -> int:
+    """The number of labels of the head that an adapter has, which its configuration does not tell."""
+    number = empty.config.num_labels or 0
+    for name, tensor in empty.state_dict().items():
+        saved = weights.get(_PREFIX + name)
+        if saved is not None and len(tensor) == number and tensor.shape[1:] == saved.shape[1:]:
+            return len(saved)
+    return number
+
+
+def _quantized(quantization: Quantization, empty: "PreTrainedModel | None" = None) -> Any:
+    """The configuration of transformers for a quantisation that leaves the head of a model as it is, if it is given."""
+    from torch.nn import Linear
+    from transformers import BitsAndBytesConfig
+
+    one_of("quantization", quantization, get_args(Quantization))
+    options: dict[str, Any] = {}
+    if empty is not None:
+        last = empty.get_output_embeddings()  # type: ignore[no-untyped-call]
+        options["llm_int8_skip_modules"] = [
+            name
+            for name, module in empty.named_modules()
+            if module is last or (isinstance(module, Linear) and module.out_features % _ROWS)
+        ]
+    kind = {"load_in_8bit": True} if quantization == "int8" else {"bnb_4bit_quant_type": quantization}
+    return BitsAndBytesConfig(load_in_4bit=quantization != "int8", **kind, **options)  # type: ignore[no-untyped-call]

@@ -1,6 +1,5 @@
 """``captum-norm compare``: what it prints and writes is what the API returns."""
 
-import argparse
 import csv
 import io
 import json
@@ -13,10 +12,10 @@ import torch
 import transformers
 
 from captum_norm import Comparison, Difference, cli, compare, progress
-from captum_norm.commands.compare import COMMAND, REPORTS
+from captum_norm.commands.compare import CompareOptions
 from captum_norm.loading import load
 from captum_norm.methods import METHODS as METHODS_BY_NAME
-from tests.commands.calls import refused
+from tests.commands.calls import parsed, refused
 from tests.tiny import bert_config, save_tiny
 
 TEXTS = ["a dog sees the cat", "the cat runs"]
@@ -73,7 +72,7 @@ def test_files_hold_what_the_api_returns(
 def test_all_kinds_of_files_and_what_is_printed(
     classifier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = [tmp_path / f"c{suffix}" for suffix in REPORTS]
+    files = [tmp_path / f"c{suffix}" for suffix in (".html", ".png", ".json", ".csv")]
     words = [word for file in files for word in ("--out", str(file))]
     scores = tmp_path / "scores.csv"
     assert run(TEXTS[0], "--model", classifier, *words, "--scores", str(scores), methods=[*METHODS, "random"]) == 0
@@ -204,11 +203,9 @@ def test_bad_input_is_one_sentence(classifier: str, tmp_path: Path, capsys: pyte
 
 
 def test_slow_methods_are_asked_for() -> None:
-    parser = argparse.ArgumentParser()
-    COMMAND.add_arguments(parser)
-    quick = parser.parse_args([]).methods
+    quick = parsed(CompareOptions).methods
     assert [name for name in METHODS_BY_NAME if name not in quick] == ["shapley", "lime"]
-    assert parser.parse_args(["--methods", "all"]).methods == list(METHODS_BY_NAME)
+    assert parsed(CompareOptions, "--methods", "all").methods == list(METHODS_BY_NAME)
 
 
 def test_a_bar_shows_the_time_that_is_left(classifier: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 
 import captum_norm
 from captum_norm import CaptumNormError
-from captum_norm.commands import explanation
 from captum_norm.loading import load
 from captum_norm.methods import METHODS
 from tests.commands.calls import TEXT, explain, refused, written
@@ -163,7 +162,7 @@ def test_file_that_cannot_be_written(
     def fail(_path: Path, _content: bytes) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("captum_norm.commands.outputs.write_whole", fail)
+    monkeypatch.setattr("captum_norm.commands.shared.write_whole", fail)
     out = tmp_path / "e.json"
     assert explain("--model", bert, "--out", str(out)) == 2
     assert capsys.readouterr().err == f"captum-norm: error: cannot write {out}: Permission denied\n"
@@ -175,7 +174,7 @@ def test_nothing_is_written_if_one_file_cannot_be_drawn(
     def fail(*_: object) -> bytes:
         raise RuntimeError("no font")
 
-    monkeypatch.setattr("captum_norm.commands.explain.REPORTS", dict(explanation.REPORTS) | {".png": fail})
+    monkeypatch.setattr("captum_norm.show.figure_bytes", fail)
     with pytest.raises(RuntimeError, match="no font"):
         explain("--model", bert, "--out", str(tmp_path / "e.json"), "--out", str(tmp_path / "e.png"))
     assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ import pytest
 
 from alignment import cli as alignment_cli
 from captum_norm import cli
-from captum_norm.commands.numbers import natural, positive, resamples
+from captum_norm.commands.shared import natural, positive, resamples
 
 
 def test_whole_numbers() -> None:

@@ -1,37 +1,37 @@
 """A command line of subcommands: what it prints, and the exit code of everything that can go wrong."""
 
-import argparse
 import errno
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import captum_norm
 from captum_norm import InvalidInputError
-from captum_norm.commands.command import Command
-from captum_norm.commands.program import Program
+from captum_norm.commands.program import Command, Options, Program, option
 from captum_norm.errors import MissingGlyphsWarning
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--word")
+@dataclass(frozen=True, kw_only=True)
+class Say(Options):
+    word: str | None = option("the word to say")
 
 
-def program(run: Callable[[argparse.Namespace], None]) -> Program:
-    return Program("trial", "A trial.", [Command("say", "say a word in LaTeX", add_arguments, run)])
+def program(run: Callable[[Say], None]) -> Program:
+    return Program("trial", "A trial.", [Command("say", "say a word in LaTeX", Say, run)])
 
 
-def say(options: argparse.Namespace) -> None:
+def say(options: Say) -> None:
     sys.stdout.write(f"{options.word}\n")
 
 
-def failing(error: BaseException) -> Callable[[argparse.Namespace], None]:
-    def run(_options: argparse.Namespace) -> None:
+def failing(error: BaseException) -> Callable[[Say], None]:
+    def run(_options: Say) -> None:
         sys.stdout.write("begun\n")
         raise error
 
@@ -47,7 +47,7 @@ def test_libraries_log_only_errors(capsys: pytest.CaptureFixture[str]) -> None:
     """Of the roundings of bitsandbytes, and of kernels of torchao that are not for this machine."""
     loggers = [logging.getLogger(name) for name in ("bitsandbytes.autograd", "torchao", "torch.utils._pytree", "mine")]
 
-    def run(_options: argparse.Namespace) -> None:
+    def run(_options: Say) -> None:
         for logger in loggers:
             logger.warning("%s warns", logger.name)
             logger.error("%s fails", logger.name)
@@ -116,7 +116,7 @@ def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_missing_glyphs_are_told_of_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    def run(_options: argparse.Namespace) -> None:
+    def run(_options: Say) -> None:
         warnings.warn("no 語", MissingGlyphsWarning, stacklevel=1)
         warnings.warn("other", RuntimeWarning, stacklevel=1)
 

@@ -7,8 +7,7 @@ import pytest
 
 import alignment.cli
 import captum_norm.cli
-from captum_norm.commands.command import Command
-from captum_norm.commands.program import Program
+from captum_norm.commands.program import Command, Program, add_options
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 # Pages of options that several commands share.
@@ -29,7 +28,7 @@ def test_a_command_has_a_page_with_all_its_options(program: str, command: Comman
     own = f"{program}-{command.name}"
     text = "".join((REFERENCE / f"{name}.md").read_text(encoding="utf-8") for name in (own, *SHARED[program]))
     parser = argparse.ArgumentParser(add_help=False)
-    command.add_arguments(parser)
+    add_options(parser, command.options)
     options = {option for action in parser._actions for option in action.option_strings}
     assert {option for option in options if f"`{option}" not in text} == set()
     assert f"[`{program} {command.name}`]({own}.md)" in (REFERENCE / "command-line.md").read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ import sys
 import unicodedata
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 import alignment.cli
 from captum_norm import InvalidInputError, cli
 from captum_norm.bars import to_stderr
-from captum_norm.commands.command import Command
-from captum_norm.commands.program import Program
+from captum_norm.commands.program import Command, Options, Program
 from captum_norm.commands.terminal import Terminal
 from captum_norm.show import Panel, draw_heatmaps, text_record
 from captum_norm.show.figures import figure_bytes
@@ -37,6 +37,11 @@ HOSTILE = "\x1b[31m\x1b]8;;http://e.x\x07\x9b31m\u202e\u200b[red]a[/red]:smile:<
 SPELLED = "\\x1b[31m\\x1b]8;;http://e.x\\x07\\x9b31m\\u202e\\u200b[red]a[/red]:smile:<b>\\u2028"
 NAMED = HOSTILE.replace("/", "|")
 WORDS = ["[PAD]", HOSTILE, "[CLS]", "a", "=cmd"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nothing(Options):
+    pass
 
 
 def is_safe(text: str) -> bool:
@@ -99,7 +104,7 @@ def test_messages_on_standard_error(capsys: pytest.CaptureFixture[str], monkeypa
     warned = list[str]()
     monkeypatch.setattr(warnings, "showwarning", lambda message, *_, **__: warned.append(str(message)))
     monkeypatch.setattr(warnings, "filters", [])
-    assert Program("trial", "A trial.", [Command("run", "run", lambda _: None, fails)]).main(["run"]) == 2
+    assert Program("trial", "A trial.", [Command("run", "run", Nothing, fails)]).main(["run"]) == 2
     to_stderr(HOSTILE)
     said = SPELLED.removesuffix("\\u2028")  # white space
     assert capsys.readouterr().err == f"trial: error: {said}\n{SPELLED}\n"

@@ -11,8 +11,7 @@ import transformers
 
 import alignment.cli
 from captum_norm import InvalidInputError, cli
-from captum_norm.commands.outputs import output_folder, output_path
-from captum_norm.commands.text_argument import given_text
+from captum_norm.commands.shared import given_text, output_folder, output_path
 from captum_norm.loading import load
 from tests.tiny import bert_config, save_tiny
 
@@ -199,7 +198,7 @@ def test_explain_reads_files(model: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_places_to_write() -> None:
-    assert output_path([".json"])("folder/x.JSON") == Path("folder/x.JSON")
+    assert output_path(".json")("folder/x.JSON") == Path("folder/x.JSON")
     assert output_folder("folder") == Path("folder")
     assert output_folder("folder/new") == Path("folder/new")
     assert not Path("folder/new").exists()

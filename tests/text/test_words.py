@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, BertTokenizer, ByT5Tokenizer, PreTrained
 import alignment
 from captum_norm import InvalidInputError, NormAttribution
 from captum_norm.loading import DEFAULT_MODEL, LANGUAGE_MODEL
-from captum_norm.loading.places import place_of
+from captum_norm.loading.files import place_of
 from captum_norm.text.words import WordScore, joined_spans, word_spans, words_of, words_of_tokens
 from tests import families, oracle
 from tests.alignment.translation_models import fsmt_tokenizer, m2m100_tokenizer, marian_tokenizer

@@ -18,6 +18,7 @@ from captum_norm import (
     UnsupportedScopeError,
 )
 from tests.alignment.commands.texts import ENGLISH, FRENCH
+from tests.commands import calls
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +26,8 @@ def shipped() -> tuple[Any, Any]:
     return load_shipped_model("fr-en")
 
 
-def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    aligners.add_arguments(parser)
-    return parser.parse_args(words, argparse.Namespace(max_tokens=123))
+def parsed(*words: str) -> aligners.AlignerOptions:
+    return calls.parsed(aligners.AlignerOptions, "--max-tokens=123", *words)
 
 
 def test_defaults(shipped: tuple[Any, Any]) -> None:
@@ -124,7 +123,7 @@ def test_what_is_left_to_decide_is_decided_once(shipped: tuple[Any, Any]) -> Non
 
 def test_identity_says_what_decides_the_links(shipped: tuple[Any, Any]) -> None:
     options = parsed("--layer=1", "--head=2", "--recipe=mutual", "--method=weights")
-    assert aligners.identity(options, [(aligners.word_aligner(*shipped, options), False)]) == {
+    assert aligners.identity(options, aligners.word_aligner(*shipped, options)) == {
         "method": "weights",
         "scope": "attn",
         "maps": "AWI layer 1 head 2",
@@ -132,7 +131,7 @@ def test_identity_says_what_decides_the_links(shipped: tuple[Any, Any]) -> None:
         "max_tokens": 123,
     }
     options = parsed("--recipe=paper", "--decoder=mutual-argmax")
-    identity = aligners.identity(options, [(aligners.word_aligner(*shipped, options), False)])
+    identity = aligners.identity(options, aligners.word_aligner(*shipped, options))
     assert identity["recipe"] == str(RECIPES["mutual"])
     assert identity["maps"] is None
 
@@ -140,9 +139,9 @@ def test_identity_says_what_decides_the_links(shipped: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--layer=first", "argument --layer: got first; expected auto, highest-norm or a number from 0"),
+        ("--layer=first", "argument --layer: got first; expected a number, auto or highest-norm"),
         ("--layer=1.5", "argument --layer: got 1.5; expected"),
-        ("--head=every", "argument --head: got every; expected auto, all or a number from 0"),
+        ("--head=every", "argument --head: got every; expected a number, auto or all"),
         ("--method=saliency", "argument --method: invalid choice: 'saliency'"),
         ("--decoder=threshold:share", "argument --decoder: got share=; expected a number, as in threshold:share=0.2"),
     ],

@@ -34,7 +34,7 @@ COMMAND = """
 import os, signal, sys
 from alignment import cli
 from alignment.aligner import WordAligner
-from alignment.commands import directions, extract
+from alignment.commands import aligners, extract
 from alignment.corpora import load_alibi
 
 align, calls = WordAligner.read_each, []
@@ -300,7 +300,7 @@ def start(**variables: str) -> "subprocess.Popen[bytes]":
     ("words", "message"),
     [
         ([], "got no SOURCE; give the text to align, or --status FILE"),
-        (["-", "-"], "got - for both sides; standard input can be read only once"),
+        (["-", "-"], "got - more than once; standard input can be read only once"),
         (["none", "en"], "cannot read none: there is no such file"),
         (["fr", "."], "cannot read .: it is a folder"),
         (["fr", ""], "cannot read '': there is no such file"),

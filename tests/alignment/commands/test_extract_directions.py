@@ -7,7 +7,7 @@ import torch
 
 from alignment import cli
 from alignment.aligner import BidirectionalAligner, WordAligner
-from alignment.commands import directions, extract
+from alignment.commands import aligners, extract
 from alignment.corpora import load_alibi
 from alignment.fairseq.loading import load_shipped_model
 from alignment.formats import format_pharaoh
@@ -154,7 +154,7 @@ def test_a_multilingual_model_is_loaded_once_for_both_directions(
 def test_exchanged_sides_are_refused(
     options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(directions, "CHECKED", 30)
+    monkeypatch.setattr(aligners, "CHECKED", 30)
     story = load_alibi("blue-beard")
     sides = {"fr": story.sources[:30], "en": story.targets[:30]}
     for name, sentences in sides.items():
@@ -175,10 +175,10 @@ def test_exchanged_sides_are_refused(
 def test_sides_are_checked_when_enough_pairs_have_come() -> None:
     story = load_alibi("blue-beard")
     aligner = WordAligner(*load_shipped_model("fr-en"), layer=0, head=2, recipe="hmm")
-    check, as_given = directions.SideCheck(), directions.SideCheck()
+    check, as_given = aligners.SideCheck(), aligners.SideCheck()
     pairs = list(zip(story.sources, story.targets, strict=True))
     exchanged = [(target, source) for source, target in pairs]
-    enough = directions.CHECKED // 2
+    enough = aligners.CHECKED // 2
     for pair in exchanged[: enough - 1]:
         check(aligner, [pair, (["un"], [])])
     with pytest.raises(InvalidInputError, match="got sides that look exchanged"):

@@ -121,11 +121,11 @@ def test_raw_text(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-", "-"], "got - for both sides; standard input can be read only once"),
+        (["-", "-"], "got - more than once; standard input can be read only once"),
         (["fr", "none"], "cannot read none: there is no such file"),
         (["fr", "bad", "--limit=gaps=1"], "got a limit of gaps, expected one of information, gap"),
         (["fr", "bad", "--limit=gap"], "got gap; expected a measure and a number, as in gap=0.5"),
-        (["fr", "bad", "--head=all"], "got all; expected auto or a number"),
+        (["fr", "bad", "--head=all"], "got all; expected a number or auto"),
         (["fr", "bad", "--layer=7", "--head=0"], "got layer 7; the model has 3: 0 to 2"),
         (["fr", "bad", "--layer=0", "--head=9"], "got head 9; the model has 4: 0 to 3"),
         (["fr", "bad", "--model=none"], "none"),

@@ -17,13 +17,12 @@ from alignment.normalization import NormalizedWords
 from captum_norm import InvalidInputError
 from tests.alignment.fairseq.small import SOURCE, TARGET, settings, weights, write_dictionary
 from tests.alignment.translation_models import FAMILIES, random_model
+from tests.commands import calls
 from tests.tiny import bert_config, save_tiny
 
 
-def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    models.add_arguments(parser)
-    return parser.parse_args(words)
+def parsed(*words: str) -> models.ModelOptions:
+    return calls.parsed(models.ModelOptions, *words)
 
 
 def load(*words: str) -> tuple[Any, Any]:

@@ -133,7 +133,7 @@ REFUSED = [
     (["fr", "en", "--alignments=talp"], "talp, line 1: got '1p1', expected i-j"),
     (["fr", "--alignments=links"], "got --alignments without TARGET; give the translations whose words they link"),
     (["fr", "en", "--alignments=links", "--combine=add", "--head=0"], "got --alignments and --combine and --head;"),
-    (["-", "-"], "got - twice; standard input can be read only once"),
+    (["-", "-"], "got - more than once; standard input can be read only once"),
     (["none"], "cannot read none: there is no such file"),
     (["fr", "en", *ONE, "--max-words=4"], "fr, line 1: got 5 words on the source side, expected at most 4"),
     (["fr", "en", *ONE, "--combine=add"], "got --combine and only one model"),

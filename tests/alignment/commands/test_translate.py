@@ -198,7 +198,7 @@ def test_checkpoints_of_fairseq(run: Run) -> None:
     ("words", "message"),
     [
         (["none"], "cannot read none: there is no such file"),
-        (["--references=-"], "got - for the sentences and the references; standard input can be read only once"),
+        (["--references=-"], "got - more than once; standard input can be read only once"),
         (["fr", "--references=one"], "got 6 lines to translate and 1 references, expected equally many"),
         (["fr", "--references=empty"], "empty: got no line, expected references"),
         (["fr", "--references=latin1"], "latin1, line 1: got byte 0xe9"),

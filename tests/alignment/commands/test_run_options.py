@@ -8,24 +8,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignment.commands import running
+from alignment.commands import models
 from captum_norm import InvalidInputError
 from tests.alignment.commands.texts import set_stdin
+from tests.commands import calls
 
 
-def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    running.add_arguments(parser)
-    return parser.parse_args(words)
+def parsed(*words: str) -> models.RunOptions:
+    return calls.parsed(models.RunOptions, *words)
 
 
 def test_threads_are_set_for_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     before = torch.get_num_threads()
-    with suppress(KeyboardInterrupt), running.set_up(parsed(f"--threads={before + 1}")) as report:
+    with suppress(KeyboardInterrupt), models.set_up(parsed(f"--threads={before + 1}")) as report:
         report(f"{torch.get_num_threads() - before} more")
         raise KeyboardInterrupt
     assert torch.get_num_threads() == before
-    with running.set_up(parsed("--quiet")) as report:
+    with models.set_up(parsed("--quiet")) as report:
         assert torch.get_num_threads() == before
         report("nothing")
     assert capsys.readouterr() == ("", "1 more\n")
@@ -33,13 +32,13 @@ def test_threads_are_set_for_the_run(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_stdin(monkeypatch, ["a"])
-    assert running.text_source("-") is sys.stdin.buffer
+    assert models.text_source("-") is sys.stdin.buffer
     (tmp_path / "text").touch()
-    assert running.text_source(str(tmp_path / "text")) == str(tmp_path / "text")
+    assert models.text_source(str(tmp_path / "text")) == str(tmp_path / "text")
     for name, reason in {"": "it is a folder", "none": "there is no such file"}.items():
         path = tmp_path / name
         with pytest.raises(InvalidInputError, match=f"^cannot read {path}: {reason}$"):
-            running.text_source(str(path))
+            models.text_source(str(path))
 
 
 @pytest.mark.parametrize("option", ["--max-words", "--max-tokens", "--threads"])

@@ -1,0 +1,360 @@
+"""What several commands share: options, numbers, the text they are given, and the files they write."""
+
+import os
+import re
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from captum_norm.commands.program import Options, option
+from captum_norm.errors import InvalidInputError
+from captum_norm.loading import DEFAULT_MODEL, Precision, Quantization
+from captum_norm.methods import import_method
+from captum_norm.runs import Backend, Journal, RayBackend, describe
+from captum_norm.text.files import check_file, check_folder, check_writable, is_url, place_of, write_whole
+from captum_norm.text.lines import named, read_text
+
+_MOST_DIGITS = 9
+# One word with a suffix, or a path.
+_FILE_NAME = re.compile(r"\S*[^\s.]\.[A-Za-z]\w{0,9}|(~|\.{1,2})?/\S+")
+_NOT_UNICODE = re.compile("[\ud800-\udfff\0]")
+
+
+def whole_number(expected: str, accepts: Callable[[int], bool]) -> Callable[[str], int]:
+    """Return a parser of integers from 0, of at most nine digits, that are accepted.
+
+    Example:
+        >>> whole_number("a number from 1", bool)("12")
+        12
+    """
+
+    def parse(text: str) -> int:
+        if text.isdecimal() and len(text) <= _MOST_DIGITS and accepts(int(text)):
+            return int(text)
+        raise ArgumentTypeError(f"got {named(text)}; expected {expected}")
+
+    return parse
+
+
+positive = whole_number("a number from 1", lambda number: number > 0)
+natural = whole_number("a number from 0", lambda _: True)
+resamples = whole_number("0 for none, or at least 2", lambda number: number != 1)
+
+
+def _decimal(pattern: str, expected: str) -> Callable[[str], float]:
+    """Return a parser of decimal numbers that match a pattern."""
+
+    def parse(text: str) -> float:
+        if re.fullmatch(pattern, text):
+            return float(text)
+        raise ArgumentTypeError(f"got {named(text)}; expected {expected}")
+
+    return parse
+
+
+amount = _decimal(r"[0-9]{1,6}(\.[0-9]{1,6})?", "a number from 0, such as 2 or 0.5")
+share = _decimal(r"0?\.[0-9]{1,9}|[01](\.0{0,9})?", "a number from 0 to 1, such as 0.5")
+
+
+def index_or(*names: str) -> Callable[[str], int | str]:
+    """Return a parser of an index, which may be negative, or of one of the names."""
+
+    def parse(text: str) -> int | str:
+        if text in names:
+            return text
+        if re.fullmatch(rf"-?[0-9]{{1,{_MOST_DIGITS}}}", text):
+            return int(text)
+        raise ArgumentTypeError(f"got {named(text)}; expected {', '.join(['a number', *names[:-1]])} or {names[-1]}")
+
+    return parse
+
+
+def method_name(names: Collection[str]) -> Callable[[str], str]:
+    """Return a parser of one of the names, or of ``package.module:Class``, whose name it returns.
+
+    The module may be a file in the current folder.
+    """
+
+    def parse(text: str) -> str:
+        if text in names:
+            return text
+        if ":" not in text:
+            raise ArgumentTypeError(f"got {named(text)}; expected one of {', '.join(names)}, or package.module:Class")
+        folder = str(Path.cwd())
+        if folder not in sys.path:  # the folder of the command's script is there instead
+            sys.path.append(folder)
+        try:
+            return import_method(text)
+        except InvalidInputError as error:
+            raise ArgumentTypeError(str(error)) from error
+
+    return parse
+
+
+def out_option(*suffixes: str) -> Any:
+    """Declare ``--out``, a list of files with these suffixes."""
+    explanation = f"also write a {', '.join(suffixes[:-1])} or {suffixes[-1]} file; may be given several times"
+    return option(explanation, [], parse=output_path(*suffixes), metavar="FILE")
+
+
+def output_path(*suffixes: str, urls: bool = False) -> Callable[[str], Any]:
+    """Return a parser of the name of a writable file with one of the suffixes: its path, or its URL as it is."""
+
+    def parse(name: str) -> Path | str:
+        if Path(name).suffix.lower() not in suffixes:
+            raise ArgumentTypeError(f"cannot write {named(name)}: the name must end in one of {', '.join(suffixes)}")
+        with _for_argparse(name):
+            if urls and is_url(name):
+                check_file(name)
+                return name
+            check_file(Path(name))
+            check_writable(Path(name).parent)
+        return Path(name)
+
+    return parse
+
+
+def output_folder(name: str, *, urls: bool = False) -> Any:
+    """Parse a folder to write into, which exists, or whose parent does: its path, or its URL as it is."""
+    if not name:
+        raise ArgumentTypeError("cannot write into a folder without a name")
+    with _for_argparse(name):
+        if urls and is_url(name):
+            check_folder(name)
+            return name
+        path = Path(name)
+        check_folder(path)
+        check_writable(path if path.exists() else path.parent)
+    return path
+
+
+@contextmanager
+def _for_argparse(name: str) -> Iterator[None]:
+    """Convert errors for ``argparse``."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise ArgumentTypeError(str(error)) from error
+    except OSError as error:
+        raise ArgumentTypeError(f"cannot write {named(name)}: {error.strerror}") from error
+
+
+@contextmanager
+def local_folder(out: Path | str) -> Iterator[Path]:
+    """A folder to write into; for a URL, a temporary one whose files are copied there at the end of the context."""
+    if isinstance(out, Path):
+        yield out
+        return
+    with TemporaryDirectory(prefix="captum-norm-") as name:
+        yield Path(name)
+        for path in sorted(Path(name).iterdir()):
+            (place_of(out) / path.name).write(path.read_bytes())
+
+
+def write_outputs(contents: Mapping[Path, bytes]) -> None:
+    """Write files, each atomically."""
+    for path, content in contents.items():
+        try:
+            write_whole(path, content)
+        except OSError as error:
+            raise InvalidInputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def device_option() -> Any:
+    """Declare ``--device``."""
+    return option("the device of the model: cpu, cuda, cuda:1", "cpu")
+
+
+def quantize_option() -> Any:
+    """Declare ``--quantize``, a :data:`captum_norm.loading.Quantization`."""
+    return option(
+        "quantise the weights of a Hugging Face model with bitsandbytes as it is loaded, but not its head (default: "
+        "the weights as they are)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layouts(Options):
+    """The layouts of layers that are not found."""
+
+    layouts: str | None = option(
+        "declare the parts of layers that are not found; see “Describe a new model” in the documentation",
+        metavar="FILE.toml",
+    )
+
+    def register_layouts(self) -> None:
+        """Register the layouts in the file."""
+        from captum_norm.models import register_layouts
+
+        if self.layouts is not None:
+            register_layouts(self.layouts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject(Layouts, title="the model and the output"):
+    """The model and the output that is explained."""
+
+    model: str = option(
+        "a folder or a name on the Hugging Face hub, of a model or a PEFT adapter",
+        DEFAULT_MODEL,
+        metavar="NAME_OR_PATH",
+    )
+    quantize: Quantization | None = quantize_option()
+    device: str = device_option()
+    dtype: Precision | None = option(
+        "the dtype of the model's weights and of what it computes (default: that of its files)"
+    )
+    target: str | None = option(
+        "the output to explain, for attention-gradient, alti-logit, decompx, cp-lrp, attnlrp, gim and the methods of "
+        "Captum: its number, a label of a classifier or tagger, or a token of a language model; for a sentence encoder "
+        "a text, whose similarity is explained (default: what the model predicts; explain --method decompx: hidden "
+        "states)",
+        metavar="N|LABEL|TOKEN|TEXT",
+    )
+    against: str | None = option(
+        "explain the target minus this output, such as a rival word", metavar="N|LABEL|TOKEN|TEXT"
+    )
+    words: bool = option("print words instead of tokens", False)
+
+    def named_target(self) -> Any:
+        """Return the target with the names as given; None if none is given."""
+        from captum_norm.models import Difference
+
+        target: Any = self.target
+        if target is None and self.against is not None:
+            raise InvalidInputError("got --against without --target; name the output to subtract it from")
+        against: Any = self.against
+        return target if against is None else Difference(target, against)
+
+    def load(self) -> tuple[Any, Any]:
+        """Load the model, which must not be an encoder–decoder, and its tokenizer.
+
+        With a target, a sentence encoder becomes a model of its similarity to that text.
+        """
+        from captum_norm.explanation.targets import load_subject
+
+        self.prepare()
+        model, tokenizer = load_subject(self.model, self.named_target(), self.quantize)
+        return self.placed(model), tokenizer
+
+    def prepare(self) -> None:
+        """Check what a model is loaded with, and register the layouts."""
+        if self.dtype is not None and self.quantize is not None:
+            raise InvalidInputError(
+                f"got --dtype {self.dtype} and --quantize {self.quantize}, which decides the dtype; leave one out"
+            )
+        self.register_layouts()
+
+    def placed(self, model: Any) -> Any:
+        """Move a model to ``--device`` and convert it to ``--dtype``; a quantised one stays as it is on the CPU."""
+        from captum_norm.loading import on_device
+
+        return model if (self.device, self.dtype) == ("cpu", None) else on_device(model, self.device, self.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers(Options, title="the workers"):
+    """Where a long run takes place."""
+
+    workers: int | None = option(
+        "share the work among N processes, on this machine or the cluster (default: this process; on a cluster, as "
+        "many as it has room for)",
+        metavar="N",
+        parse=positive,
+    )
+    ray: str | None = option(
+        "the Ray cluster to run on: auto for that of this machine (default: $RAY_ADDRESS, or none)",
+        os.environ.get("RAY_ADDRESS"),
+        metavar="ADDRESS",
+    )
+    cpus_per_worker: int | None = option(
+        "cores for each worker, and its threads (default: 1)", metavar="N", parse=positive
+    )
+    gpus_per_worker: float = option(
+        "GPUs for each worker, or a share of one, such as 0.5; the model then runs on cuda (default: 0)",
+        0.0,
+        metavar="N",
+        parse=amount,
+    )
+    retries: int = option("how often a block is begun again whose worker died", 2, metavar="N", parse=natural)
+    skip_bad_blocks: bool = option(
+        "set aside a block whose workers died as often as that, rather than end the run", False
+    )
+    log: Path | None = option("append the run's events", metavar="FILE.jsonl", parse=output_path(".jsonl"))
+
+    def backend(self, threads: int | None = None) -> Backend:
+        """Where the run takes place: here, unless workers or a cluster are asked for."""
+        if self.workers is None and not self.ray:
+            return "local"
+        return RayBackend(
+            workers=self.workers,
+            address=self.ray or None,
+            cpus_per_worker=self.cpus_per_worker or threads or 1,
+            gpus_per_worker=self.gpus_per_worker,
+            retries=self.retries,
+            skip_bad_blocks=self.skip_bad_blocks,
+        )
+
+    def worker_device(self, device: str) -> str:
+        """The device of the model: that of ``--device``, or cuda if each worker has a GPU."""
+        return "cuda" if self.gpus_per_worker and device == "cpu" else device
+
+
+def status_of(output: str) -> str:
+    """Describe how far the run that makes an output is, in a line.
+
+    Raises:
+        InvalidInputError: there is neither a run nor its output.
+    """
+    journal = Journal(output if is_url(output) else str(Path(output).resolve()), {})
+    if journal.has_job():
+        status = journal.read_status()
+        return f"{output}: {'started a moment ago' if status is None else describe(status)}"
+    if place_of(output).kind() == "file" or Path(output).exists():
+        return f"{output} is complete"
+    raise InvalidInputError(f"there is neither {output} nor {journal.folder}, the folder of its run")
+
+
+def text_option() -> Any:
+    """Declare ``--text``, a bool."""
+    return option("the argument is the text itself, even if it names a file", False, flag="--text")
+
+
+def given_text(argument: str, *, is_text: bool) -> str:
+    """Read the text of an argument.
+
+    Args:
+        argument: ``-`` for standard input, the name of a file, or the text.
+        is_text: whether the argument is the text, even if it looks like a file.
+
+    Raises:
+        InvalidInputError: the argument looks like a file that does not exist, or the file is unreadable or not UTF-8.
+
+    Example:
+        >>> given_text("A dog runs.", is_text=False)
+        'A dog runs.'
+    """
+    if is_text or (argument != "-" and not _is_file(argument)):
+        # Bytes of an argument that are not UTF-8 become lone surrogates.
+        if _NOT_UNICODE.search(argument):
+            raise InvalidInputError("the text is not UTF-8; convert it")
+        return argument
+    text = read_text(sys.stdin.buffer, "standard input") if argument == "-" else read_text(argument)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _is_file(argument: str) -> bool:
+    """Whether the argument is a file; raises if it only looks like one."""
+    try:
+        if Path(argument).is_file():
+            return True
+    except (OSError, ValueError):  # an invalid name, or an unreadable folder
+        pass
+    if _FILE_NAME.fullmatch(argument) is None:
+        return False
+    raise InvalidInputError(f"cannot read {argument}: there is no such file; if it is the text itself, say --text")
