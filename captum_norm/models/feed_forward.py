@@ -19,10 +19,6 @@ Cuts = tuple[slice, ...]
 """The entries of one map's output that belong to the gate, and those of the other factor; empty for separate maps."""
 
 
-def _affine(projection: Projection) -> Affine:
-    return Affine(projection.weight(projection.dtype), projection.bias(projection.dtype))
-
-
 def _cut(fused: Affine, cuts: Cuts) -> Sequence[Affine]:
     """Return the maps of both factors of a gated network that one map holds."""
     return [Affine(fused.weight[:, cut], None if fused.bias is None else fused.bias[cut]) for cut in cuts] or [fused]
@@ -40,9 +36,10 @@ class DenseReader:
 
     def use(self, inputs: Tensor) -> Use:
         """Return the network's use, with present parameters, at positions whose whole inputs are (N, D)."""
-        inner = [affine for projection in self.inner for affine in _cut(_affine(projection), self.cuts)]
-        network = Network(tuple(inner), _affine(self.outer), self.activation)
-        return Use(network, coefficient=None if self.gate is None else _affine(self.gate).whole(inputs).sigmoid())
+        inner = [affine for projection in self.inner for affine in _cut(Affine(*projection.read()), self.cuts)]
+        network = Network(tuple(inner), Affine(*self.outer.read()), self.activation)
+        gate = None if self.gate is None else Affine(*self.gate.read())
+        return Use(network, coefficient=None if gate is None else gate.whole(inputs).sigmoid())
 
 
 class Routing(NamedTuple):

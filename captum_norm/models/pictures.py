@@ -79,14 +79,13 @@ class Pictures:
 
 def read_pictures(config: Any, towers: Sequence[str], arguments: Mapping[str, Any], real: Tensor | None) -> Pictures:
     """Find the pictures in a batch of a model with these towers; ``real`` is True at real positions, (B, S)."""
-    ids = arguments.get("input_ids")
+    ids, pixels = arguments.get("input_ids"), arguments.get(PIXELS)
+    if not towers:
+        return _whole_sequence(config, pixels) if ids is None and isinstance(pixels, Tensor) else Pictures()
     # Mllama's layers attend to the pictures; its sequence has none.
     crosses = getattr(getattr(config, "text_config", None), "cross_attention_layers", None)
     tokens = {} if crosses else {kind: token for kind in TOKENS if (token := _token(config, kind)) is not None}
-    pixels = arguments.get(PIXELS)
-    if not towers and ids is None and isinstance(pixels, Tensor):
-        return _whole_sequence(config, pixels)
-    if not tokens or not isinstance(ids, Tensor) or not towers:
+    if not tokens or not isinstance(ids, Tensor):
         return Pictures()
     real = torch.ones_like(ids, dtype=torch.bool) if real is None else real.to(ids.device)
     places = {kind: (ids == token) & real for kind, token in tokens.items()}

@@ -81,7 +81,8 @@ def tensor_of(module: nn.Module, name: str) -> Tensor | None:
 def _loaded_tensors(module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
     """Return a module's weight and bias, loaded if they are offloaded or sharded; None for what it has not."""
     weight, bias = tensor_of(module, "weight"), tensor_of(module, "bias")
-    if not any(tensor is not None and is_elsewhere(module, tensor) for tensor in (weight, bias)):
+    first = bias if weight is None else weight  # a module's parameters are offloaded or sharded together
+    if first is None or not is_elsewhere(module, first):
         return weight, bias
     with loaded(module):
         return tensor_of(module, "weight"), tensor_of(module, "bias")
