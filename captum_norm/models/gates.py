@@ -1,4 +1,4 @@
-"""Reads what multiplies attention's output before the output projection, and moves it into weights and values."""
+"""Folds the gate on attention's output into its weights and values."""
 
 from dataclasses import replace
 

@@ -78,9 +78,9 @@ def _find_blocks(
     if feed_forwards is None:
         return search.blocks
     feed_forwards.give_up()
-    found, missing = feed_forwards.found, feed_forwards.missing
+    behind, missing = feed_forwards.blocks, feed_forwards.missing
     return {
-        module: replace(block, feed_forward=found.get(module), without_feed_forward=missing.get(module))
+        module: replace(block, feed_forward=behind.get(module), without_feed_forward=missing.get(module))
         for module, block in search.blocks.items()
     }
 
@@ -223,18 +223,18 @@ class _Search:
 
 def _not_understood(search: _Search, trace: Trace, attention: nn.Module, context: Tensor) -> UnsupportedModelError:
     """Make the error for the first layer that was not understood: what was found of it, what was not, what to do."""
-    found = f'{type(search.model).__name__} is not understood: "{search.names[attention]}" attends'
+    attends = f'{type(search.model).__name__} is not understood: "{search.names[attention]}" attends'
     projection = next((call.module for call in projections(trace, context)), None)
     if projection is not None:
         return UnsupportedModelError(
-            f'{found} and "{search.names[projection]}" projects its output, but no sum with a residual stream was '
+            f'{attends} and "{search.names[projection]}" projects its output, but no sum with a residual stream was '
             f"found from which the layer's output follows. {HOW_TO}"
         )
     received = next((call.module for call in trace.calls_on(context) if trace.name(call.module)), None)
     if received is None:
-        return _NotProjectedError(f"{found}, but no module receives its output. {HOW_TO}")
+        return _NotProjectedError(f"{attends}, but no module receives its output. {HOW_TO}")
     return _NotProjectedError(
-        f'{found}, but "{search.names[received]}" ({type(received).__name__}), which receives its output, is not '
+        f'{attends}, but "{search.names[received]}" ({type(received).__name__}), which receives its output, is not '
         f"affine: merge the adapter (merge_and_unload()) or dequantize() the weights. {HOW_TO}"
     )
 

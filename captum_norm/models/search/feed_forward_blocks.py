@@ -47,7 +47,7 @@ class FeedForwardSearch:
     """Searches for the feed-forward block behind each attention block during a forward pass."""
 
     def __init__(self, reason: str | None) -> None:
-        self.found: dict[nn.Module, FeedForwardBlock] = {}  # by attention module
+        self.blocks: dict[nn.Module, FeedForwardBlock] = {}  # by attention module
         self.missing: dict[nn.Module, str] = {}  # why none was found
         # Blocks without theirs so far, the stream that it reads, and in a parallel layer what it writes.
         self.waiting: dict[nn.Module, tuple[Block, Tensor, Tensor | None]] = {}
@@ -82,7 +82,7 @@ class FeedForwardSearch:
         for attention in [attention for attention in self.waiting if attention in inside]:
             block = self._find(trace, *self.waiting[attention])
             if block is not None:
-                self.found[attention] = block
+                self.blocks[attention] = block
                 del self.waiting[attention]
 
     def attention_begins(self, module: nn.Module, *, cross: bool) -> None:
