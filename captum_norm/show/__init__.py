@@ -1,10 +1,7 @@
 """Shows results: in the terminal, as figures, as pages, and in Captum's own text viewer."""
 
-from captum_norm.show.analysis.plots import draw_plot, plot_bytes
-from captum_norm.show.analysis.report import write_report
-from captum_norm.show.comparison.figure import draw_comparison
-from captum_norm.show.comparison.page import render_comparison
-from captum_norm.show.comparison.terminal import show_comparison
+from captum_norm.show.analysis import draw_plot, plot_bytes, write_report
+from captum_norm.show.comparison import draw_comparison, render_comparison, show_comparison
 from captum_norm.show.figures import StandaloneFigure, figure_bytes, save_figure
 from captum_norm.show.heatmap import Panel, draw_answer, draw_heatmaps, draw_patches
 from captum_norm.show.page import render as render_page

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Cell = int | float | str | None
 """A cell of a table: a finite number, a word, or None for an undefined value."""
 
-PlotKind = Literal["line", "grouped-bars", "heat", "scatter"]
+PlotKind = Literal["line", "heat"]
 """The kind of a plot; see :class:`Plot`."""
 
 RESULTS = "results.json"
@@ -104,9 +104,8 @@ class Plot:
 
     Attributes:
         name: an identifier that can be a file name, unique among the plots of a result.
-        kind: ``line`` and ``scatter``: y over x, a line or a kind of marker for each value of ``series``;
-            ``grouped-bars``: for each value of x, side by side, one bar of height y for each value of ``series``;
-            ``heat``: a cell for each x and y with ``value`` as its colour.
+        kind: ``line``: y over x, a line for each value of ``series``; ``heat``: a cell for each x and y with ``value``
+            as its colour.
         title: a line that says what it shows.
         table: the name of the table.
         x: the column along the horizontal axis.
@@ -114,7 +113,6 @@ class Plot:
         series: the column whose values become series, in the order of their first rows; None for a single series.
         error: the column with half the length of the error bars, such as a standard deviation.
         value: the column that ``heat`` shows as colour.
-        log_x: whether the horizontal axis is logarithmic.
     """
 
     name: str
@@ -126,7 +124,6 @@ class Plot:
     series: str | None = None
     error: str | None = None
     value: str | None = None
-    log_x: bool = False
 
 
 @dataclass(frozen=True)
@@ -238,10 +235,11 @@ _Parsed = TypeVar("_Parsed", Column, Plot)
 
 
 def _parsed(kind: type[_Parsed], entry: Mapping[str, Any]) -> _Parsed:
-    """Parse a column or plot, whose fields are text, None or, if the default is boolean, boolean."""
-    kinds = {part.name: bool if isinstance(part.default, bool) else str | None for part in fields(kind)}
+    """Parse a column or plot, whose fields are text or None."""
+    entry = {name: value for name, value in entry.items() if name != "log_x"}  # of earlier versions
+    names = {part.name for part in fields(kind)}
     for name, value in entry.items():
-        _checked(kinds.get(name), value, name)
+        _checked(str | None if name in names else None, value, name)
     if kind is Plot and entry.get("kind") not in get_args(PlotKind):
         raise ValueError(f"got the kind of plot {quoted(entry.get('kind'))}")
     return kind(**entry)
@@ -249,7 +247,7 @@ def _parsed(kind: type[_Parsed], entry: Mapping[str, Any]) -> _Parsed:
 
 def _checked(kind: Any, value: Any, name: str) -> Any:
     """Return a value of the expected kind; raises TypeError otherwise."""
-    if kind is None or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+    if kind is None or not isinstance(value, kind) or isinstance(value, bool):
         raise TypeError(f"got {quoted(value)} for {name}")
     return value
 

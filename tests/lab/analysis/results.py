@@ -24,16 +24,14 @@ LAYERS = Table(
 WORDS = Table("words", "Words", (Column("word", "word"), Column("count", "count")), [('a, "b"', 12), ("ÿ\nz", 3)])
 
 LINE = Plot("norms", "line", "Norms by layer", "layers", "layer", "norm", "category", "sd")
-BARS = Plot("bars", "grouped-bars", "Norms by layer", "layers", "layer", "norm", "category", "sd")
 HEAT = Plot("heat", "heat", "Correlation", "layers", "layer", "category", value="rho")
-SCATTER = Plot("scatter", "scatter", "ρ over norms", "layers", "norm", "rho", log_x=True)
 
 RESULT = AnalysisResult(
     "special-tokens",
     "What <special> tokens give.",
     {"mean of ‖f(x)‖": 2.682, "tokens": 251234.0, "undefined": None, "ρ": -0.5},
     [LAYERS, WORDS],
-    [LINE, BARS, HEAT, SCATTER],
+    [LINE, HEAT],
     {
         "model": "tiny",
         "corpus": {"name": "text & more", "sha256": "ab", "lines": 2},

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
-from matplotlib.container import BarContainer, ErrorbarContainer
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.lab.analysis.results import AnalysisResult, Column, Plot, Table
-from captum_norm.show.analysis.plots import (
+from captum_norm.show.analysis import (
     COLORS,
-    HATCHES,
     INK,
     LINES,
     MARKERS,
@@ -27,7 +26,7 @@ from captum_norm.show.analysis.plots import (
     plot_bytes,
     plot_svg,
 )
-from tests.lab.analysis.results import BARS, HEAT, LAYERS, LINE, RESULT, SCATTER
+from tests.lab.analysis.results import HEAT, LAYERS, LINE, RESULT
 
 NAN = math.nan
 
@@ -69,20 +68,6 @@ def test_lines_go_through_the_values_with_deviations_and_gaps() -> None:
     assert not any(text.get_parse_math() for text in legend.get_texts())
 
 
-def test_bars_are_as_high_as_the_values_and_side_by_side() -> None:
-    figure = draw_plot(RESULT, BARS)
-    axes = axes_of(figure)
-    first, second = (container for container in axes.containers if isinstance(container, BarContainer))
-    for bars, heights, shift in ((first, [0.25, 1.0, NAN], -0.2), (second, [2.5, 1 / 3, 12.0], 0.2)):
-        np.testing.assert_array_equal([bar.get_height() for bar in bars], heights)
-        np.testing.assert_allclose([bar.get_x() + bar.get_width() / 2 for bar in bars], np.arange(3) + shift)
-        assert all(bar.get_y() == 0 for bar in bars)
-    assert ticks(axes.xaxis) == ["1", "2", "3"]
-    assert second.errorbar is not None
-    np.testing.assert_allclose(segments(second.errorbar)[0], [[0.2, 2.0], [0.2, 3.0]])
-    assert {bar.get_hatch() for bar in first} != {bar.get_hatch() for bar in second}
-
-
 def test_heat_has_a_field_for_each_place_with_its_value() -> None:
     figure = draw_plot(RESULT, HEAT)
     axes = axes_of(figure)
@@ -106,20 +91,6 @@ def test_colours_of_what_is_not_negative_start_at_0(values: list[object], limits
     result = result_of(("x", [1, 2]), ("y", [1, 1]), ("v", values))
     axes = axes_of(draw_plot(result, Plot("p", "heat", "P", "t", "x", "y", value="v")))
     assert axes.collections[0].get_clim() == limits
-
-
-def test_scatter_has_a_marker_for_each_pair_of_values() -> None:
-    axes = axes_of(draw_plot(RESULT, SCATTER))
-    (container,) = (container for container in axes.containers if isinstance(container, ErrorbarContainer))
-    (line,) = (line for line in axes.lines if line.get_label() != "x")
-    assert line.get_linestyle() == "None"
-    np.testing.assert_array_equal(
-        line.get_xydata(), [[0.25, -0.5], [2.5, 0.75], [1.0, NAN], [1 / 3, 0.25], [NAN, -0.25], [12.0, 1.0]]
-    )
-    assert axes.get_xscale() == "log"
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("‖f(x)‖", "Spearman’s ρ")
-    assert axes.figure.legends == []
-    assert container.lines[1:] == ((), ())
 
 
 def test_words_along_an_axis_stand_in_the_order_of_their_rows() -> None:
@@ -152,7 +123,6 @@ def test_many_series_differ_without_colour() -> None:
     styles = {(line.get_marker(), str(LINES[index % len(LINES)])) for index, line in enumerate(lines)}
     assert len(styles) == count
     assert len(set(MARKERS)) == len(MARKERS)
-    assert len(set(HATCHES)) == len(HATCHES)
 
 
 # Linear sRGB as seen without one kind of cone [Machado et al. 2009, severity 1].
@@ -183,7 +153,6 @@ def test_first_colours_stay_apart_for_colour_blind_readers(kind: str) -> None:
         (replace(LINE, y="category"), r"got '\[CLS\]' in the column category of layers; expected a number"),
         (replace(HEAT, value=None), "got no value for the heat plot heat"),
         (replace(HEAT, x="category"), "got several values for one position in the plot heat"),
-        (replace(BARS, series=None), "got several values for one position in the plot bars"),
     ],
 )
 def test_plot_that_does_not_fit_its_table_is_refused(plot: Plot, message: str) -> None:
@@ -205,7 +174,7 @@ def settings() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("settings")
-@pytest.mark.parametrize("plot", [LINE, BARS, HEAT, SCATTER], ids=lambda plot: plot.kind)
+@pytest.mark.parametrize("plot", [LINE, HEAT], ids=lambda plot: plot.kind)
 @pytest.mark.parametrize("suffix", ["png", "pdf"])
 def test_same_numbers_give_the_same_bytes(plot: Plot, suffix: str) -> None:
     content = plot_bytes(draw_plot(RESULT, plot), suffix, plot.title)
@@ -216,7 +185,7 @@ def test_same_numbers_give_the_same_bytes(plot: Plot, suffix: str) -> None:
 
 
 @pytest.mark.usefixtures("settings")
-@pytest.mark.parametrize("plot", [LINE, BARS, HEAT, SCATTER], ids=lambda plot: plot.kind)
+@pytest.mark.parametrize("plot", [LINE, HEAT], ids=lambda plot: plot.kind)
 def test_svg_is_as_large_as_its_type_needs_and_takes_the_readers_ink(plot: Plot) -> None:
     figure = draw_plot(RESULT, plot)
     svg = plot_svg(figure)

@@ -11,7 +11,7 @@ from captum_norm import Comparison
 from captum_norm.methods import METHODS
 from captum_norm.show import show_comparison
 from captum_norm.show.colors import hex_of, signed_color_of
-from captum_norm.show.comparison.tables import method_rows
+from captum_norm.show.comparison import method_rows
 from tests.lab.comparison.examples import HOSTILE, comparison
 
 

@@ -1,26 +1,33 @@
-"""Draws the figures of an analysis for print.
+"""Shows an analysis: its figures for print, a page, and all files of a report.
 
-One column wide, no title (use a caption), labelled axes, 8-point type. The colours of Okabe & Ito [2008, "Color
-universal design"] are distinct for colour-blind readers; markers, line styles and hatches are distinct without colour.
-The figures are independent of pyplot, and their files have no date: equal numbers give equal bytes.
+Figures are one column wide, with labelled axes, 8-point type and no title (use a caption). The colours of Okabe & Ito
+[2008, "Color universal design"] are distinct for colour-blind readers; markers and line styles are distinct without
+colour. The figures are independent of pyplot, and their files have no date: equal numbers give equal bytes.
 """
 
 import math
+import os
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.lab.analysis.results import AnalysisResult, Cell, Plot, Table
+from captum_norm.lab.analysis.results import RESULTS, AnalysisResult, Cell, Plot, Table, number_files
+from captum_norm.show import page
 from captum_norm.show.colors import Rgb, color_table, ink_on
 from captum_norm.show.figures import StandaloneFigure, figure_bytes, font_families
+from captum_norm.show.text import printable
 from captum_norm.text.characters import spelled_out
+from captum_norm.text.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+PAGE = "report.html"
 
 INK = "#1b2430"
 """The colour of text, axes and edges, which a page in dark mode replaces by a light one."""
@@ -28,10 +35,8 @@ INK = "#1b2430"
 COLORS = ("#0072b2", "#e69f00", "#009e73", INK, "#d55e00", "#56b4e9", "#cc79a7")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)))
-HATCHES = ("", "////", "..", "xx", "\\\\\\\\", "++", "--", "||")
 
 _COLUMN = 3.4  # inches: one column of a two-column page
-_PAGE = 7.0
 _HEIGHT = 2.5
 _CELL = 0.42
 _CHARACTERS = 14  # in an inch of a legend
@@ -46,6 +51,9 @@ _READER = (
 _MOST_MARKERS = 16
 # More words than this under an axis are rotated.
 _MOST_UPRIGHT = 8
+# Longer tables are folded on the page; of even longer ones it shows the beginning.
+_MOST_OPEN = 30
+_MOST_SHOWN = 1000
 # More vectors than this make a file slow to open, so they are rasterized.
 _MOST_VECTORS = 2000
 
@@ -83,11 +91,9 @@ def draw_plot(result: AnalysisResult, plot: Plot) -> "Figure":
         else:
             axes.set_ylabel(_wrapped(table.label(plot.y), _HEIGHT), parse_math=False)
             axes.spines[["top", "right"]].set_visible(False)
-            (_bars if plot.kind == "grouped-bars" else _points)(figure, axes, table, plot)
+            _lines(axes, table, plot)
             if plot.series is not None:
                 _legend(figure, axes, table.label(plot.series))
-        if plot.log_x:
-            axes.set_xscale("log")
     return figure
 
 
@@ -98,11 +104,7 @@ def plot_bytes(figure: "Figure", suffix: str, title: str) -> bytes:
 
 
 def plot_svg(figure: "Figure") -> str:
-    """Render a figure as an SVG document for a page.
-
-    It has no ground, light ink where the reader's colours are dark, the reader's font, and a size at which its 8-point
-    type is read beside text.
-    """
+    """Render a figure as SVG for a page: without ground, in the reader's ink, font and size of type."""
     import matplotlib as mpl
 
     with _style(), mpl.rc_context({"savefig.transparent": True}):
@@ -125,17 +127,16 @@ def _style() -> Iterator[None]:
         "axes.linewidth": 0.7,
         "lines.linewidth": 1.3,
         "lines.markersize": 4.5,
-        "hatch.linewidth": 0.6,
         "pdf.fonttype": 42,  # TrueType, which publishers accept and readers can search
         "svg.fonttype": "none",
     }
-    inked: Any = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "hatch.color")
+    inked: Any = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     with mpl.rc_context(settings | dict.fromkeys(inked, INK)):
         yield
 
 
-def _points(_figure: "Figure", axes: "Axes", table: Table, plot: Plot) -> None:
-    """Draw lines or markers, with a style for each series."""
+def _lines(axes: "Axes", table: Table, plot: Plot) -> None:
+    """Draw lines, with a style for each series."""
     places = _places(axes, table, plot)
     heights = _numbers(table, plot.y)
     errors = _numbers(table, plot.error) if plot.error else None
@@ -147,40 +148,14 @@ def _points(_figure: "Figure", axes: "Axes", table: Table, plot: Plot) -> None:
             label=name,
             color=COLORS[style % len(COLORS)],
             marker=MARKERS[style % len(MARKERS)],
-            linestyle=LINES[style % len(LINES)] if plot.kind == "line" else "none",
+            linestyle=LINES[style % len(LINES)],
             markeredgecolor=INK,
             markeredgewidth=0.5,
-            markevery=-(-len(rows) // _MOST_MARKERS) if plot.kind == "line" else None,
+            markevery=-(-len(rows) // _MOST_MARKERS),
             elinewidth=0.8,
             capsize=2,
             rasterized=len(table.rows) > _MOST_VECTORS,
         )
-
-
-def _bars(figure: "Figure", axes: "Axes", table: Table, plot: Plot) -> None:
-    """Draw bars side by side."""
-    groups = _distinct(table.column(plot.x))
-    heights = _numbers(table, plot.y)
-    errors = _numbers(table, plot.error) if plot.error else None
-    series = list(_series(table, plot))
-    width = 0.8 / len(series)
-    for style, (name, rows) in enumerate(series):
-        at = _once(plot, {row: (groups.index(table.column(plot.x)[row]),) for row in rows})
-        axes.bar(
-            [place + (style - (len(series) - 1) / 2) * width for (place,) in at.values()],
-            [heights[row] for row in at],
-            width,
-            yerr=None if errors is None else [errors[row] for row in at],
-            label=name,
-            color=COLORS[style % len(COLORS)],
-            hatch=HATCHES[style % len(HATCHES)],
-            edgecolor=INK,
-            linewidth=0.5,
-            error_kw={"elinewidth": 0.8, "capsize": 2, "ecolor": INK},
-        )
-    axes.axhline(0, color=INK, linewidth=0.7)
-    _name(axes, "x", groups)
-    figure.set_figwidth(min(max(_COLUMN, 0.8 + 0.12 * len(groups) * (len(series) + 1)), _PAGE))
 
 
 def _heat(figure: "Figure", axes: "Axes", table: Table, plot: Plot) -> None:
@@ -192,11 +167,12 @@ def _heat(figure: "Figure", axes: "Axes", table: Table, plot: Plot) -> None:
         raise InvalidInputError(f"got no value for the heat plot {plot.name}; name the column for the colour")
     across, down = (_distinct(table.column(name)) for name in (plot.x, plot.y))
     places = zip(table.column(plot.y), table.column(plot.x), strict=True)
-    at = _once(plot, {row: (down.index(y), across.index(x)) for row, (y, x) in enumerate(places)})
-    values = _numbers(table, plot.value)
+    at = [(down.index(y), across.index(x)) for y, x in places]
+    if len(set(at)) < len(at):
+        raise InvalidInputError(f"got several values for one position in the plot {plot.name}; expected one for each")
     field = np.full((len(down), len(across)), math.nan)
-    for row, place in at.items():
-        field[place] = values[row]
+    for place, value in zip(at, _numbers(table, plot.value), strict=True):
+        field[place] = value
     known = field[~np.isnan(field)]
     low, high = (min(0.0, float(known.min())), float(known.max())) if known.size else (0.0, 0.0)
     if high <= low:
@@ -257,7 +233,7 @@ def _places(axes: "Axes", table: Table, plot: Plot) -> list[float]:
     cells = table.column(plot.x)
     if not any(isinstance(cell, str) for cell in cells):
         numbers = _numbers(table, plot.x)
-        if plot.kind == "line" and not plot.log_x and all(isinstance(cell, int) for cell in cells):
+        if all(isinstance(cell, int) for cell in cells):
             axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, steps=[1, 2, 5, 10]))
         return numbers
     words = _distinct(cells)
@@ -303,13 +279,6 @@ def _numbers(table: Table, name: str) -> list[float]:
     return numbers
 
 
-def _once(plot: Plot, places: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Check that no two rows have the same position."""
-    if len(set(places.values())) < len(places):
-        raise InvalidInputError(f"got several values for one position in the plot {plot.name}; expected one for each")
-    return places
-
-
 def _distinct(cells: Sequence[Cell]) -> list[Cell]:
     return list(dict.fromkeys(cells))
 
@@ -319,3 +288,100 @@ def _short(values: Any) -> list[str]:
     top = max((abs(float(value)) for value in values), default=0.0)
     decimals = 2 if top < 10 else 1 if top < 100 else 0
     return [re.sub(r"^(-?)0\.", r"\1.", f"{value:.{decimals}f}").replace("-", "−") for value in values]
+
+
+def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> list[Path]:
+    """Write a result into a folder, which is created if needed.
+
+    Writes ``TABLE.csv`` for each table, ``PLOT.png`` and ``PLOT.pdf`` for each plot, ``report.html``, a self-contained
+    page, and last ``results.json``, the complete result: if it exists, all others do. Each file is written atomically
+    and replaces an older one. Equal results give equal bytes.
+
+    Args:
+        result: the result of an analysis.
+        directory: the folder.
+
+    Returns:
+        The files, in the order in which they were written.
+
+    Raises:
+        InvalidInputError: a name is not unique or cannot be a file name, a number is not finite, or a plot does not fit
+            its table; nothing is written.
+        OSError: the folder cannot be created or written to.
+
+    Example:
+        >>> import tempfile
+        >>> from captum_norm.lab.analysis import read_result
+        >>> from captum_norm.lab.analysis.results import Column
+        >>> table = Table("layers", "Norms", (Column("layer", "layer"), Column("norm", "‖f(x)‖")), [(0, 2.5), (1, 2.0)])
+        >>> result = AnalysisResult("dispersion", "How norms differ.", {"mean": 2.25}, [table])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     [path.name for path in write_report(result, folder)], read_result(folder).table("layers") == table
+        (['layers.csv', 'report.html', 'results.json'], True)
+    """
+    contents = number_files(result)
+    figures = []
+    for plot in result.plots:
+        figure = draw_plot(result, plot)
+        for suffix in ("png", "pdf"):
+            contents[f"{plot.name}.{suffix}"] = plot_bytes(figure, suffix, plot.title)
+        figures.append(page.Figure(plot.title, plot_svg(figure)))
+    contents[PAGE] = page.render(analysis_page(result, figures)).encode()
+    contents[RESULTS] = contents.pop(RESULTS)  # last
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    return [write_whole(folder / name, content) for name, content in contents.items()]
+
+
+def analysis_page(result: AnalysisResult, figures: Sequence[page.Figure] | None = None) -> page.Page:
+    """Put the result of an analysis on a page, with its plots as drawn; None to draw them here."""
+    if figures is None:
+        figures = [page.Figure(plot.title, plot_svg(draw_plot(result, plot))) for plot in result.plots]
+    summary = page.Table(
+        "In short",
+        [page.Column("measure"), page.Column("value", "number")],
+        [[name, _headline(value)] for name, value in result.summary.items()],
+    )
+    return page.Page(
+        f"{result.analysis}: {result.metadata['model']}" if "model" in result.metadata else result.analysis,
+        lead=result.description,
+        facts=dict(_facts(result.metadata)),
+        tables=[*([summary] if result.summary else []), *map(_page_table, result.tables)],
+        figures=figures,
+    )
+
+
+def _page_table(table: Table) -> page.Table:
+    cut = f"The first {_MOST_SHOWN} of {len(table.rows)} rows; {table.name}.csv has all."
+    return page.Table(
+        table.title,
+        [
+            page.Column(column.label, "text" if _has_words(table.column(column.name)) else "number")
+            for column in table.columns
+        ],
+        [[printable(cell) if isinstance(cell, str) else cell for cell in row] for row in table.rows[:_MOST_SHOWN]],
+        folded=len(table.rows) > _MOST_OPEN,
+        note=cut if len(table.rows) > _MOST_SHOWN else "",
+    )
+
+
+def _headline(value: float | None) -> str | None:
+    if value is None:
+        return None
+    size = abs(value)
+    digits = ",.0f" if size >= 1000 or value == round(value) else ".3f" if 0.001 < size < 1 else ".3g"
+    return f"{value:{digits}}".replace("-", "−")
+
+
+def _has_words(cells: Sequence[Cell]) -> bool:
+    return any(isinstance(cell, str) for cell in cells)
+
+
+def _facts(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Flatten the metadata."""
+    for name, value in metadata.items():
+        if isinstance(value, Mapping):
+            yield from _facts(value, f"{prefix}{name} ")
+        else:
+            values = value if isinstance(value, list | tuple) else [value]
+            yield f"{prefix}{name}", ", ".join("–" if item is None else str(item) for item in values)

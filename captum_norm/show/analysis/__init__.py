@@ -1,1 +1,0 @@
-"""Draws the plots of an analysis, and writes its report."""

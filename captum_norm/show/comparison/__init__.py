@@ -1,1 +1,0 @@
-"""Shows a comparison of methods: as a figure, as a page, in the terminal."""
