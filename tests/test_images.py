@@ -33,6 +33,18 @@ every_family = pytest.mark.parametrize("name", VISION_LANGUAGE)
 MERGED = [name for name, family in VISION_LANGUAGE.items() if family.grids]
 
 
+def kind_of(name: str) -> tuple[Any, ...]:
+    """Arrangements of text and tower, direction, and how pictures come into the sequence."""
+    family = VISION_LANGUAGE[name]
+    return (family.text.style, family.tower.style, family.text.causal, family.layers, family.grids)
+
+
+first_of_each_kind = {kind_of(name): name for name in reversed(VISION_LANGUAGE)}.values()
+merged_families = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in first_of_each_kind else pytest.mark.long) for name in MERGED]
+)
+
+
 @cache
 def model_of(name: str) -> Any:
     return randomized(VISION_LANGUAGE[name].build, 0, torch.float64)
@@ -109,7 +121,8 @@ def expect_norms(family: Family, layers: list[oracle.Layer], measured: Any, tole
 
 
 @every_family
-def test_norms_over_the_merged_sequence_equal_the_oracle(name: str) -> None:
+def test_norms_equal_the_oracle(name: str) -> None:
+    """Over the merged sequence, and in the vision tower."""
     family, model, inputs = VISION_LANGUAGE[name], model_of(name), inputs_of(name)
     scopes: tuple[Scope, ...] = SCOPES[family.text.style]
     stacks = NormMeter(model).measure(inputs, scopes=scopes, weights=True, per_head=True, stacks=["text"])
@@ -118,12 +131,7 @@ def test_norms_over_the_merged_sequence_equal_the_oracle(name: str) -> None:
     assert torch.equal(measured.real, inputs["attention_mask"].bool())
     layers = seen_layers(family.text, family.layers, model, lambda: model(**inputs))
     expect_norms(family.text, layers, measured, 1e-6)  # their files take the softmax in float32
-
-
-@every_family
-def test_norms_in_the_vision_tower_equal_the_oracle(name: str) -> None:
-    family, model, inputs = VISION_LANGUAGE[name], model_of(name), inputs_of(name)
-    scopes: tuple[Scope, ...] = SCOPES[family.tower.style]
+    scopes = SCOPES[family.tower.style]
     measured = NormMeter(model).measure(inputs, scopes=scopes, weights=True, per_head=True, stacks=["vision"])["vision"]
     layers = seen_layers(family.tower, (0, 1), model, lambda: model(**inputs))
     expect_norms(family.tower, layers, measured, 1e-6)
@@ -241,7 +249,7 @@ def test_padding_on_the_left_shifts_the_maps_and_the_patches(name: str) -> None:
                 assert torch.equal(patches.positions, own.positions + length - count)
 
 
-@pytest.mark.parametrize("name", MERGED)
+@merged_families
 def test_a_patch_stands_where_its_pixels_are(name: str) -> None:
     """In a tower whose patches see only themselves, pixels change the embedding at the place of their patch alone."""
     family = VISION_LANGUAGE[name]
@@ -331,7 +339,7 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
     assert state_of(model) == state
 
 
-@pytest.mark.parametrize("name", MERGED)
+@merged_families
 @pytest.mark.parametrize("method", [ALTI, ValueZeroing, DecompX])
 def test_methods_explain_pictures_and_text_together(name: str, method: Any) -> None:
     model, inputs = model_of(name), inputs_of(name)

@@ -10,7 +10,7 @@ from torch import nn
 
 from captum_norm import AttentionBlockAttribution, NonFiniteError, NormAttribution, NormMeter, UnsupportedModelError
 from tests import families, feed_forwards
-from tests.families import FAMILIES
+from tests.families import FAMILIES, tiers
 from tests.test_matrix import SCOPES
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -40,8 +40,13 @@ def some_to_disk(model: nn.Module, folder: Path) -> None:
 Offload = Callable[[nn.Module, Path], None]
 # What accelerate cannot run: they hand a parameter from one module to another.
 NOT_RUN = {"deberta", "deberta-v2", "llama4", "siglip-vision"}
-OFFLOADED: list[tuple[str, Offload]] = [(name, to_memory) for name in FAMILIES if name not in NOT_RUN]
-OFFLOADED += [(name, offload) for name in ("bert", "gpt2", "gemma2") for offload in (to_disk, some_to_disk)]
+OFFLOADED: list[Any] = [
+    *(
+        pytest.param(*case.values, to_memory, marks=case.marks)
+        for case in tiers(name for name in FAMILIES if name not in NOT_RUN)
+    ),
+    *((name, offload) for name in ("bert", "gpt2", "gemma2") for offload in (to_disk, some_to_disk)),
+]
 
 
 def own(module: nn.Module) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from tests.models.wrapped import (
 pytestmark = WARNINGS
 
 
-@pytest.fixture(scope="module", params=list(BUILD))
+@pytest.fixture(scope="module", params=["bert", pytest.param("llama", marks=pytest.mark.long)])
 def plain(request: pytest.FixtureRequest) -> tuple[Build, dict[str, Tensor | str]]:
     """Builds a model, and what each method gives for it."""
     build = BUILD[request.param]
