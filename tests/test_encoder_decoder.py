@@ -80,23 +80,32 @@ def refuse(*_: Any) -> None:
 def expect_norms(family: EncoderDecoder, exact: dict[str, list[oracle.Layer]], measured: Any, tolerance: float) -> None:
     assert list(measured) == ["encoder", "decoder", "cross"]
     for stack, layers in exact.items():
-        results = measured[stack]
-        assert results.convergence_delta.max() < tolerance
-        assert_near(results.weights, torch.stack([layer.weights for layer in layers], 1), tolerance)
-        heads = [oracle.vectors_per_head(layer.weights, layer.values, layer.projection) for layer in layers]
-        assert_near(results.head_norms, torch.stack(heads, 1).norm(dim=-1), tolerance)
-        for scope in family.scopes:
-            if stack == "cross":
-                pairs = [cross_vectors(layer, scope) for layer in layers]
-                vectors = torch.stack([vectors for vectors, _ in pairs], 1)
-                own = torch.stack([residual.norm(dim=-1) for _, residual in pairs], 1)
-                others = vectors.sum(3).norm(dim=-1)
-                ratios = others / (others + own)
-            else:
-                vectors = torch.stack([layer.vectors(scope)[0] for layer in layers], 1)
-                ratios = torch.stack([oracle.mixing_ratio(layer.vectors(scope)[0]) for layer in layers], 1)
-            assert_near(results.norms[scope], vectors.norm(dim=-1), tolerance)
-            assert_near(results.mixing_ratio[scope], ratios, tolerance)
+        expect_stack(measured[stack], stack, layers, family.scopes, tolerance)
+
+
+def expect_stack(
+    results: Any, stack: str, layers: list[oracle.Layer], scopes: Any, tolerance: float, real: Any = None
+) -> None:
+    """Weights, norms and ratios of a stack; ``real`` says which queries and keys are."""
+    batch, _, queries, keys = layers[0].weights.shape
+    rows, columns = real or (torch.ones(batch, queries).bool(), torch.ones(batch, keys).bool())
+    pairs = (rows[:, :, None] & columns[:, None])[:, None]
+    assert results.convergence_delta.max() < tolerance
+    assert_near(results.weights, torch.stack([layer.weights for layer in layers], 1) * pairs[:, None], tolerance)
+    heads = [oracle.vectors_per_head(layer.weights, layer.values, layer.projection) for layer in layers]
+    assert_near(results.head_norms, torch.stack(heads, 1).norm(dim=-1) * pairs[:, None], tolerance)
+    for scope in scopes:
+        if stack == "cross":
+            parts = [cross_vectors(layer, scope) for layer in layers]
+            vectors = torch.stack([vectors for vectors, _ in parts], 1)
+            own = torch.stack([residual.norm(dim=-1) for _, residual in parts], 1)
+            others = vectors.sum(3).norm(dim=-1)
+            ratios = others / (others + own)
+        else:
+            vectors = torch.stack([layer.vectors(scope)[0] for layer in layers], 1)
+            ratios = torch.stack([oracle.mixing_ratio(layer.vectors(scope)[0]) for layer in layers], 1)
+        assert_near(results.norms[scope], vectors.norm(dim=-1) * pairs, tolerance)
+        assert_near(results.mixing_ratio[scope], ratios * rows[:, None], tolerance)
 
 
 def expect_maps_of_all_stacks(model: Any, inputs: Any, measured: Any) -> None:

@@ -16,8 +16,8 @@ from captum_norm import (
     UnsupportedModelError,
 )
 from captum_norm.models import Scope
-from tests import oracle, torch_models
-from tests.test_encoder_decoder import assert_near, cross_vectors
+from tests import torch_models
+from tests.test_encoder_decoder import assert_near, expect_stack
 from tests.torch_models import (
     HEADS,
     HIDDEN,
@@ -70,29 +70,9 @@ def assert_equal_the_oracle(
     measured: Any = NormMeter(model).measure(arguments, scopes=scopes, weights=True, per_head=True, head_norms=True)
     assert list(measured) == list(exact)
     for stack, layers in exact.items():
-        results = measured[stack]
-        assert results.convergence_delta.max() < tolerance
-        batch, _, queries, keys = layers[0].weights.shape
-        everywhere = (torch.ones(batch, queries).bool(), torch.ones(batch, keys).bool())
-        rows, columns = everywhere if real is None else real[stack]
-        pairs = (rows[:, :, None] & columns[:, None])[:, None]
-        assert torch.equal(results.real, rows)
-        weights = torch.stack([layer.weights for layer in layers], 1)
-        assert_near(results.weights, weights * pairs[:, None], tolerance)
-        heads = [oracle.vectors_per_head(layer.weights, layer.values, layer.projection) for layer in layers]
-        assert_near(results.head_norms, torch.stack(heads, 1).norm(dim=-1) * pairs[:, None], tolerance)
-        for scope in scopes:
-            if stack == "cross":
-                parts = [cross_vectors(layer, scope) for layer in layers]
-                vectors = torch.stack([vectors for vectors, _ in parts], 1)
-                own = torch.stack([residual.norm(dim=-1) for _, residual in parts], 1)
-                others = vectors.sum(3).norm(dim=-1)
-                ratios = others / (others + own)
-            else:
-                vectors = torch.stack([layer.vectors(scope)[0] for layer in layers], 1)
-                ratios = torch.stack([oracle.mixing_ratio(layer.vectors(scope)[0]) for layer in layers], 1)
-            assert_near(results.norms[scope], vectors.norm(dim=-1) * pairs, tolerance)
-            assert_near(results.mixing_ratio[scope], ratios * rows[:, None], tolerance)
+        expect_stack(measured[stack], stack, layers, scopes, tolerance, real and real[stack])
+        if real:
+            assert torch.equal(measured[stack].real, real[stack][0])
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -102,34 +102,6 @@ def test_source_and_prefix_equal_the_oracle(seed: int, name: str) -> None:
         torch.testing.assert_close(one, stack.mean(1)[:, 1])
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_of_either_sequence_changes_nothing(side: str) -> None:
-    model = encoder_decoders.build("bart")
-    long, short = (
-        encoder_decoders.inputs("bart", 0, batch=1),
-        encoder_decoders.inputs("bart", 1, batch=1, source=5, target=4),
-    )
-    batch, places = {}, {}
-    for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
-        missing = long[name].shape[1] - short[name].shape[1]
-        pad = (missing, 0) if side == "left" else (0, missing)
-        batch[name] = torch.cat([long[name], torch.nn.functional.pad(short[name], pad, value=1)])
-        batch[mask] = torch.ones_like(batch[name])
-        batch[mask][1] = torch.nn.functional.pad(torch.ones_like(short[name][0]), pad)
-        places[name] = batch[mask][1].bool()
-    method = ALTI(model)
-    together, alone = method.source_and_prefix(batch), method.source_and_prefix(short)
-    source, target = places["input_ids"], places["decoder_input_ids"]
-    torch.testing.assert_close(together.source[1][target][:, source], alone.source[0], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(together.prefix[1][target][:, target], alone.prefix[0], rtol=1e-4, atol=1e-5)
-    assert not together.source[1][:, ~source].any()
-    assert not together.prefix[1][~target].any()
-    both = zip(method.attribute(batch), method.attribute(short), (source, target), strict=True)
-    for padded, scores, real in both:
-        torch.testing.assert_close(padded[1, real], scores[0], rtol=1e-4, atol=1e-5)
-        assert not padded[1, ~real].any()
-
-
 def test_what_has_no_source_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="not an encoder–decoder model; use attribute or maps"):
         ALTI(families.build("bert")).source_and_prefix(families.inputs("bert"))

@@ -9,29 +9,17 @@ from captum_norm import ALTILogit, InvalidInputError, UnsupportedScopeError
 from captum_norm.attr.logit_updates import stacked_heads
 from tests import families
 from tests.attr.test_alti_logit import head_of_means
-from tests.classifiers import classifier, sentences, state
+from tests.classifiers import classifier, sentences
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
-def test_padding_and_batching_change_nothing(name: str) -> None:
+def test_several_values_of_a_padded_batch() -> None:
     ids, mask = sentences([9, 6, 7, 4])
-    model = classifier() if name == "bert" else families.build(name, dtype=torch.float64)
-    method, target = ALTILogit(model), torch.tensor([0, 2, 1, 2])
+    method, target = ALTILogit(families.build("gpt2", dtype=torch.float64)), torch.tensor([0, 2, 1, 2])
     together = method.decompose({"input_ids": ids, "attention_mask": mask}, target)
-    for row in range(4):
-        real = mask[row].bool()
-        one = method.decompose(ids[row : row + 1, real], int(target[row]))
-        # LLaMA's norms are taken in single precision, in states of entries of about 1.
-        tolerance: Any = {"rtol": 1e-6, "atol": 1e-6 if name == "llama" else 1e-8}
-        torch.testing.assert_close(together.scores[row : row + 1, real], one.scores, **tolerance)
-        torch.testing.assert_close(together.bias[row : row + 1], one.bias, **tolerance)
-        torch.testing.assert_close(together.number[row : row + 1], one.number, **tolerance)
-        assert not together.scores[row, ~real].any()
-    if name == "bert":
-        return
     last = [[int(row.nonzero().max()), int(row.nonzero().min()) + 1] for row in mask]
     several = method.decompose(ids, [[t, 7] for t in target.tolist()], mask, position=last)
     torch.testing.assert_close(several.scores[:, 0], together.scores)
+    torch.testing.assert_close(several.bias[:, 0], together.bias)
     torch.testing.assert_close(several.number[:, 0], together.number)
 
 
@@ -63,15 +51,9 @@ def test_attentions_updates_alone_leave_the_rest_to_the_bias() -> None:
     assert (attention.scores - whole.scores).abs().max() > 1e-3
 
 
-def test_half_precision_inference_mode_and_trained_parameters() -> None:
-    model, ids = families.build("llama"), families.inputs("llama")
-    before = state(model)
-    expected = ALTILogit(model).decompose(ids, 5)
-    with torch.inference_mode():
-        for found, same in zip(ALTILogit(model).decompose(ids.clone(), 5), expected, strict=True):
-            torch.testing.assert_close(found, same)
-    assert not expected.scores.requires_grad
-    assert state(model) == before
+def test_half_precision() -> None:
+    ids = families.inputs("llama")
+    expected = ALTILogit(families.build("llama")).decompose(ids, 5)
     half = families.build("llama", dtype=torch.bfloat16)
     rounded = ALTILogit(half).decompose(ids, 5)
     assert rounded.scores.dtype == torch.float32
@@ -120,26 +102,6 @@ def test_behind_a_cache_there_are_updates_and_no_scores() -> None:
             assert (found - expected).abs().max() < 1e-10
     with pytest.raises(InvalidInputError, match="cache"):
         method.decompose(inputs, 5)
-
-
-@pytest.mark.parametrize("place", ["transformer.h.0.attn.c_proj", "transformer.h.1.mlp", "transformer.ln_f"])
-def test_a_model_is_left_as_it_was_when_a_pass_fails(place: str) -> None:
-    model, ids = families.build("gpt2"), families.inputs("gpt2")
-    method = ALTILogit(model)
-    expected, before = method.attribute(ids, 5), state(model)
-
-    def fail(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    handle = model.get_submodule(place).register_forward_pre_hook(fail)
-    for enabled in (True, False):
-        with torch.set_grad_enabled(enabled):
-            with pytest.raises(KeyboardInterrupt):
-                method.attribute(ids, 5)
-            assert torch.is_grad_enabled() == enabled
-    handle.remove()
-    assert state(model) == before
-    assert torch.equal(method.attribute(ids, 5), expected)
 
 
 def test_layers_may_have_different_numbers_of_heads() -> None:

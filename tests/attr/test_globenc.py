@@ -78,17 +78,6 @@ def test_maps_equal_the_oracle(name: str, seed: int, dtype: torch.dtype) -> None
     torch.testing.assert_close(method.attribute(ids, position=3, layer=-1), maps.self_attention[:, 1, 3])
 
 
-def test_padding_gives_and_takes_nothing() -> None:
-    model, ids = families.build("bert"), families.inputs("bert")
-    mask = torch.ones_like(ids)
-    mask[0, 7:] = 0
-    for position in ("first", "mean"):
-        scores = GlobEnc(model).attribute(ids, additional_forward_args=mask, position=position)
-        alone = GlobEnc(model).attribute(ids[:1, :7], position=position)
-        torch.testing.assert_close(scores[0, :7], alone[0])
-        assert not scores[0, 7:].any()
-
-
 def test_tokens_rank_as_by_the_product_of_the_maps_themselves() -> None:
     """What the authors' code ranks first for this sentence."""
     model, tokenizer = load()

@@ -87,21 +87,6 @@ def test_chosen_stacks_and_layers_are_those_of_all(stacks: Any, layers: Any) -> 
     assert torch.equal(chosen.real, plain.real)
 
 
-def test_padding_of_either_sequence_changes_nothing() -> None:
-    model, short = bart(0), encoder_decoders.inputs("bart", 1, batch=1, source=5, target=4)
-    batch = {}
-    for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
-        batch[name] = torch.nn.functional.pad(short[name], (0, 2), value=1)
-        batch[mask] = torch.nn.functional.pad(torch.ones_like(short[name]), (0, 2))
-    method = AttentionRollout(model)
-    maps, alone = method.maps(batch), method.maps(short)
-    for stack, (targets, sources) in {"encoder": (5, 5), "decoder": (4, 4), "cross": (4, 5)}.items():
-        found = getattr(maps, stack)
-        torch.testing.assert_close(found[..., :targets, :sources], getattr(alone, stack), rtol=1e-6, atol=1e-9)
-        assert not found[..., targets:, :].any()
-        assert not found[..., sources:].any()
-
-
 def test_unknown_stacks_and_layers_are_refused() -> None:
     method, inputs = AttentionRollout(bart(0)), encoder_decoders.inputs("bart")
     with pytest.raises(InvalidInputError, match="got layer 2; the model has 2"):

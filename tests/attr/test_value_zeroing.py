@@ -75,27 +75,6 @@ def test_maps_equal_whole_passes(seed: int, name: str) -> None:
     assert (single.self_attention - expected).abs().max() < 1e-5 * expected.max()
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_and_batching_change_nothing(name: str, side: str) -> None:
-    model = families.build(name)
-    examples = [families.inputs(name, seed, 1, length) for seed, length in enumerate((7, 4))]
-    batch, mask = torch.zeros(2, 7, dtype=torch.long), torch.zeros(2, 7, dtype=torch.long)
-    for row, example in enumerate(examples):
-        filled = slice(0, example.shape[1]) if side == "right" else slice(7 - example.shape[1], 7)
-        batch[row, filled], mask[row, filled] = example[0], 1
-    method = ValueZeroing(model)
-    maps = method.maps({"input_ids": batch, "attention_mask": mask}).self_attention
-    scores = method.attribute(batch, additional_forward_args=mask)
-    for row, example in enumerate(examples):
-        places = mask[row].bool()
-        alone = method.maps(example).self_attention
-        torch.testing.assert_close(maps[row][:, places][..., places], alone[0], rtol=1e-3, atol=1e-6)
-        assert not maps[row][:, ~places].any()
-        assert not maps[row][..., ~places].any()
-        torch.testing.assert_close(scores[row, places], method.attribute(example)[0], rtol=1e-3, atol=1e-5)
-
-
 def test_one_layer_alone_and_as_many_examples_as_positions() -> None:
     model, ids = families.build("bert"), families.inputs("bert", batch=HEADS, length=HEADS)
     method = ValueZeroing(model)
@@ -170,21 +149,6 @@ def test_all_stacks_of_an_encoder_decoder_equal_whole_passes(seed: int, name: st
     chosen = ValueZeroing(model).maps(inputs, stacks=["cross"], layers=[-1])
     assert chosen.encoder is None
     torch.testing.assert_close(chosen.cross[:, 0], maps.cross[:, 1], rtol=1e-4, atol=1e-12)  # type: ignore[index]
-
-
-def test_padding_of_either_sequence_changes_nothing() -> None:
-    model = encoder_decoders.build("bart")
-    short, long = (encoder_decoders.inputs("bart", seed, 1, 5 + 2 * seed, 4 + 2 * seed) for seed in (0, 1))
-    batch, places = {}, []
-    for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
-        batch[name] = torch.cat([torch.nn.functional.pad(short[name], (2, 0), value=1), long[name]])
-        batch[mask] = torch.ones_like(batch[name])
-        batch[mask][0, :2] = 0
-        places.append(batch[mask][0].bool())
-    method = ValueZeroing(model)
-    for padded, alone, real in zip(method.attribute(batch), method.attribute(short), places, strict=True):
-        torch.testing.assert_close(padded[0, real], alone[0], rtol=1e-3, atol=1e-5)
-        assert not padded[0, ~real].any()
 
 
 def test_what_is_not_supported_is_refused() -> None:

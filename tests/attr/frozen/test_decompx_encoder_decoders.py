@@ -118,38 +118,6 @@ def test_every_family_is_complete_and_one_backward_pass_equals_propagated_vector
     near(graph.bias, parts.bias, 1e-6, parts.number)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("propagate", [False, True])
-def test_padding_of_either_sequence_changes_nothing(side: str, propagate: bool) -> None:
-    model, short = encoder_decoders.build("bart"), encoder_decoders.inputs("bart", 1, 1, SOURCE, TARGET)
-    batch, places = {}, []
-    for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
-        pad = (3, 0) if side == "left" else (0, 3)
-        other = torch.randint(3, 40, (1, short[name].shape[1] + 3))
-        batch[name] = torch.cat([other, torch.nn.functional.pad(short[name], pad, value=1)])
-        batch[mask] = torch.ones_like(batch[name])
-        batch[mask][1] = torch.nn.functional.pad(torch.ones_like(short[name][0]), pad)
-        places.append(batch[mask][1].bool())
-    method = DecompX(model, propagate=propagate)
-    for target in (2, None):
-        pairs = zip(method.attribute(batch, target), method.attribute(short, target), places, strict=True)
-        for padded, alone, real in pairs:
-            torch.testing.assert_close(padded[1, real], alone[0], rtol=1e-4, atol=1e-5)
-            assert not padded[1, ~real].any()
-
-
-def test_the_model_is_left_as_it_was() -> None:
-    model, inputs = built("bart", 0)
-    with torch.no_grad():
-        before = model(**inputs).logits
-    DecompX(model).attribute(inputs, 3)
-    DecompX(model, "absdot").maps(inputs)
-    with torch.no_grad():
-        assert torch.equal(model(**inputs).logits, before)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
 def test_what_is_not_supported_is_refused() -> None:
     model, inputs = built("bart", 0)
     with pytest.raises(UnsupportedModelError, match=r"model BartFor.*; vectors\(\) decomposes one"):

@@ -144,23 +144,6 @@ def test_several_values_come_from_one_propagation(bias: Any) -> None:
     near(method.decompose(ids, tokens, position=where, together=True).scores, found.scores.sum(1), 1e-12)
 
 
-@every_method
-@pytest.mark.parametrize("family", ["gpt2", "bloom"])
-def test_padding_and_the_rest_of_the_batch_change_nothing(name: str, family: str) -> None:
-    model = families.build(family)
-    method, long, short = METHODS[name](model), *(families.inputs(family, seed, 1, 9 - 4 * seed) for seed in (0, 1))
-    for side in ("left", "right"):
-        pad = (4, 0) if side == "left" else (0, 4)
-        batch = torch.cat([long, torch.nn.functional.pad(short, pad)])
-        mask = torch.cat([torch.ones_like(long), torch.nn.functional.pad(torch.ones_like(short), pad)])
-        scores, delta = method.attribute(batch, Difference(2, 5), mask, return_convergence_delta=True)
-        assert delta.max() < 1e-5
-        torch.testing.assert_close(scores[0], method.attribute(long, Difference(2, 5))[0], rtol=1e-4, atol=1e-5)
-        alone = method.attribute(short, Difference(2, 5))[0]
-        torch.testing.assert_close(scores[1, mask[1].bool()], alone, rtol=1e-4, atol=1e-5)
-        assert not scores[1, ~mask[1].bool()].any()
-
-
 @pytest.mark.parametrize("name", tiers(name for name in FAMILIES if name not in REFUSED))
 def test_every_family_is_complete_and_all_products_are_halved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = families.build(name), families.inputs(name, 0, 2, 7)

@@ -42,7 +42,7 @@ def found_in(model: Any, ids: Tensor | None = None) -> list[Any]:
     return [block.feed_forward for block in find_blocks(call, feed_forward=True).values()]
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", families.tiers(PARTS))
 @pytest.mark.parametrize(("dtype", "noise"), [(torch.float32, True), (torch.float32, False), (torch.bfloat16, False)])
 def test_the_parts_are_found(name: str, dtype: torch.dtype, noise: bool) -> None:
     """Freshly initialised models too, whose networks add next to nothing to the residual stream."""

@@ -1,0 +1,137 @@
+"""Calls of every method that explains an output: padding, batches, modes, and what is left on the model."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from captum_norm import (
+    ALTI,
+    CPLRP,
+    GIM,
+    ALTILogit,
+    AttentionRollout,
+    AttentionTimesGradient,
+    AttnLRP,
+    DecompX,
+    GlobEnc,
+    ValueZeroing,
+)
+from tests import encoder_decoders, families
+from tests.classifiers import alone, classifier, sentences, state
+
+METHODS: dict[str, Callable[[Any], Any]] = {
+    "attention × gradient": AttentionTimesGradient,
+    "decompx": DecompX,
+    "decompx, propagated": lambda model: DecompX(model, propagate=True),
+    "decompx, shared biases": lambda model: DecompX(model, "absdot"),
+    "alti-logit": ALTILogit,
+    "cp-lrp": CPLRP,
+    "attnlrp": AttnLRP,
+    "gim": GIM,
+}
+MAPS: dict[str, Callable[[Any], Any]] = {"alti": ALTI, "rollout": AttentionRollout, "value zeroing": ValueZeroing}
+IDS = families.inputs("bert", batch=2)
+
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def built(name: str) -> Any:
+    return classifier() if name == "bert" else families.build(name, dtype=torch.float64)
+
+
+@every_method
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "bloom"])
+def test_padding_and_batching_change_nothing(name: str, family: str) -> None:
+    ids, mask = sentences([9, 6, 7, 4])
+    method, target = METHODS[name](built(family)), torch.tensor([0, 2, 1, 2])
+    scores, delta = method.attribute(ids, target, mask), None
+    if method.has_convergence_delta():
+        scores, delta = method.attribute(ids, target, mask, return_convergence_delta=True)
+        assert delta.max() < 1e-5
+    # The last two take norms and softmax in single precision.
+    tolerance = 1e-9 if family in ("bert", "gpt2") else 1e-5
+    for row in range(len(ids)):
+        expected = method.attribute(alone(ids, mask, row), int(target[row]))
+        assert (alone(scores, mask, row) - expected).abs().max() < tolerance * expected.abs().max()
+    assert not scores[mask == 0].any()
+
+
+@pytest.mark.parametrize("position", ["first", "mean"])
+def test_padding_changes_nothing_behind_second_norms(position: Any) -> None:
+    ids, mask = sentences([9, 6, 7, 4])
+    method = GlobEnc(families.build("bert", dtype=torch.float64))
+    scores = method.attribute(ids, additional_forward_args=mask, position=position)
+    for row in range(len(ids)):
+        expected = method.attribute(alone(ids, mask, row), position=position)
+        torch.testing.assert_close(alone(scores, mask, row), expected, rtol=1e-9, atol=1e-12)
+    assert not scores[mask == 0].any()
+
+
+@every_method
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_modes_change_nothing_and_nothing_is_left(name: str, family: str) -> None:
+    model = built(family).train()
+    before, method = state(model), METHODS[name](model)
+    expected = method.attribute(IDS, 1)
+    assert not expected.requires_grad
+    with torch.inference_mode():
+        torch.testing.assert_close(method.attribute(IDS.clone(), 1), expected)
+        torch.testing.assert_close(method.attribute(model.get_input_embeddings()(IDS), 1), expected)
+    assert state(model) == before
+    model.requires_grad_(requires_grad=False)
+    torch.testing.assert_close(method.attribute(IDS, 1), expected)
+    model.requires_grad_()
+
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    places = {"bert": ("bert.encoder.layer.1.output", "classifier"), "gpt2": ("transformer.h.1.mlp", "lm_head")}
+    for place in places[family]:
+        handle = model.get_submodule(place).register_forward_pre_hook(fail)
+        for enabled in (True, False):
+            for explain in (method, METHODS[name](model)):
+                with torch.set_grad_enabled(enabled):
+                    with pytest.raises(KeyboardInterrupt):
+                        explain.attribute(IDS, 1)
+                    assert torch.is_grad_enabled() == enabled
+        handle.remove()
+    assert state(model) == before
+    torch.testing.assert_close(method.attribute(IDS, 1), expected)
+
+
+@pytest.mark.parametrize("name", METHODS | MAPS)
+@pytest.mark.parametrize("family", ["bart", "t5"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_of_either_sequence_changes_nothing(name: str, family: str, side: str) -> None:
+    model = encoder_decoders.build(family, dtype=torch.float64)
+    long, short = (encoder_decoders.inputs(family, seed, 1, 9 - 4 * seed, 6 - 2 * seed) for seed in (0, 1))
+    batch, places = {}, []
+    for ids, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
+        missing = long[ids].shape[1] - short[ids].shape[1]
+        pad = (missing, 0) if side == "left" else (0, missing)
+        batch[ids] = torch.cat([long[ids], torch.nn.functional.pad(short[ids], pad, value=1)])
+        batch[mask] = torch.ones_like(batch[ids])
+        batch[mask][1] = torch.nn.functional.pad(torch.ones_like(short[ids][0]), pad)
+        places.append(batch[mask][1].bool())
+    method, options = (METHODS | MAPS)[name](model), {} if name in MAPS else {"target": 2}
+    with torch.no_grad():
+        output, before = model(**batch).logits, state(model)
+    found, expected = method.attribute(batch, **options), method.attribute(short, **options)
+    for scores, own, real in zip(found, expected, places, strict=True):
+        torch.testing.assert_close(scores[1, real], own[0], rtol=1e-5, atol=1e-6)
+        assert not scores[1, ~real].any()
+    if name in MAPS:
+        maps, own_maps = method.maps(batch), method.maps(short)
+        source, target = places
+        pairs = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
+        for stack, (rows, columns) in pairs.items():
+            whole = getattr(maps, stack)[1]
+            inside = whole[:, rows][..., columns]
+            torch.testing.assert_close(inside, getattr(own_maps, stack)[0], rtol=1e-5, atol=1e-6)
+            assert not whole[:, ~rows].any()
+            assert not whole[..., ~columns].any()
+    with torch.no_grad():
+        assert torch.equal(model(**batch).logits, output)
+    assert state(model) == before
