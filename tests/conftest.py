@@ -13,9 +13,9 @@ from tests.object_store import BUCKET, ObjectStore, environment, free_port
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What compiles fairseq is long."""
+    """What compiles fairseq or starts Ray is long."""
     for item in items:
-        if "fairseq_python" in getattr(item, "fixturenames", ()):
+        if {"fairseq_python", "ray"}.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.long)
 
 
