@@ -77,7 +77,8 @@ class Mutation:
     after: str
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.before}  ->  {self.after}"
+        before, after = (" ".join(text.split()) for text in (self.before, self.after))
+        return f"{self.path}:{self.line}: {before}  ->  {after}"
 
 
 def other_operators(node: ast.expr) -> Iterator[ast.expr]:

@@ -15,7 +15,6 @@ from tests.test_images import merged_inputs
 QWEN = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl")
 # Frames, rows and columns of patches of each video, in the order of the examples; every 2 × 2 take one place.
 GRIDS = [[2, 4, 4], [3, 2, 4]]
-STARTS = [0, 32]
 
 
 def videos(name: str) -> dict[str, Any]:

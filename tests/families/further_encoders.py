@@ -16,7 +16,8 @@ NOMIC: dict[str, Any] = {
     "positions": "rotary",
 }
 POST_NORM: dict[str, Any] = {"style": "post-norm", "final_norm": "post_attention_layernorm"}
-BERT_INSIDE = BERT | {"layer": "bert.encoder.layer.{}"}
+
+
 DPR = BERT | {"layer": "ctx_encoder.bert_model.encoder.layer.{}"}
 
 FURTHER_ENCODERS = {

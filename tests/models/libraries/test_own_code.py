@@ -12,21 +12,8 @@ from captum_norm.models import Scope
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.libraries.huggingface import attention_through
 from tests import encoder_decoders, families
-from tests.families import FAMILIES
+from tests.families import FAMILIES, OWN_CODE, tiers
 
-OWN_CODE = (
-    "mpnet",
-    "rembert",
-    "roformer",
-    "deberta",
-    "deberta-v2",
-    "gptj",
-    "gpt-neo",
-    "codegen",
-    "bloom",
-    "mpt",
-    "falcon",
-)
 WIDTH, HEADS = 24, 3
 sdpa: Callable[..., Tensor] = functional.scaled_dot_product_attention
 
@@ -134,7 +121,7 @@ def test_attention_is_asked_once_more_for_what_is_behind_the_network(way: str) -
     assert whole.convergence_delta.max() < 1e-7  # one of the ways takes its softmax in float32
 
 
-@pytest.mark.parametrize("name", OWN_CODE)
+@pytest.mark.parametrize("name", tiers(name for name in FAMILIES if name in OWN_CODE))
 def test_a_model_computes_while_it_is_watched_what_it_computes_alone(name: str) -> None:
     model, inputs = families.build(name), families.inputs(name)
 
@@ -201,7 +188,3 @@ def test_products_of_other_softmaxes_are_no_attention() -> None:
 
     with pytest.raises(UnsupportedModelError, match=r"no attention was seen in Router\. Expected a model that attends"):
         AttentionWeights(Router().eval()).maps(torch.randint(0, 20, (2, 5)))
-
-
-def test_families_with_code_of_their_own_are_in_the_matrix() -> None:
-    assert set(OWN_CODE) <= set(FAMILIES)
