@@ -13,6 +13,7 @@ import copy
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -32,6 +33,8 @@ TIERS = ("short", "long")
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "node_modules", "__pycache__", ".*_cache", "build", "dist")
 TESTS = 80
 """The most tests of a tier that are run for a mutation: of each test function some of its cases."""
+MEMORY = 8 * 2**30
+"""The most bytes that a process of tests may take, so that a mutation in a loop does not take all there are."""
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE,
@@ -225,6 +228,7 @@ def fork(tree: Path, arguments: list[str], limit: float | None, recorder: Record
     child = os.fork()
     if child == 0:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         os.chdir(tree)
         sys.path.insert(0, str(tree))
         os.environ["PYTHONPATH"] = str(tree)
