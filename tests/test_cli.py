@@ -6,24 +6,29 @@ from pathlib import Path
 
 import pytest
 
-import captum_norm
+import alignment.cli
 from captum_norm import cli
+from captum_norm.commands.program import Program
 from tests.commands.calls import refused
 
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["--version"])
-    assert stop.value.code == 0
-    assert capsys.readouterr().out == f"captum-norm {captum_norm.__version__}\n"
+PROGRAMS: list[Program] = [main.__self__ for main in (cli.main, alignment.cli.main)]  # type: ignore[attr-defined]
+PACKAGES = {"captum-norm": "captum_norm", "norm-align": "alignment"}
 
 
-@pytest.mark.parametrize("words", [["--help"], ["explain", "--help"], ["demo", "--help"]])
-def test_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(words)
-    assert stop.value.code == 0
-    assert capsys.readouterr().out.startswith("usage: captum-norm")
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_version_and_help_without_torch(program: Program) -> None:
+    """``--help`` of every command is fast: nothing slow is imported."""
+    code = f"""
+import contextlib, io, sys
+from {PACKAGES[program.name]}.cli import main
+for words in {[["--version"], ["--help"], *([command.name, "--help"] for command in program.commands)]}:
+    printed = io.StringIO()
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(printed):
+        main(words)
+    assert printed.getvalue().startswith({(program.name, f"usage: {program.name}")}), words
+assert not {{"torch", "transformers", "matplotlib"}} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Which model a command loads, what it says of those that it cannot load, and what tells two models apart."""
 
 import argparse
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from alignment.fairseq.loading import load_shipped_model
 from alignment.huggingface import HuggingFaceTokenizer
 from alignment.normalization import NormalizedWords
 from captum_norm import InvalidInputError
+from tests.alignment.commands.texts import set_stdin
 from tests.alignment.fairseq.small import SOURCE, TARGET, settings, weights, write_dictionary
 from tests.alignment.translation_models import FAMILIES, random_model
 from tests.commands import calls
@@ -23,6 +26,10 @@ from tests.tiny import bert_config, save_tiny
 
 def parsed(*words: str) -> models.ModelOptions:
     return calls.parsed(models.ModelOptions, *words)
+
+
+def run_options(*words: str) -> models.RunOptions:
+    return calls.parsed(models.RunOptions, *words)
 
 
 def load(*words: str) -> tuple[Any, Any]:
@@ -211,3 +218,32 @@ def test_the_type_of_the_weights(tmp_path: Path) -> None:
     folder, _ = saved("Marian", tmp_path)
     with pytest.raises(InvalidInputError, match="got --dtype float16 and --quantize int8; give one of them"):
         load(f"--model={folder}", "--dtype=float16", "--quantize=int8")
+
+
+def test_threads_are_set_for_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    before = torch.get_num_threads()
+    with suppress(KeyboardInterrupt), models.set_up(run_options(f"--threads={before + 1}")) as report:
+        report(f"{torch.get_num_threads() - before} more")
+        raise KeyboardInterrupt
+    assert torch.get_num_threads() == before
+    with models.set_up(run_options("--quiet")) as report:
+        assert torch.get_num_threads() == before
+        report("nothing")
+    assert capsys.readouterr() == ("", "1 more\n")
+
+
+def test_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_stdin(monkeypatch, ["a"])
+    assert models.text_source("-") is sys.stdin.buffer
+    (tmp_path / "text").touch()
+    assert models.text_source(str(tmp_path / "text")) == str(tmp_path / "text")
+    for name, reason in {"": "it is a folder", "none": "there is no such file"}.items():
+        path = tmp_path / name
+        with pytest.raises(InvalidInputError, match=f"^cannot read {path}: {reason}$"):
+            models.text_source(str(path))
+
+
+def test_threads_end_where_the_system_could_not_start_them() -> None:
+    assert run_options("--threads=1024").threads == 1024
+    with pytest.raises(argparse.ArgumentError, match="argument --threads: got 1025; expected a number from 1 to 1024"):
+        run_options("--threads=1025")
