@@ -17,6 +17,19 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+_AXES = {
+    "weights": "BLHqK",
+    "head_norms": "BLHqK",
+    "transformed_norms": "BLHK",
+    "residual_norm": "BLq",
+    "norm_scale": "BLq",
+    "convergence_delta": "BL",
+    "real": "Bq",
+    "real_keys": "BK",
+}
+"""The letters of the axes of tensors, see :meth:`Measurements.sides`; weights may be without heads."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Measurements(StackResult):
     """Results of one forward pass for one stack of layers; every entry at a padded position is exactly 0.
@@ -78,18 +91,8 @@ class Measurements(StackResult):
     layers: Sequence[int] = ()
 
     axes = MappingProxyType(
-        {
-            "weights": ("BLQK", "BLHQK"),
-            "head_norms": ("BLHQK",),
-            "transformed_norms": ("BLHK",),
-            "residual_norm": ("BLQ",),
-            "norm_scale": ("BLQ",),
-            "convergence_delta": ("BL",),
-            "real": ("BQ",),
-            "real_keys": ("BK",),
-            "tokens": ("B",),
-            "query_tokens": ("B",),
-        }
+        {name: (letters.upper(),) for name, letters in _AXES.items()}
+        | {"weights": ("BLQK", "BLHQK"), "tokens": ("B",), "query_tokens": ("B",)}
     )
     texts = MappingProxyType({"tokens": "K", "query_tokens": "Q", "modality": "Q"})
 
@@ -115,18 +118,8 @@ class Measurements(StackResult):
 
     def changed(self, change: Callable[[Tensor, str], Tensor]) -> dict[str, Any]:
         """Return the fields of tensors, changed by a function that also gets the letters of their axes."""
-        axes = {
-            "weights": "BLHqK",
-            "head_norms": "BLHqK",
-            "transformed_norms": "BLHK",
-            "residual_norm": "BLq",
-            "norm_scale": "BLq",
-            "convergence_delta": "BL",
-            "real": "Bq",
-            "real_keys": "BK",
-        }
         fields: dict[str, Any] = {}
-        for name, letters in axes.items():
+        for name, letters in _AXES.items():
             values = getattr(self, name)
             if values is not None:
                 fields[name] = change(values, letters if values.dim() == len(letters) else letters.replace("H", ""))

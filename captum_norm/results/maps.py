@@ -159,8 +159,8 @@ class AttributionMaps(StackResult):
     texts = MappingProxyType({"tokens": "S", "modality": "S", "decoder_tokens": "T"})
 
     def __post_init__(self) -> None:
-        found = {name: stack for name in STACKS if (stack := getattr(self, name)) is not None} | dict(self.towers)
-        layers = {name: numbered(name, self.layers.get(name), stack.shape[1]) for name, stack in found.items()}
+        stacks = self._main | dict(self.towers)
+        layers = {name: numbered(name, self.layers.get(name), stack.shape[1]) for name, stack in stacks.items()}
         object.__setattr__(self, "layers", layers)
 
     @classmethod
@@ -196,10 +196,9 @@ class AttributionMaps(StackResult):
             InvalidInputError: if a stack is missing, or the decoder's layers do not have one cross-attention each.
         """
         if self.encoder is None or self.decoder is None or self.cross is None:
-            found = [name for name in STACKS if getattr(self, name) is not None]
             raise InvalidInputError(
-                f"got maps of the stacks {', '.join(found)}; expected encoder, decoder and cross, which are aggregated "
-                "together, or one of them: scores(maps(..., stacks=['decoder']))"
+                f"got maps of the stacks {', '.join(self._main)}; expected encoder, decoder and cross, which are "
+                "aggregated together, or one of them: scores(maps(..., stacks=['decoder']))"
             )
         if self.decoder.shape[1] != self.cross.shape[1]:
             raise InvalidInputError(
@@ -218,7 +217,7 @@ class AttributionMaps(StackResult):
 
     def changed(self, change: Callable[[Tensor, str], Tensor]) -> dict[str, Any]:
         """Return the fields of tensors but towers, changed by a function that also gets the letters of their axes."""
-        stacks = {name: stack for name in STACKS if (stack := getattr(self, name)) is not None}
+        stacks = self._main
         letters = {name: self._letters(name) for name in stacks}
         rows = next(iter(letters.values()), "s")[:1]
         axes = {"real": "Bs", "decoder_real": "Bt", "convergence_delta": "BC", "mixing_ratio": f"BL{rows}"}
@@ -228,6 +227,11 @@ class AttributionMaps(StackResult):
             for name, of_axes in axes.items()
             if (values := getattr(self, name)) is not None
         }
+
+    @property
+    def _main(self) -> dict[str, Tensor]:
+        """The maps of the stacks that there are, without towers."""
+        return {name: stack for name in STACKS if (stack := getattr(self, name)) is not None}
 
     def _letters(self, stack: str) -> str:
         """Return the letters of a stack's rows and columns."""
@@ -253,8 +257,7 @@ class AttributionMaps(StackResult):
         Raises:
             InvalidInputError: a stack has no maps of this layer.
         """
-        stacks = {name: stack for name in STACKS if (stack := getattr(self, name)) is not None}
-        stacks = stacks or dict(self.towers)
+        stacks = self._main or dict(self.towers)
         numbers = {name: self.layers[name] for name in stacks}
         places = {name: place_of_layer(f"the {name} maps", layer, own) for name, own in numbers.items()}
         starts = accumulate(map(len, numbers.values()), initial=0)
@@ -273,7 +276,7 @@ class AttributionMaps(StackResult):
 
     def stacks(self) -> list[MapStack]:
         """Return the maps of each stack with the tokens of their rows and columns."""
-        stacks = {name: stack for name in STACKS if (stack := getattr(self, name)) is not None}
+        stacks = self._main
         several = len(stacks) + len(self.towers) > 1
         letters = {name: self._letters(name) for name in stacks} | dict.fromkeys(self.towers, "--")
         return [
@@ -307,7 +310,7 @@ class AttributionMaps(StackResult):
         Raises:
             InvalidInputError: the tokens are not known, or the words do not fit.
         """
-        if all(getattr(self, name) is None for name in STACKS):
+        if not self._main:
             raise InvalidInputError(f"got maps of {', '.join(self.towers)} alone, whose positions have no words")
         sources = self._words_by_marks("maps", "tokens", words)
         targets = sources

@@ -136,14 +136,6 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return _tensors(vars(value)) if hasattr(value, "__dict__") else []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_results_are_short_in_a_console(kind: type[Result], results: dict[type[Result], Result]) -> None:
-    text = repr(results[kind])
-    assert text.startswith(f"{kind.__name__}(")
-    assert "tensor(" not in text
-    assert len(text) < 500
-
-
 def test_shapes_and_the_largest_delta_are_told(bert: Any) -> None:
     maps = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, per_head=True)
     assert maps.convergence_delta is not None

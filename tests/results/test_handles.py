@@ -158,6 +158,7 @@ def test_a_console_shows_a_line_and_a_notebook_a_page(kind: type[Result], cases:
     case = cases[kind]
     text = repr(case.result)
     assert "\n" not in text
+    assert text.startswith("[Alignment(" if kind is Alignments else f"{kind.__name__}(")
     assert len(text) < 500
     assert "tensor(" not in text
     frame = case.result._repr_html_()
