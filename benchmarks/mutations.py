@@ -101,6 +101,11 @@ def other_operators(node: ast.expr) -> Iterator[ast.expr]:
             yield node.operand
 
 
+def only_checks(node: ast.AST) -> bool:
+    """Whether a node is an argument that changes nothing where the code is right."""
+    return isinstance(node, ast.keyword) and node.arg == "strict"
+
+
 def other_operands(node: ast.expr) -> Iterator[ast.expr]:
     """An expression with another constant, the other branch, or an argument less."""
     changed: Any = copy.deepcopy(node)
@@ -112,7 +117,7 @@ def other_operands(node: ast.expr) -> Iterator[ast.expr]:
         case ast.IfExp():
             changed.test = ast.UnaryOp(ast.Not(), node.test)
             yield changed
-        case ast.Call() if len(node.args) + len(node.keywords) > 1:
+        case ast.Call() if len(node.args) + len(node.keywords) > 1 and not any(map(only_checks, node.keywords)):
             (changed.keywords or changed.args).pop()
             yield changed
 
@@ -136,7 +141,7 @@ def inside_functions(node: ast.AST, function: int | None = None) -> Iterator[tup
         if name in ("annotation", "returns", "decorator_list"):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if not isinstance(child, ast.AST) or isinstance(child, ast.Raise | ast.JoinedStr):
+            if not isinstance(child, ast.AST) or isinstance(child, ast.Raise | ast.JoinedStr) or only_checks(child):
                 continue
             inside = function
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
