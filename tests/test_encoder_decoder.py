@@ -145,7 +145,7 @@ def expect_scopes_behind_the_network(name: str, model: Any, inputs: Any) -> None
 
 def expect_the_same_in_pieces(model: Any, inputs: Any, whole: Any, tolerance: float) -> None:
     close: Any = {"rtol": tolerance, "atol": tolerance / 100}
-    for memory_budget in (1, 20_000):
+    for memory_budget in (1, 10_000) if isinstance(model, hf.MarianMTModel) else (10_000,):
         for stack, pieces in NormMeter(model, memory_budget=memory_budget).measure(inputs, scopes=["attn"]).items():
             torch.testing.assert_close(pieces.norms["attn"], whole[stack].norms["attn"], **close)
     cross = NormMeter(model).measure(inputs, scopes=["attn"], layers=[-1], stacks=["cross"])
