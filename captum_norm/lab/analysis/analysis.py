@@ -17,14 +17,7 @@ from captum_norm.models import Scope, Stage, input_device
 
 @dataclass(frozen=True)
 class AffineMap:
-    """One layer's f(x) = Σ_h f_h(x) = x W + b, in float64.
-
-    Attributes:
-        weight: W, (D, D).
-        bias: b, (D,), without the bias of the output projection.
-        norm: the normalisation after the residual sum, (I − 11ᵀ/D) diag(γ), or diag(γ) for an RMSNorm, (D, D); None if
-            there is no such norm.
-    """
+    """One layer's f(x) = Σ_h f_h(x) = x W + b, without the output projection's bias, and the norm after the residual."""
 
     weight: Array
     bias: Array

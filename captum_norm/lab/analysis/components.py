@@ -95,10 +95,7 @@ def _changes(norms: Tensor) -> Tensor:
 
 
 class ChangedPairs(Statistic):
-    """The pairs of tokens that a component moves furthest up or down among the pairs of their sequence.
-
-    ``thresholds`` are the least change of a pair that is kept, upwards and downwards, (2, C, L).
-    """
+    """The pairs of tokens that a component moves furthest up or down among the pairs of their sequence."""
 
     def __init__(self, components: int, layers: int) -> None:
         super().__init__(pairs=np.zeros((0, len(_FIELDS))), words=np.zeros((0, 2), np.str_))

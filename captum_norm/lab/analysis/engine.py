@@ -251,16 +251,7 @@ def _with_digest(path: str | PathLike[str] | None) -> str | None:
 
 @dataclass(frozen=True)
 class Setup:
-    """An analysis of a corpus with a model.
-
-    Attributes:
-        kind: the analysis.
-        model: the model.
-        encoder: turns texts into inputs.
-        corpus: the text.
-        first: the first input, on which the model's structure is found.
-        ranks: see :class:`AnalysisContext`.
-    """
+    """An analysis of a corpus with a model."""
 
     kind: type[Analysis]
     model: nn.Module
@@ -414,11 +405,7 @@ class AnalysisJob(Job[Record]):
         return parts.combined()
 
     def result(self, whole: Record) -> AnalysisResult:
-        """Evaluate the statistics of all blocks.
-
-        Raises:
-            InvalidInputError: all were set aside.
-        """
+        """Evaluate the statistics of all blocks."""
         if "texts" not in whole.notes["counts"]:
             raise InvalidInputError("all blocks of the corpus were set aside; nothing is left to analyze")
         analysis = self._setup.kind(self._context)
@@ -493,11 +480,7 @@ class TokenStore:
         self._batches = [self._read(state)] if state else []
 
     def merge(self, states: Iterable[bytes], path: str) -> None:
-        """Write the tokens of all blocks to one file, at a path or URL, unless there are none.
-
-        Raises:
-            InvalidInputError: it cannot be written.
-        """
+        """Write the tokens of all blocks to one file, at a path or URL, unless there are none."""
         tables = map(self._read, filter(None, states))
         for first in tables:  # at most once: the inner loop consumes the rest
             try:

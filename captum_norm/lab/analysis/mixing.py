@@ -237,19 +237,7 @@ def _rates(values: Array, norm: Array | None) -> tuple[Cell, ...]:
 
 
 def affine_maps(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Callable[[], AffineMap]]:
-    """Find each layer's f, and return functions that read it from the model's current parameters.
-
-    The value projection is the linear module whose output contains the values as columns, possibly plus a vector that
-    is a parameter of attention (DeBERTa). Values that are changed in another way, such as by a norm, are refused.
-
-    Args:
-        model: a model with one stack of layers.
-        inputs: any inputs it accepts, of three tokens or more.
-
-    Raises:
-        UnsupportedModelError: no module's output contains the values.
-        CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
-    """
+    """Find each layer's f on inputs of three tokens or more; the functions read it from the current parameters."""
 
     def read(layer: int) -> AffineMap:
         (source,) = _ValueReader(model).sources(inputs, [layer])
@@ -260,10 +248,7 @@ def affine_maps(model: nn.Module, inputs: Mapping[str, Tensor]) -> list[Callable
 
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """The columns of a module's output that, plus an offset, are a layer's values, and what follows them.
-
-    ``output`` are the rows of the output projection, (H · d, D).
-    """
+    """The columns of a module's output that, plus an offset, are a layer's values, and what follows them."""
 
     module: nn.Module
     inputs: Tensor

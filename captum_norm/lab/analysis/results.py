@@ -166,11 +166,7 @@ def columns(**labels: str) -> tuple[Column, ...]:
 
 
 def number_files(result: AnalysisResult) -> dict[str, bytes]:
-    """Format each table as ``TABLE.csv`` and the complete result as ``results.json``; returns contents by file name.
-
-    Raises:
-        InvalidInputError: a name is not unique or cannot be a file name, or a number is not finite.
-    """
+    """Format each table as ``TABLE.csv`` and the complete result as ``results.json``; returns contents by file name."""
     _check(result)
     tables = {
         table.name: {"title": table.title, "columns": [asdict(column) for column in table.columns], "rows": table.rows}

@@ -66,40 +66,23 @@ class Categories:
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """One input of the model: a window of the text that begins at a line.
-
-    Attributes:
-        line: the number of the first line of its text.
-        window: the index of this part of the text.
-        ids: token ids, with special tokens and masks.
-        masked: the positions of masked tokens.
-        words: for each token the index of its word in the text, None for special tokens; None if the tokenizer does
-            not know words.
-    """
+    """One input of the model: a window of the text that begins at a line."""
 
     line: int
     window: int
     ids: list[int]
     masked: frozenset[int]
-    words: list[int | None] | None = None
+    words: list[int | None] | None = None  # the index of each token's word, None for special tokens
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """B sequences of similar length, padded on the right.
-
-    Attributes:
-        sequences: the sequences.
-        ids: token ids, (B, S).
-        real: True at tokens, False at padding, (B, S).
-        categories: the category of each token, (B, S); C at padding.
-        masked: True at masked tokens, (B, S).
-    """
+    """B sequences of similar length, padded on the right."""
 
     sequences: Sequence[TokenSequence]
-    ids: Tensor
+    ids: Tensor  # all (B, S)
     real: Tensor
-    categories: Tensor
+    categories: Tensor  # C at padding
     masked: Tensor
 
     def inputs(self, device: torch.device) -> dict[str, Tensor]:
@@ -109,22 +92,13 @@ class TokenBatch:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Turns texts into sequences, and sequences into batches.
-
-    Attributes:
-        tokenizer: the tokenizer.
-        categories: the categories of its vocabulary.
-        max_length: the largest number of tokens in a sequence, special tokens included.
-        windows: whether a longer text becomes several sequences; otherwise it is truncated.
-        mask_rate: the share of each sequence's ordinary tokens to mask, at least one token unless it is 0. The paper
-            masks 12 %, as many as pre-training does (80 % of 15 %) [Kobayashi et al. 2021].
-        seed: decides, with line and window, which tokens are masked.
-    """
+    """Turns texts into sequences, and sequences into batches."""
 
     tokenizer: "PreTrainedTokenizerBase"
     categories: Categories
     max_length: int
-    windows: bool = False
+    windows: bool = False  # whether a longer text becomes several sequences; otherwise it is truncated
+    # The share of ordinary tokens to mask, at least one; the paper masks 12 %, as pre-training does (80 % of 15 %).
     mask_rate: float = 0.0
     seed: int = 0
 

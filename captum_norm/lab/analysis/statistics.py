@@ -157,10 +157,7 @@ class Counts(Statistic):
         super().__init__(field=np.zeros(0, np.int64), count=np.zeros(0, np.int64))
 
     def add(self, fields: Tensor) -> None:
-        """Add pairs by the index of their field, (group · rows + row) · columns + column.
-
-        Pairs whose index is the number of fields are ignored.
-        """
+        """Add pairs by their field, (group · rows + row) · columns + column; that of the number of fields is none."""
         if fields.device.type == "cpu":
             used, count = np.unique(fields.numpy(), return_counts=True)
         else:

@@ -65,22 +65,7 @@ def make_method(
     batch_size: int,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Attribution:
-    """Create a method of :data:`captum_norm.methods.METHODS` for a model.
-
-    Args:
-        name: the method's name.
-        model: the model.
-        removal: the baseline of Captum's methods, unless it is ``"delete"``; None for their default.
-        tokenizer: knows mask, padding and special tokens.
-        keep_special: whether special tokens stay in that baseline.
-        readout: the output to explain instead of logits.
-        batch_size: the number of inputs in one forward pass.
-        options: further arguments of the method.
-
-    Raises:
-        InvalidInputError: it needs a package that is not installed.
-        CaptumNormError: it does not support the model.
-    """
+    """Create a method of :data:`captum_norm.methods.METHODS` for a model."""
     method = METHODS[name]
     if method.requires is not None and find_spec(method.requires) is None:
         raise InvalidInputError(f"needs the package {method.requires}, which is not installed")
@@ -101,11 +86,7 @@ def make_method(
 
 
 def chosen_methods(names: Sequence[str] | Mapping[str, str | Attribution] | None) -> dict[str, str | Attribution]:
-    """Check the choice of methods; returns methods or their names, by their names in the results.
-
-    Raises:
-        InvalidInputError: a name is unknown, or there are no methods.
-    """
+    """Check the choice of methods; returns methods or their names, by their names in the results."""
     if isinstance(names, str):
         raise InvalidInputError(f"got methods={names!r}; expected a list of names, or a mapping")
     if names is None:
@@ -144,20 +125,7 @@ def signature_of(method: Attribution) -> str:
 
 
 def seeded_scores(method: Attribution, inputs: TokenInputs, target: Target, seed: int, *, mean: bool) -> Tensor:
-    """Compute a method's scores for the tokens of N examples, (N, S), with the global generators seeded.
-
-    Args:
-        method: the method.
-        inputs: the examples.
-        target: their targets.
-        seed: a seed from :func:`checked_seed`.
-        mean: explain the mean over positions, for methods with maps.
-
-    Raises:
-        InvalidInputError: the method returns something else.
-        NonFiniteError: the method returns NaN or infinity.
-        CaptumNormError: the method raises it.
-    """
+    """Compute a method's scores for the tokens of N examples, (N, S), with the global generators seeded."""
     where: dict[str, Any] = {} if inputs.read is None else {"position": inputs.read.long().argmax(1)}
     if mean and hasattr(method, "maps"):
         where = {"position": "mean"}
@@ -194,11 +162,7 @@ def _wait() -> None:
 
 
 def checked_seed(seed: int) -> int:
-    """Check a seed for torch and numpy.
-
-    Raises:
-        InvalidInputError: it is out of range or no integer.
-    """
+    """Check a seed for torch and numpy."""
     number = as_index("the seed", seed)
     if not 0 <= number < _SEEDS:
         raise InvalidInputError(f"got the seed {number}; expected 0 to {_SEEDS - 1}")

@@ -24,13 +24,7 @@ _LABELLED = (
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Some of the examples, without padding that is common to all of them.
-
-    Attributes:
-        index: their indices among all examples, (N,).
-        inputs: their inputs.
-        target: their targets; None if the output is one number, or no target is chosen yet.
-    """
+    """Some of the examples, without padding that is common to all of them."""
 
     index: Tensor
     inputs: TokenInputs
@@ -80,13 +74,7 @@ def in_order(parts: Sequence[Tensor], batches: Sequence[Batch], width: int | Non
 
 
 def count_outputs(inputs: TokenInputs) -> int | None:
-    """Count the logits, at each position if every position has some; None if the model only returns hidden states.
-
-    Runs the model on the shortest example.
-
-    Raises:
-        UnsupportedModelError: the model returns neither.
-    """
+    """Count the logits, at each position if every position has some; None if the model only returns hidden states."""
     output = next(batches_of(inputs, None, 1)).inputs.run()
     named = output if isinstance(output, Mapping) else {"logits": output}
     logits = named.get("logits")
@@ -101,12 +89,7 @@ def count_outputs(inputs: TokenInputs) -> int | None:
 
 
 def own_directions(inputs: TokenInputs, size: int) -> Readout:
-    """Create a readout for models without a head.
-
-    Returns:
-        a function that projects the mean-pooled hidden states of N inputs on the directions of the B examples, (N, B).
-        The target of an example is its own index.
-    """
+    """Create a readout for models without a head."""
     batches = list(batches_of(inputs, None, size))
     parts = [_pooled(batch.inputs.run(), batch.inputs.real) for batch in batches]
     directions = nn.functional.normalize(in_order(parts, batches), dim=-1)
@@ -126,14 +109,7 @@ def _pooled(output: Any, real: Tensor) -> Tensor:
 
 
 def target_names(model: nn.Module, chosen: Tensor, readout: Readout | None, tokenizer: Any) -> list[str]:
-    """Name targets: by a classifier's labels, a language model's tokens, or the indices of a readout.
-
-    Args:
-        model: the model.
-        chosen: what :func:`captum_norm.models.chosen_target` returns, (B,) or (B, 2).
-        readout: the user's readout.
-        tokenizer: knows the texts of tokens.
-    """
+    """Name targets: by a classifier's labels, a language model's tokens, or the indices of a readout."""
     labels = getattr(getattr(model, "config", None), "id2label", None) or {}
     convert = getattr(tokenizer, "convert_ids_to_tokens", None)
 
