@@ -17,7 +17,7 @@ from captum_norm.models import Scope, Stage, input_device
 
 @dataclass(frozen=True)
 class AffineMap:
-    """One layer's f(x) = Σ_h f_h(x) = x W + b, without the output projection's bias, and the norm after the residual."""
+    """One layer's f(x) = Σ_h f_h(x) = x W + b, without the output projection's bias, and the norm behind the sum."""
 
     weight: Array
     bias: Array
