@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import alignment.teacher_forcing
+import alignment.gradients
 from alignment import cli
 from alignment.commands import sweep as command
 from alignment.corpora import ParallelGold, read_wpt03
@@ -139,7 +139,7 @@ def test_all_options(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def gradients(_: Any, inputs: Any, labels: Any, *, kind: str) -> Any:
         return (inputs["input_ids"][:, None, :] * (3 + len(kind)) + labels[:, :, None]) % 7
 
-    monkeypatch.setattr(alignment.teacher_forcing, "source_gradients", gradients)
+    monkeypatch.setattr(alignment.gradients, "source_gradients", gradients)
     output = run("--corpus=wpt03=wpt03", "--bootstrap=20", "--max-tokens=30", "--out=out", gradients=True)
     assert output.startswith("WPT03 fr–en, 2 sentence pairs; ")
     assert "gradient × input" in output
