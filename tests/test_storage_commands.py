@@ -12,19 +12,19 @@ import captum_norm.cli
 from captum_norm import InvalidInputError
 from captum_norm.lab.analysis.corpus import Corpus
 from captum_norm.lab.analysis.engine import analyze
-from captum_norm.text.files import Remote
+from captum_norm.text.files import place_of
 from tests.alignment.commands.texts import ENGLISH, FRENCH
 from tests.lab.analysis.small import TEXTS, bert, tokenizer, write_model
 from tests.object_store import FULL, ObjectStore
 
 
 def put(url: str, content: str | bytes) -> str:
-    Remote(url).write(content.encode() if isinstance(content, str) else content)
+    place_of(url).write(content.encode() if isinstance(content, str) else content)
     return url
 
 
 def names(url: str) -> list[str]:
-    return sorted(name for name, _ in Remote(url).entries())
+    return sorted(name for name, _ in place_of(url).entries())
 
 
 @pytest.mark.usefixtures("object_store")
@@ -43,7 +43,7 @@ def test_extract_from_and_to_a_bucket(
     assert alignment.cli.main(status) == 2
     assert "there is neither s3://bucket/links nor s3://bucket/links.parts" in capsys.readouterr().err
     assert alignment.cli.main(remote) == 0
-    assert Remote("s3://bucket/links").read() == Path("links").read_bytes()
+    assert place_of("s3://bucket/links").read() == Path("links").read_bytes()
     capsys.readouterr()
     assert alignment.cli.main(status) == 0
     assert capsys.readouterr() == ("s3://bucket/links is complete\n", "")
