@@ -27,11 +27,7 @@ class AERScore(Score):
 
     An empty hypothesis thus has an AER of 100 % if there are sure links. Without sure links, AER = 1 − precision.
 
-    Args:
-        links: ``|A|``.
-        sure_links: ``|S|``.
-        sure_hits: ``|A∩S|``.
-        possible_hits: ``|A∩P|``.
+    Arguments are ``|A|``, ``|S|``, ``|A∩S|`` and ``|A∩P|``.
 
     >>> score = AERScore(links=4, sure_links=2, sure_hits=1, possible_hits=3)
     >>> score
@@ -117,13 +113,7 @@ class AER(Metric):
         references: Sequence[Sequence[GoldAlignment | str]] | None,
         n_bootstrap: int = 1,
     ) -> AERScore:
-        """Score a corpus.
-
-        Args:
-            hypotheses: the alignment of each sentence pair.
-            references: a list with the one stream of gold alignments; None for those given to the constructor.
-            n_bootstrap: number of bootstrap resamples for the 95 % confidence interval; 1 for none.
-        """
+        """Score a corpus, with a 95 % confidence interval by so many bootstrap resamples; 1 for none."""
         # sacrebleu's annotations allow strings only.
         score: AERScore = super().corpus_score(cast(Any, hypotheses), cast(Any, references), n_bootstrap)
         return score
@@ -176,11 +166,7 @@ class AER(Metric):
 
 
 def alignment_error_rate(hypotheses: Iterable[Alignment], gold: Iterable[GoldAlignment]) -> AERScore:
-    """Alignment error rate of a corpus.
-
-    Args:
-        hypotheses: the alignment of each sentence pair.
-        gold: the gold alignment of each.
+    """Alignment error rate of a corpus: an alignment and a gold alignment for each sentence pair.
 
     Raises:
         InvalidInputError: the numbers of the two differ or are 0.
@@ -243,8 +229,8 @@ def paired_significance(
 
     >>> gold = [GoldAlignment(Alignment([(0, 0), (1, 1)]))] * 20
     >>> good, bad = [Alignment([(0, 0), (1, 1)])] * 20, [Alignment([(0, 0), (1, 0)])] * 20
-    >>> found = paired_significance(bad, [good, bad], gold, trials=999)
-    >>> found.p_values, found.identical
+    >>> result = paired_significance(bad, [good, bad], gold, trials=999)
+    >>> result.p_values, result.identical
     ((0.001, 1.0), (False, True))
     """
     if test not in TRIALS:
@@ -276,11 +262,9 @@ THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(20))
 
 @dataclass(frozen=True)
 class Bin:
-    """The links whose scores lie in an interval.
+    """The links whose scores lie in an interval, which includes ``lower``, and ``upper`` only if it is 1.
 
     Attributes:
-        lower: the lowest score of the interval, included.
-        upper: the highest; not included, unless it is 1.
         links: the number of links.
         score: their mean score; None if there is none.
         precision: the share of them that are sure or possible; None if there is none.
@@ -308,11 +292,7 @@ class Reliability:
 
 
 def reliability(scores: Sequence[Scores], gold: Sequence[GoldAlignment]) -> Reliability:
-    """Compare scores of links with how often the links are right: sure or possible.
-
-    Args:
-        scores: the scored links of each sentence pair.
-        gold: the gold alignment of each.
+    """Compare scores of each pair's links with how often the links are right: sure or possible.
 
     Raises:
         InvalidInputError: the numbers of sentence pairs differ, or there is no link.
@@ -322,31 +302,25 @@ def reliability(scores: Sequence[Scores], gold: Sequence[GoldAlignment]) -> Reli
     0.18333333333333335
     """
     _check(scores, gold)
-    found = [
+    judged = [
         (score, link in pair.possible)
         for links, pair in zip(scores, gold, strict=True)
         for link, score in links.items()
     ]
-    if not found:
+    if not judged:
         raise InvalidInputError("got no link, expected links with scores")
     bins, distance = [], 0.0
     for number in range(BINS):
-        inside = [(score, right) for score, right in found if min(int(score * BINS), BINS - 1) == number]
+        inside = [(score, right) for score, right in judged if min(int(score * BINS), BINS - 1) == number]
         mean, precision = (fmean(column) for column in zip(*inside, strict=True)) if inside else (None, None)
         bins.append(Bin(number / BINS, (number + 1) / BINS, len(inside), mean, precision))
         if mean is not None and precision is not None:
             distance += abs(mean - precision) * len(inside)
-    return Reliability(distance / len(found), bins)
+    return Reliability(distance / len(judged), bins)
 
 
 def score_curve(scores: Sequence[Scores], gold: Sequence[GoldAlignment]) -> dict[float, AERScore]:
-    """AER, precision and recall of the links whose score is at least a threshold.
-
-    By threshold, see :data:`alignment.aer.THRESHOLDS`.
-
-    Args:
-        scores: the scored links of each sentence pair.
-        gold: the gold alignment of each.
+    """AER, precision and recall of the links whose score is at least each of :data:`alignment.aer.THRESHOLDS`.
 
     Raises:
         InvalidInputError: the numbers of sentence pairs differ, or there is no gold link.
@@ -381,13 +355,7 @@ _MANY_LINKS = 1000
 
 
 class Correction(NamedTuple):
-    """A change of links that lowers their alignment error rate a lot.
-
-    Attributes:
-        change: how to change the links.
-        aer: the alignment error rate in percent before.
-        corrected_aer: that after the change.
-    """
+    """A change of links that lowers their alignment error rate a lot."""
 
     change: Change
     aer: float
@@ -395,22 +363,13 @@ class Correction(NamedTuple):
 
 
 def lacks_first_words(alignments: Sequence[Alignment]) -> bool:
-    """Whether there are many links, but none of a sentence's first word, as if indices counted from 1.
-
-    >>> lacks_first_words([Alignment([(1, 1), (2, 2)])] * 1000), lacks_first_words([Alignment([(1, 0)])] * 1000)
-    (True, False)
-    """
+    """Whether there are many links, but none of a sentence's first word, as if indices counted from 1."""
     indices = [index for alignment in alignments for link in alignment.links for index in link]
     return len(indices) >= 2 * _MANY_LINKS and 0 not in indices
 
 
 def find_correction(alignments: Sequence[Alignment], gold: Sequence[GoldAlignment]) -> Correction | None:
-    """The change with the lowest alignment error rate, if there are 200 links and it gains 20 points.
-
-    >>> right = [Alignment([(0, 1), (1, 2), (2, 0)])] * 100
-    >>> find_correction([alignment.transposed() for alignment in right], [GoldAlignment(links) for links in right])
-    Correction(change='swapped', aer=100.0, corrected_aer=0.0)
-    """
+    """The change with the lowest alignment error rate, if there are 200 links and it gains 20 points."""
     if sum(map(len, alignments)) < _FEW_LINKS:
         return None
     aer = alignment_error_rate(alignments, gold).aer

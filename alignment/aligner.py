@@ -30,11 +30,7 @@ COUNTING_JUMP_PENALTY = 0.2
 
 
 def sentence_pairs(sources: Sequence[Words], targets: Sequence[Words]) -> list[tuple[Words, Words]]:
-    """Pair source and target sentences.
-
-    Raises:
-        InvalidInputError: their numbers differ, or one is a string instead of words.
-    """
+    """Pair source and target sentences."""
     if len(sources) != len(targets):
         raise InvalidInputError(f"got {len(sources)} source and {len(targets)} target sentences; expected equally many")
     pairs = list(zip(sources, targets, strict=True))
@@ -48,16 +44,7 @@ def sentence_pairs(sources: Sequence[Words], targets: Sequence[Words]) -> list[t
 class TextAligner(ABC):
     """An aligner of sentence pairs: a map for each, perhaps a lexicon, and a recipe that reads links off the map.
 
-    Args:
-        recipe: how maps become links.
-        lexicon: word pairs counted before, whose lexical map is multiplied in; None for none.
-        count_text: whether the text that is aligned counts its own word pairs in a first pass, beside those of
-            ``lexicon``, which is left unchanged.
-        languages: source and target language of the text, None for one that is unknown.
-
-    Raises:
-        InvalidInputError: there is a lexicon, and the recipe's maps have a null column or it is of the opposite
-            direction.
+    :class:`alignment.WordAligner` and :class:`alignment.BidirectionalAligner` say how maps come about.
     """
 
     def __init__(self, recipe: Recipe, lexicon: Lexicon | None, *, count_text: bool, languages: Languages) -> None:
@@ -92,48 +79,34 @@ class TextAligner(ABC):
     def map_each(self, pairs: Pairs, known: Container[int] = ()) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
         """Yield each pair's index and the map that links are read off, or an error that says why there is none.
 
-        Raises:
-            InvalidInputError: none of the pairs can be used to choose what was left open.
-            CaptumNormError: the method fails on the model.
+        Batches of pairs whose indices are all ``known`` are skipped.
         """
 
     def align(self, sources: Sequence[Words], targets: Sequence[Words]) -> Alignments:
-        """Align sentence pairs; a pair with an empty side has no links.
-
-        Args:
-            sources: the words of each source sentence.
-            targets: the words of each target sentence.
-
-        Returns:
-            a list of alignments, which a notebook shows as a page.
+        """Align sentence pairs, given as words; a pair with an empty side has no links.
 
         Raises:
             InvalidInputError: the numbers of sentences differ, or a pair cannot be used: a side is a string instead of
                 words or too long for the model, or its pieces cannot be attributed to its words.
             CaptumNormError: the method fails on the model.
         """
-        return Alignments([found.links for found in self.align_scored(sources, targets)], sources, targets)
+        return Alignments([scored.links for scored in self.align_scored(sources, targets)], sources, targets)
 
     def align_scored(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[ScoredAlignment]:
         """Like :meth:`align`, with the probability of each link, and whether corpus statistics took part."""
         pairs = sentence_pairs(sources, targets)
         full = [index for index, pair in enumerate(pairs) if all(pair)]
         results = dict(self.read_each([pairs[index] for index in full]))
-        found = [ScoredAlignment(Alignment())] * len(pairs)
+        alignments = [ScoredAlignment(Alignment())] * len(pairs)
         for place, index in enumerate(full):
             result = results[place]
             if isinstance(result, InvalidInputError):
                 raise InvalidInputError(f"pair {index}: {result}")
-            found[index] = result
-        return found
+            alignments[index] = result
+        return alignments
 
     def align_pairs(self, pairs: Pairs) -> list[Alignment | InvalidInputError]:
-        """The alignment of each pair, or an error that says why it cannot be used, such as an empty side.
-
-        Raises:
-            InvalidInputError: see :meth:`map_each`.
-            CaptumNormError: the method fails on the model.
-        """
+        """The alignment of each pair, or an error that says why it cannot be used, such as an empty side."""
         answers = dict(self.read_each(pairs))
         return [
             answer if isinstance(answer := answers[index], InvalidInputError) else answer.links
@@ -145,36 +118,23 @@ class TextAligner(ABC):
     ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
         """Yield each pair's index and alignment, or an error that says why there is none, as soon as its batch is done.
 
-        If the text counts its own word pairs, all of ``pairs`` are counted first.
-
-        Args:
-            pairs: sentence pairs.
-            known: indices of pairs whose alignments are known; batches of known pairs alone are skipped.
-
-        Raises:
-            InvalidInputError: see :meth:`map_each`.
-            CaptumNormError: the method fails on the model.
+        If the text counts its own word pairs, all of ``pairs`` are counted first; else batches of pairs whose indices
+        are all ``known`` are skipped.
         """
-        if not self.count_text:
-            for index, word_map in self.map_each(pairs, known):
-                if isinstance(word_map, InvalidInputError):
-                    yield index, word_map
-                else:
-                    yield index, self.read(word_map, *pairs[index], self.lexicon)
-            return
-        maps = dict(self.map_each(pairs))
-        lexicon = self.begun_lexicon()
-        owns = {}
-        for index in sorted(maps):
-            word_map = maps[index]
-            if not isinstance(word_map, InvalidInputError):
-                owns[index] = self.counted(word_map)
-                lexicon.count(*pairs[index], owns[index])
-        for index, word_map in maps.items():
+        maps, lexicon = self.map_each(pairs, () if self.count_text else known), self.lexicon
+        counted: dict[int, WordMap] = {}
+        if self.count_text:
+            by_index = dict(maps)
+            maps, lexicon = iter(by_index.items()), self.begun_lexicon()
+            for index, word_map in sorted(by_index.items()):
+                if not isinstance(word_map, InvalidInputError):
+                    counted[index] = self.counted(word_map)
+                    lexicon.count(*pairs[index], counted[index])
+        for index, word_map in maps:
             if isinstance(word_map, InvalidInputError):
                 yield index, word_map
             else:
-                yield index, self.read(word_map, *pairs[index], lexicon, owns[index])
+                yield index, self.read(word_map, *pairs[index], lexicon, counted.get(index))
 
     def begun_lexicon(self) -> Lexicon:
         """The lexicon that a text's own word pairs are added to: a copy of the given one, or an empty one."""
@@ -190,21 +150,13 @@ class TextAligner(ABC):
         source: Words,
         target: Words,
         lexicon: Lexicon | None = None,
-        own: WordMap | None = None,
+        counted: WordMap | None = None,
     ) -> ScoredAlignment:
-        """Read the links of a pair off its map.
-
-        Args:
-            word_map: what :meth:`map_each` yielded.
-            source: the source words.
-            target: the target words.
-            lexicon: the lexicon to multiply in, if any.
-            own: what :meth:`counted` returned for this pair, if it is counted in the lexicon.
-        """
+        """Read the links of a pair off its map; ``counted`` is what the lexicon has of this very pair."""
         if lexicon is None:
             return self.recipe.decode(word_map, combined=self.both_directions)
-        found = self.recipe.decode(lexicon.applied(word_map, source, target, own), combined=True)
-        return ScoredAlignment(found.links, found.probabilities, corpus_statistics=True)
+        decoded = self.recipe.decode(lexicon.applied(word_map, source, target, counted), combined=True)
+        return ScoredAlignment(decoded.links, decoded.probabilities, corpus_statistics=True)
 
 
 Layer = int | Literal["auto", "highest-norm"]
@@ -285,14 +237,7 @@ class WordAligner(TextAligner):
         """Yield each pair's index and its map, or an error that says why it cannot be used, such as an empty side.
 
         The map is the one that the recipe's decoder reads: (T, S + 1), or (T, S) if the recipe has no null column.
-
-        Args:
-            pairs: sentence pairs.
-            known: indices of pairs that may be left out; batches of known pairs alone are skipped.
-
-        Raises:
-            InvalidInputError: see :meth:`choose`.
-            CaptumNormError: the method fails on the model.
+        Batches of pairs whose indices are all ``known`` are skipped.
         """
         if not pairs:
             return
@@ -311,9 +256,6 @@ class WordAligner(TextAligner):
 
     def choose(self, pairs: Pairs) -> Choice:
         """Return the layer, setting and head to read; the first call decides those that were left open.
-
-        Args:
-            pairs: sentence pairs; unusable ones are skipped.
 
         Raises:
             InvalidInputError: none of the pairs can be used, or the model has no such layer or head.
@@ -352,11 +294,12 @@ class WordAligner(TextAligner):
         *,
         per_head: bool,
     ) -> Iterator[tuple[int, WordMaps]]:
+        piece_maps = attention_maps(self.method, layers=layers, per_head=per_head)
         return word_maps(
             self.model,
             self.tokenizer,
             pairs,
-            attention_maps(self.method, layers=layers, per_head=per_head),
+            piece_maps,
             settings=settings,
             max_tokens=self._max_tokens,
             on_error=on_error,
@@ -365,11 +308,9 @@ class WordAligner(TextAligner):
 
 
 def without_head(model: nn.Module) -> nn.Module:
-    """A Hugging Face model without its head, which attention maps do not need; any other model itself.
-
-    A :class:`PeftModel` that puts virtual tokens before the inputs is kept: its ``base_model`` knows nothing of them.
-    """
+    """A Hugging Face model without its head, which attention maps do not need; any other model itself."""
     inside = explained_module(model)
+    # A PeftModel, which may put virtual tokens before the inputs, has base_model as an attribute of the instance alone.
     base = getattr(inside, "base_model", inside) if hasattr(type(inside), "base_model") else inside
     return base if isinstance(base, nn.Module) else inside
 
@@ -463,13 +404,8 @@ class BidirectionalAligner(TextAligner):
     def map_each(self, pairs: Pairs, known: Container[int] = ()) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
         """Yield each pair's index and the map made of both directions', or an error that says why there is none.
 
-        Args:
-            pairs: sentence pairs.
-            known: indices of pairs that may be left out.
-
-        Raises:
-            InvalidInputError: the combination makes no map; or see :meth:`WordAligner.choose`.
-            CaptumNormError: the method fails on a model.
+        Other combinations than ``"add"`` and ``"multiply"`` make no map, which is an
+        :class:`~captum_norm.InvalidInputError`.
         """
         if self.combine not in MAP_COMBINATIONS:
             raise InvalidInputError(f"{self.combine} makes no map of both directions; expected add or multiply")

@@ -66,16 +66,7 @@ class ParallelGold:
 
 @dataclass(frozen=True)
 class _CorpusFiles:
-    """The files of a corpus.
-
-    Attributes:
-        languages: the source and the target language of the links.
-        read: reads ``files`` as (source, target, ...) texts.
-        files: the arguments of ``read``.
-        links: the file of links.
-        base: the number of the first word in it.
-        swapped: whether to exchange source and target.
-    """
+    """The files of a corpus."""
 
     name: str
     languages: tuple[str, str]

@@ -1,12 +1,15 @@
 """Decodes a word map into an alignment.
 
+Maps are (T, S + 1), or (T, S) with ``null=False``, without the null column; finite and, unless said, not negative.
+A map or a number that is not as described raises :class:`~captum_norm.InvalidInputError`.
+
 Ties go to the lowest source index, with the null column last; ties between paths to the lowest source index of the last
 link. A row of zeros carries no information; its word gets no link.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,12 +22,7 @@ from captum_norm import InvalidInputError
 def argmax(word_map: ArrayLike, *, null: bool = True) -> Alignment:
     """Link each target word to its highest entry; the null column stands for no link [Kobayashi et al. 2020].
 
-    Args:
-        word_map: (T, S + 1), or (T, S) without a null column; finite, negative entries allowed.
-        null: whether the last column is the null column.
-
-    Raises:
-        InvalidInputError: the map is not a finite matrix.
+    Entries may be negative.
 
     >>> argmax([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
     Alignment([(0, 0)])
@@ -34,14 +32,7 @@ def argmax(word_map: ArrayLike, *, null: bool = True) -> Alignment:
 
 
 def mutual_argmax(word_map: ArrayLike, *, null: bool = True) -> Alignment:
-    """The links of ``argmax`` whose entries are also the highest of their columns.
-
-    Args:
-        word_map: (T, S + 1), or (T, S) without a null column; finite, negative entries allowed.
-        null: whether the last column is the null column.
-
-    Raises:
-        InvalidInputError: the map is not a finite matrix.
+    """The links of ``argmax`` whose entries are also the highest of their columns; entries may be negative.
 
     >>> mutual_argmax([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1]])
     Alignment([(0, 0)])
@@ -59,13 +50,7 @@ def mutual_argmax(word_map: ArrayLike, *, null: bool = True) -> Alignment:
 def threshold(word_map: ArrayLike, *, share: float, null: bool = True) -> Alignment:
     """Link every entry above a share of its row's sum, null column included; a word may get several links.
 
-    Args:
-        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
-        share: 0 ≤ share < 1.
-        null: whether the last column is the null column.
-
-    Raises:
-        InvalidInputError: the map is not a finite matrix or has negative entries, or the share is out of range.
+    The share is at least 0 and below 1; any other raises :class:`~captum_norm.InvalidInputError`.
 
     >>> threshold([[5, 4, 1]], share=0.3)
     Alignment([(0, 0), (1, 0)])
@@ -82,48 +67,35 @@ def hmm_viterbi(word_map: ArrayLike, *, jump_penalty: float, null_penalty: float
     Target word t is emitted at source position a_t with log-probability log map[t, a_t], up to a constant per row. The
     transition costs ``jump_penalty · |a_t − a_u − 1|``, where u is the last word before t with a link, and a_u = −1 if
     there is none; monotone steps of one are free. A word may be emitted from null instead, with
-    log map[t, null] − ``null_penalty``; the position then stays a_u for the next word [Och & Ney 2003].
-
-    Args:
-        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
-        jump_penalty: nats per position that a jump is off; 0 gives ``argmax``.
-        null_penalty: nats per word emitted from null.
-        null: whether the last column is the null column.
-
-    Raises:
-        InvalidInputError: the map is not a finite matrix or has negative entries, or a penalty is negative.
+    log map[t, null] − ``null_penalty``; the position then stays a_u for the next word [Och & Ney 2003]. Penalties are
+    in nats; without them it is ``argmax``.
 
     >>> hmm_viterbi([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0)
     Alignment([(0, 0), (1, 1)])
     """
-    model = _HMM.of(word_map, jump_penalty, null_penalty, null)
-    emissions, null_emissions, jumps = model.emissions, model.null_emissions, model.jumps
+    emissions, null_emissions, jumps, scores = _hmm(word_map, jump_penalty, null_penalty, null)
     targets_count, sources_count = emissions.shape
-    scores = model.start
     origins = np.zeros((targets_count, sources_count), np.intp)
     linked = np.zeros((targets_count, sources_count + 1), np.bool_)
     for target in range(targets_count):
         arrivals = scores[:, None] - jumps
         origins[target] = arrivals.argmax(0)
-        links = arrivals.max(0) + emissions[target]
+        reached = arrivals.max(0) + emissions[target]
         scores = scores + null_emissions[target]
-        linked[target, :-1] = (links >= scores[:-1]) & (links > -np.inf)
-        scores[:-1] = np.maximum(scores[:-1], links)
-    return _traced_back(int(scores.argmax()), origins, linked)
+        linked[target, :-1] = (reached >= scores[:-1]) & (reached > -np.inf)
+        scores[:-1] = np.maximum(scores[:-1], reached)
+    links, state = [], int(scores.argmax())
+    for target in reversed(range(targets_count)):
+        if linked[target, state]:
+            links.append((state, target))
+            state = int(origins[target, state])
+    return Alignment(links)
 
 
 def mutual_hmm(word_map: ArrayLike, *, jump_penalty: float, null: bool = True) -> Alignment:
     """The links that ``hmm_viterbi`` finds in both directions, over the map's rows and over its columns.
 
-    Source words have no null choice.
-
-    Args:
-        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
-        jump_penalty: nats per position that a jump is off, in both directions; 0 gives ``mutual_argmax``, ties aside.
-        null: whether the last column is the null column.
-
-    Raises:
-        InvalidInputError: the map is not a finite matrix or has negative entries, or the penalty is negative.
+    Source words have no null choice. Without a penalty it is ``mutual_argmax``, ties aside.
 
     >>> mutual_hmm([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0)
     Alignment([(0, 0), (1, 1)])
@@ -137,32 +109,19 @@ def mutual_hmm(word_map: ArrayLike, *, jump_penalty: float, null: bool = True) -
 def hmm_posteriors(
     word_map: ArrayLike, *, jump_penalty: float, null_penalty: float = 0.0, null: bool = True
 ) -> WordMap:
-    """The posterior probability of each link in the hidden Markov model of ``hmm_viterbi``.
+    """The posterior probability of each link in the hidden Markov model of ``hmm_viterbi``, (T, S).
 
     A path's probability is proportional to the exponential of its score; the forward–backward algorithm sums over all
-    paths [Vogel et al. 1996].
-
-    Args:
-        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
-        jump_penalty: nats per position that a jump is off; 0 gives the source words' part of ``normalize_rows``.
-        null_penalty: nats per word emitted from null.
-        null: whether the last column is the null column.
-
-    Returns:
-        (T, S): each row sums to 1 minus the probability that its word has no link.
-
-    Raises:
-        InvalidInputError: the map is not a finite matrix or has negative entries, or a penalty is negative.
+    paths [Vogel et al. 1996]. Each row sums to 1 minus the probability that its word has no link.
 
     >>> hmm_posteriors([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0).round(2).tolist()
     [[0.98, 0.02], [0.27, 0.58]]
     """
-    model = _HMM.of(word_map, jump_penalty, null_penalty, null)
-    emissions, null_emissions, jumps = model.emissions, model.null_emissions, model.jumps
+    emissions, null_emissions, jumps, before = _hmm(word_map, jump_penalty, null_penalty, null)
     targets_count, sources_count = emissions.shape
     # Keep factors above 0: underflow could close the only path to a word.
     factors = np.exp(-np.minimum(jumps, 700.0))
-    before, arrivals = model.start, np.empty_like(emissions)
+    arrivals = np.empty_like(emissions)
     for target in range(targets_count):
         arrivals[target] = _log_product(before, factors)
         before = before + null_emissions[target]
@@ -179,19 +138,7 @@ def hmm_posteriors(
 def mutual_posterior(
     word_map: ArrayLike, *, jump_penalty: float, min_probability: float = 0.0, null: bool = True
 ) -> Alignment:
-    """The links that are the most probable ones of both their words, by hidden Markov models of both directions.
-
-    A link's probability is the geometric mean of its ``hmm_posteriors`` in the two directions, over the map's rows and
-    over its columns [Liang et al. 2006]. Source words have no null choice.
-
-    Args:
-        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
-        jump_penalty: nats per position that a jump is off, in both directions.
-        min_probability: 0 ≤ min_probability < 1; links must be more probable than this.
-        null: whether the last column is the null column.
-
-    Raises:
-        InvalidInputError: the map is not a finite matrix or has negative entries, or a number is out of range.
+    """The ``probable_links`` by the ``link_probabilities`` of a map.
 
     >>> mutual_posterior([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0)
     Alignment([(0, 0), (1, 1)])
@@ -202,24 +149,17 @@ def mutual_posterior(
 def link_probabilities(
     word_map: ArrayLike, reverse: ArrayLike | None = None, *, jump_penalty: float, null: bool = True
 ) -> WordMap:
-    """The probability of each link by hidden Markov models of both directions, which ``mutual_posterior`` reads.
+    """The probability of each link by hidden Markov models of both directions, (T, S), from 0 to 1.
 
     It is the geometric mean of the ``hmm_posteriors`` over the map's rows and over its columns [Liang et al. 2006].
     Source words have no null choice.
 
     Args:
-        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
+        word_map: (T, S + 1), or (T, S) without a null column.
         reverse: (S, T), the map by a model of the other direction, without a null column, over whose rows source words
             are read; None to read them over the columns of ``word_map``.
         jump_penalty: nats per position that a jump is off, in both directions.
         null: whether the last column of ``word_map`` is the null column.
-
-    Returns:
-        (T, S), from 0 to 1.
-
-    Raises:
-        InvalidInputError: a map is not a finite matrix or has negative entries, the shapes do not match, or the penalty
-            is negative.
 
     >>> link_probabilities([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0).round(2).tolist()
     [[0.96, 0.04], [0.14, 0.73]]
@@ -236,12 +176,7 @@ def link_probabilities(
 def probable_links(probabilities: ArrayLike, min_probability: float) -> Alignment:
     """The links that are the most probable ones of both their words, and more probable than ``min_probability``.
 
-    Args:
-        probabilities: (T, S).
-        min_probability: 0 ≤ min_probability < 1.
-
-    Raises:
-        InvalidInputError: the probabilities are not a finite matrix, or the number is out of range.
+    Probabilities are (T, S), and 0 ≤ ``min_probability`` < 1.
 
     >>> probable_links([[0.9, 0.1], [0.8, 0.2]], 0.1)
     Alignment([(0, 0)])
@@ -252,37 +187,31 @@ def probable_links(probabilities: ArrayLike, min_probability: float) -> Alignmen
     return mutual_argmax(np.where(matrix > min_probability, matrix, 0.0), null=False)
 
 
-@dataclass(frozen=True)
-class _HMM:
-    """A word map as a hidden Markov model, in nats.
-
-    The state is the source word of the last link; the last state, position −1, means no link so far.
-
-    Attributes:
-        emissions: (T, S), log-probabilities.
-        null_emissions: (T,), likewise.
-        jumps: (S + 1, S), the cost of going from a state to a source word.
-        start: (S + 1,), log-probabilities of the states before the first target word.
-    """
+class _HMM(NamedTuple):
+    """A word map in nats; the state is the source word of the last link, and at last −1: no link so far."""
 
     emissions: WordMap
+    """(T, S), log-probabilities."""
     null_emissions: WordMap
+    """(T,), likewise."""
     jumps: WordMap
+    """(S + 1, S), the cost of going from a state to a source word."""
     start: WordMap
+    """(S + 1,), log-probabilities of the states before the first target word."""
 
-    @classmethod
-    def of(cls, word_map: ArrayLike, jump_penalty: float, null_penalty: float, null: bool) -> "_HMM":
-        check_factor("jump_penalty", jump_penalty)
-        check_factor("null_penalty", null_penalty)
-        words, null_column = split_null(checked_map(word_map, null=null), null=null)
-        with np.errstate(divide="ignore"):
-            emissions = np.log(words)
-            null_emissions = np.log(null_column) - null_penalty
-        null_emissions[~words.any(1) & (null_column == 0)] = 0.0
-        sources = np.arange(words.shape[1])
-        states = np.append(sources, -1)
-        jumps = jump_penalty * np.abs(sources - states[:, None] - 1)
-        return cls(emissions, null_emissions, jumps, np.where(states < 0, 0.0, -np.inf))
+
+def _hmm(word_map: ArrayLike, jump_penalty: float, null_penalty: float, null: bool) -> _HMM:
+    check_factor("jump_penalty", jump_penalty)
+    check_factor("null_penalty", null_penalty)
+    words, null_column = split_null(checked_map(word_map, null=null), null=null)
+    with np.errstate(divide="ignore"):
+        emissions = np.log(words)
+        null_emissions = np.log(null_column) - null_penalty
+    null_emissions[~words.any(1) & (null_column == 0)] = 0.0
+    sources = np.arange(words.shape[1])
+    states = np.append(sources, -1)
+    jumps = jump_penalty * np.abs(sources - states[:, None] - 1)
+    return _HMM(emissions, null_emissions, jumps, np.where(states < 0, 0.0, -np.inf))
 
 
 def _log_product(scores: WordMap, factors: WordMap) -> WordMap:
@@ -292,15 +221,6 @@ def _log_product(scores: WordMap, factors: WordMap) -> WordMap:
         return np.full(factors.shape[1], -np.inf)
     product: WordMap = np.log(np.exp(scores - highest).dot(factors)) + highest
     return product
-
-
-def _traced_back(state: int, origins: NDArray[np.intp], linked: NDArray[np.bool_]) -> Alignment:
-    links = []
-    for target in reversed(range(len(linked))):
-        if linked[target, state]:
-            links.append((state, target))
-            state = int(origins[target, state])
-    return Alignment(links)
 
 
 DECODERS: Mapping[str, Callable[..., Alignment]] = MappingProxyType(

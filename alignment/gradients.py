@@ -46,11 +46,8 @@ def source_gradients(
     Marian, has √D times the saliency of the scaled embeddings; gradient × input is the same. An embedding table shared
     with the decoder is differentiated in the encoder only.
 
-    Sentences go through the model in groups of similar length, each group cut to its longest sentence. There is one
-    backward pass per target position, for the whole group at once. It starts from the decoder's last hidden state;
-    the part from log p to there is done for all positions together, since each depends on its own row only. Target
-    positions are processed in blocks, which spares early positions the way back through later ones. The memory needed
-    is that of a training step on one group.
+    There is one backward pass per target position, for a group of sentences of similar length at once; the memory
+    needed is that of a training step on one group.
 
     Args:
         model: a Hugging Face sequence-to-sequence model with its language-modelling head, in any mode; left unchanged.
@@ -118,10 +115,8 @@ def _checked(inputs: Mapping[str, Any], labels: Tensor) -> dict[str, Tensor]:
     tensors = {name: value for name, value in inputs.items() if name != "use_cache"}
     needed = _SOURCE | {"decoder_input_ids"}
     if not needed <= tensors.keys() <= _SOURCE | _TARGET:
-        found = f"got inputs named {', '.join(sorted(inputs))}"
-        raise InvalidInputError(
-            f"{found}, expected {', '.join(sorted(needed))}, and at most decoder_attention_mask too"
-        )
+        expected = f"expected {', '.join(sorted(needed))}, and at most decoder_attention_mask too"
+        raise InvalidInputError(f"got inputs named {', '.join(sorted(inputs))}, {expected}")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()} | {"labels": tuple(labels.shape)}
     source, target = shapes["input_ids"], shapes["labels"]
     uniform = all(shape == (source if name in _SOURCE else target) for name, shape in shapes.items())
@@ -154,12 +149,8 @@ def _rows(
 
 
 def _ends(model: nn.Module, inputs: dict[str, Tensor], labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The tensors at which the backward passes end and start.
-
-    Returns:
-        The source embeddings (N, S, D); the decoder's output (N, T, D) as a function of them; and (N, T, D) the
-        gradient of the labels' log-probabilities with respect to that output.
-    """
+    """Source embeddings (N, S, D), the decoder's output (N, T, D), and log p's gradient with respect to the latter."""
+    # All positions together: each log-probability depends on its own row only.
     embedded, hidden, logits = _forward(model, inputs)
     (seeds,) = grad(log_probabilities(logits, labels).sum(), hidden, allow_unused=True)
     if seeds is None:

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from alignment.formats import split_words
-from alignment.subwords import PIECE_SCHEMES, PieceScheme, word_ids_from_offsets, word_ids_from_pieces
+from alignment.subwords import PIECE_SCHEMES, word_ids_from_offsets, word_ids_from_pieces
 from alignment.tokenization import EncodedSentence, digest_of
 from captum_norm import InvalidInputError
 
@@ -55,7 +54,7 @@ class HuggingFaceTokenizer:
         source_prefix: str = "",
     ) -> None:
         self._tokenizer: Any = tokenizer
-        self._kind = None if tokenizer.is_fast else _slow_kind(tokenizer)
+        self._slow_scheme = None if tokenizer.is_fast else _slow_scheme(tokenizer)
         self._languages = _chosen_languages(tokenizer, source_language, target_language)
         self._target_code = None if self._languages is None else _language_id(tokenizer, self._languages[1])
         self._prefix = split_words(source_prefix)
@@ -67,14 +66,7 @@ class HuggingFaceTokenizer:
         return self._languages
 
     def reversed(self, source_prefix: str = "") -> "HuggingFaceTokenizer":
-        """The same tokenizer with its languages exchanged, for the opposite direction of a multilingual model.
-
-        Args:
-            source_prefix: text in front of every sentence of the new source.
-
-        Raises:
-            InvalidInputError: it has no languages.
-        """
+        """The same tokenizer with its languages exchanged, for the opposite direction of a multilingual model."""
         if self._languages is None:
             name = type(self._tokenizer).__name__
             raise InvalidInputError(f"got a {name} without languages; give the model of the opposite direction")
@@ -84,33 +76,17 @@ class HuggingFaceTokenizer:
         )
 
     def encode_source(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
-        """Encode source sentences: the pieces, special tokens and language code that the encoder reads.
-
-        Args:
-            sentences: the words of each sentence.
-
-        Raises:
-            InvalidInputError: the pieces of a sentence cannot be attributed to its words.
-        """
-        count = len(self._prefix)
+        """Encode source sentences: the pieces, special tokens and language code that the encoder reads."""
+        before = len(self._prefix)
         encoded = self._encode([[*self._prefix, *words] for words in sentences], target=False)
-        return [
-            EncodedSentence(
-                sentence.ids,
-                [None if index is None or index < count else index - count for index in sentence.word_ids],
-            )
-            for sentence in encoded
-        ]
+        for sentence in encoded:
+            sentence.word_ids[:] = [
+                None if index is None or index < before else index - before for index in sentence.word_ids
+            ]
+        return encoded
 
     def encode_target(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
-        """Encode target sentences: the labels, with special tokens and the language code if the decoder emits it.
-
-        Args:
-            sentences: the words of each sentence.
-
-        Raises:
-            InvalidInputError: the pieces of a sentence cannot be attributed to its words.
-        """
+        """Encode target sentences: the labels, with special tokens and the language code if the decoder emits it."""
         return self._encode(sentences, target=True)
 
     def decode_target(self, ids: Sequence[int]) -> list[str]:
@@ -136,7 +112,7 @@ class HuggingFaceTokenizer:
         with _restored(self._tokenizer):
             if self._languages is not None:
                 self._tokenizer.src_lang, self._tokenizer.tgt_lang = self._languages
-            encode = _encode_fast if self._kind is None else self._kind.encode
+            encode = _encode_fast if self._slow_scheme is None else partial(_encode_slow, self._slow_scheme)
             encoded = list(encode(self._tokenizer, sentences, target))
             padding = self._tokenizer.pad_token_id
         for words, sentence in zip(sentences, encoded, strict=True):
@@ -164,66 +140,50 @@ def _encode_fast(tokenizer: Any, sentences: Sequence[Sequence[str]], target: boo
         yield EncodedSentence(ids, word_ids_from_offsets(words, offsets, mask))
 
 
-def _switch_mode(tokenizer: Any, target: bool) -> None:
-    """Prepare for sources or targets, as the tokenizer's ``__call__`` does."""
-    switch = getattr(tokenizer, "_switch_to_target_mode" if target else "_switch_to_input_mode", None)
-    if switch is not None:
-        switch()
+_TEXT = -1  # no piece's id: a placeholder for the text, to see which special tokens surround it
+_FSMT = "end-of-word"
+_SLOW_SCHEMES = {
+    "MarianTokenizer": "sentencepiece",
+    "M2M100Tokenizer": "sentencepiece",
+    "SentencePieceBackend": "sentencepiece",
+    "FSMTTokenizer": _FSMT,
+}
 
 
-def _switch_vocabulary(tokenizer: Any, target: bool) -> None:
-    """Give FSMT's tokenizer the target's vocabulary and language; it would encode targets with the source's."""
-    if target:
+def _encode_slow(
+    scheme: str, tokenizer: Any, sentences: Sequence[Sequence[str]], target: bool
+) -> Iterator[EncodedSentence]:
+    if scheme == _FSMT and target:  # it would encode targets with the source's vocabulary and language
         tokenizer.encoder = {piece: index for index, piece in tokenizer.decoder.items()}
         tokenizer.src_lang = tokenizer.tgt_lang
+    elif scheme != _FSMT:  # as the tokenizer's __call__ does
+        getattr(tokenizer, "_switch_to_target_mode" if target else "_switch_to_input_mode", lambda: None)()
+    wrapped = tokenizer.build_inputs_with_special_tokens([_TEXT])
+    before, after = wrapped[: wrapped.index(_TEXT)], wrapped[wrapped.index(_TEXT) + 1 :]
+
+    def tokenize(text: str) -> list[str]:
+        # Pieces outside the vocabulary still have their text here; only their ids are the unknown token's.
+        return tokenizer.tokenize(text, split_special_tokens=True)  # type: ignore[no-any-return]
+
+    @cache
+    def normalize(word: str) -> str:
+        return b"".join(map(PIECE_SCHEMES[scheme].surface, tokenize(word))).decode()
+
+    for words in sentences:
+        pieces = tokenize(" ".join(words))
+        word_ids = word_ids_from_pieces(words, pieces, PIECE_SCHEMES[scheme], normalize=normalize)
+        yield EncodedSentence(
+            [*before, *tokenizer.convert_tokens_to_ids(pieces), *after],
+            [*[None] * len(before), *word_ids, *[None] * len(after)],
+        )
 
 
-@dataclass(frozen=True)
-class _SlowKind:
-    """A kind of slow tokenizer: how it writes its pieces, and what prepares it for sources or targets."""
-
-    scheme: PieceScheme
-    prepare: Callable[[Any, bool], None] = _switch_mode
-
-    def encode(self, tokenizer: Any, sentences: Sequence[Sequence[str]], target: bool) -> Iterator[EncodedSentence]:
-        self.prepare(tokenizer, target)
-        wrapped = tokenizer.build_inputs_with_special_tokens([_TEXT])
-        before, after = wrapped[: wrapped.index(_TEXT)], wrapped[wrapped.index(_TEXT) + 1 :]
-
-        def tokenize(text: str) -> list[str]:
-            # Pieces outside the vocabulary still have their text here; only their ids are the unknown token's.
-            return tokenizer.tokenize(text, split_special_tokens=True)  # type: ignore[no-any-return]
-
-        @cache
-        def normalize(word: str) -> str:
-            return b"".join(map(self.scheme.surface, tokenize(word))).decode()
-
-        for words in sentences:
-            pieces = tokenize(" ".join(words))
-            word_ids = word_ids_from_pieces(words, pieces, self.scheme, normalize=normalize)
-            yield EncodedSentence(
-                [*before, *tokenizer.convert_tokens_to_ids(pieces), *after],
-                [*[None] * len(before), *word_ids, *[None] * len(after)],
-            )
-
-
-_TEXT = -1  # no piece's id: a placeholder for the text, to see which special tokens surround it
-_SENTENCEPIECE = _SlowKind(PIECE_SCHEMES["sentencepiece"])
-_SLOW_KINDS: Mapping[str, _SlowKind] = MappingProxyType(
-    {
-        "MarianTokenizer": _SENTENCEPIECE,
-        "M2M100Tokenizer": _SENTENCEPIECE,
-        "SentencePieceBackend": _SENTENCEPIECE,
-        "FSMTTokenizer": _SlowKind(PIECE_SCHEMES["end-of-word"], _switch_vocabulary),
-    }
-)
-
-
-def _slow_kind(tokenizer: Any) -> _SlowKind:
+def _slow_scheme(tokenizer: Any) -> str:
+    """How a slow tokenizer writes its pieces."""
     for ancestor in type(tokenizer).__mro__:
-        if ancestor.__name__ in _SLOW_KINDS:
-            return _SLOW_KINDS[ancestor.__name__]
-    known = ", ".join(_SLOW_KINDS)
+        if ancestor.__name__ in _SLOW_SCHEMES:
+            return _SLOW_SCHEMES[ancestor.__name__]
+    known = ", ".join(_SLOW_SCHEMES)
     raise InvalidInputError(f"got the slow {type(tokenizer).__name__}, expected a fast tokenizer or one of {known}")
 
 

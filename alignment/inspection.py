@@ -19,13 +19,7 @@ FLAGS: tuple[Flag, ...] = get_args(Flag)
 
 
 class Rule(NamedTuple):
-    """When a measure raises a flag.
-
-    Attributes:
-        flag: the flag.
-        above: whether it is raised above the limit, not below.
-        limit: the limit.
-    """
+    """When a measure raises a flag: if it is above or below a limit."""
 
     flag: Flag
     above: bool
@@ -101,16 +95,8 @@ MEASURES = tuple(Inspection.__annotations__)[:-3]
 def link_entropy(word_map: ArrayLike) -> float:
     """The entropy of target words' distributions over the source, relative to the highest one, their mean.
 
-    Rows are normalised; the mean is over rows that are not zeros.
-
-    Args:
-        word_map: (T, S + 1), the null column last; finite and not negative.
-
-    Returns:
-        From 0, each word draws on one column alone, to 1, on all alike; 0 if there is a single column, or no row.
-
-    Raises:
-        InvalidInputError: the map is not a finite matrix or has negative entries.
+    The map is (T, S + 1); rows are normalised, and the mean is over rows that are not zeros: from 0, each word draws on
+    one column alone, to 1, on all alike.
 
     >>> link_entropy([[1, 0, 0, 0], [1, 1, 0, 0]])
     0.25
@@ -124,13 +110,7 @@ def link_entropy(word_map: ArrayLike) -> float:
 
 
 def coverage(link_probabilities: ArrayLike) -> tuple[WordMap, WordMap]:
-    """The probability of the best link of each source word, (S,), and of each target word, (T,).
-
-    Args:
-        link_probabilities: (T, S), such as :func:`alignment.calibrated` ones.
-
-    Raises:
-        InvalidInputError: the probabilities are not a finite matrix or negative.
+    """The probability of the best link of each source word, (S,), and of each target word, (T,), of (T, S).
 
     >>> [side.tolist() for side in coverage([[0.9, 0.1], [0.2, 0.3], [0.0, 0.0]])]
     [[0.9, 0.3], [0.9, 0.3, 0.0]]
@@ -140,11 +120,7 @@ def coverage(link_probabilities: ArrayLike) -> tuple[WordMap, WordMap]:
 
 
 def longest_run(indices: Sequence[int]) -> int:
-    """The length of the longest run of consecutive numbers in an ascending sequence.
-
-    >>> longest_run([0, 2, 3, 4, 7])
-    3
-    """
+    """The length of the longest run of consecutive numbers in an ascending sequence."""
     longest = run = 0
     before = None
     for index in indices:
@@ -163,25 +139,20 @@ def repeated_words(words: Sequence[str]) -> tuple[int, ...]:
     (1, 8, 9, 10, 11)
     """
     _, ids = np.unique(np.array([word.lower() for word in words], object).astype(str), return_inverse=True)
-    found = np.zeros(len(words), bool)
+    repeated = np.zeros(len(words), bool)
     for lag in range(1, len(words)):
         same = np.concatenate([[False], ids[lag:] == ids[:-lag], [False]])
         starts, ends = np.flatnonzero(same[1:] & ~same[:-1]), np.flatnonzero(same[:-1] & ~same[1:])
         for start, end in zip(starts, ends, strict=True):
             if end - start >= min(lag, REPEATED_WORDS):
-                found[start + lag : end + lag] = True
-    return tuple(np.flatnonzero(found).tolist())
+                repeated[start + lag : end + lag] = True
+    return tuple(np.flatnonzero(repeated).tolist())
 
 
 def information(log_probability: float, without_source: float) -> float:
-    """The share of the target's surprisal that its source takes away.
+    """The share of the target's surprisal that its source takes away, from log p(target | source or no source).
 
-    Args:
-        log_probability: log p(target | source).
-        without_source: log p(target | no source).
-
-    Returns:
-        1 if the source makes the target certain, 0 if it tells nothing, below 0 if it misleads.
+    1 if the source makes the target certain, 0 if it tells nothing, below 0 if it misleads.
 
     >>> information(-5.0, -20.0)
     0.75
@@ -190,12 +161,7 @@ def information(log_probability: float, without_source: float) -> float:
 
 
 def flags_of(inspection: Inspection, rules: Mapping[str, Rule] = RULES) -> tuple[Flag, ...]:
-    """The flags that the measures raise; a target of another sentence, or of another language, has no missing end.
-
-    >>> measures = dict.fromkeys(MEASURES, 0.0) | {"gap": 0.5}
-    >>> flags_of(Inspection(**measures, uncovered=(), repeated=()))
-    ('unrelated',)
-    """
+    """The flags that the measures raise; a target of another sentence, or of another language, has no missing end."""
     raised = set()
     for measure, rule in rules.items():
         value = getattr(inspection, measure)
@@ -209,17 +175,7 @@ def flags_of(inspection: Inspection, rules: Mapping[str, Rule] = RULES) -> tuple
 
 
 def changed_rules(limits: Mapping[str, float]) -> Mapping[str, Rule]:
-    """:data:`RULES` with other limits.
-
-    Args:
-        limits: the limit of each measure to change.
-
-    Raises:
-        InvalidInputError: a measure has no rule, or a limit is not a number.
-
-    >>> changed_rules({"gap": 0.5})["gap"].limit
-    0.5
-    """
+    """:data:`RULES` with other limits."""
     for measure, limit in limits.items():
         if measure not in RULES:
             raise InvalidInputError(f"got a limit of {measure}, expected one of {', '.join(RULES)}")

@@ -1,8 +1,8 @@
 """Inspects translations with a translation model: are they about their source?"""
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,11 +95,7 @@ class Inspector:
         self._max_tokens = max_tokens
 
     def inspect(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[Inspection]:
-        """Inspect sentence pairs.
-
-        Args:
-            sources: the words of each source sentence.
-            targets: the words of each target sentence.
+        """Inspect sentence pairs, given as words.
 
         Raises:
             InvalidInputError: the numbers of sentences differ, or a pair cannot be used: a side is empty, a string
@@ -107,56 +103,53 @@ class Inspector:
             CaptumNormError: norms cannot be measured in the model.
         """
         pairs = sentence_pairs(sources, targets)
-        found = dict(self.inspect_each(pairs))
-        for index in range(len(pairs)):
-            if isinstance(error := found[index], InvalidInputError):
-                raise InvalidInputError(f"pair {index}: {error}")
-        return [one for index in range(len(pairs)) if isinstance(one := found[index], Inspection)]
+        inspections = []
+        for index, inspection in sorted(self.inspect_each(pairs), key=lambda answer: answer[0]):
+            if isinstance(inspection, InvalidInputError):
+                raise InvalidInputError(f"pair {index}: {inspection}")
+            inspections.append(inspection)
+        return inspections
 
     def inspect_each(
         self, pairs: Pairs, known: Container[int] = ()
     ) -> Iterator[tuple[int, Inspection | InvalidInputError]]:
         """Yield each pair's index and inspection, or an error that says why it cannot be used.
 
-        Args:
-            pairs: sentence pairs.
-            known: indices of pairs that may be left out.
-
-        Raises:
-            InvalidInputError: none of the pairs can be used to choose layer and head, or the model has no such.
-            CaptumNormError: norms cannot be measured in the model.
+        Batches of pairs whose indices are all ``known`` are skipped.
         """
         if not pairs:
             return
         refused: dict[int, InvalidInputError] = {}
-        seen: dict[int, _Seen] = {}
+        passes: dict[int, _Pass] = {}
         choice = self.aligner.choose(pairs)
         assert choice.head is not None
-        found: dict[int, Inspection] = {}
+        inspections: dict[int, Inspection] = {}
         for index, maps in word_maps(
             self.model,
             self.tokenizer,
             pairs,
-            self._piece_maps(choice.layer, choice.head, seen),
+            self._piece_maps(choice.layer, choice.head, passes),
             settings=("AWI", "AWO"),
             max_tokens=self._max_tokens,
             on_error=refused.__setitem__,
             known=known,
         ):
-            found[index] = _inspection(*pairs[index], maps, choice.head, seen.pop(index))
+            inspections[index] = _inspection(*pairs[index], maps, choice.head, passes.pop(index))
         yield from refused.items()
-        doubted = [index for index, one in found.items() if self._doubts(one)]
+        doubted = [index for index, inspection in inspections.items() if self._doubts(inspection)]
         without = self._scores({index: (NO_SOURCE, pairs[index][1]) for index in doubted})
         exchanged = self._scores({index: pairs[index][::-1] for index in doubted})
-        for index, one in found.items():
-            told = information(one.log_probability, without[index]) if index in without else None
-            gain = exchanged[index] - one.log_probability if index in exchanged else None
-            complete = replace(one, information=told, exchange=gain)
+        for index, inspection in inspections.items():
+            log_probability = inspection.log_probability
+            told = information(log_probability, without[index]) if index in without else None
+            gain = exchanged[index] - log_probability if index in exchanged else None
+            complete = replace(inspection, information=told, exchange=gain)
             yield index, replace(complete, flags=flags_of(complete, self.rules))
 
-    def _doubts(self, one: Inspection) -> bool:
-        covered = min(one.source_coverage, one.target_coverage)
-        return self._all_measures or covered < DOUBT["coverage"] or one.log_probability < DOUBT["log_probability"]
+    def _doubts(self, inspection: Inspection) -> bool:
+        doubtful = inspection.log_probability < DOUBT["log_probability"]
+        covered = min(inspection.source_coverage, inspection.target_coverage)
+        return self._all_measures or doubtful or covered < DOUBT["coverage"]
 
     def _scores(self, pairs: Mapping[int, tuple[Words, Words]]) -> dict[int, float]:
         """The mean log-probability of each pair; none of a pair that cannot be used."""
@@ -168,9 +161,9 @@ class Inspector:
             max_tokens=self._max_tokens,
             on_error=lambda *_: None,
         )
-        return {indices[place]: float(found.mean()) for place, found in scores}
+        return {indices[place]: float(steps.mean()) for place, steps in scores}
 
-    def _piece_maps(self, layer: int, head: int, seen: "dict[int, _Seen]") -> PieceMaps:
+    def _piece_maps(self, layer: int, head: int, passes: "dict[int, _Pass]") -> PieceMaps:
         """Compute the maps of a layer's heads and of the last layer's, and note what else the pass shows."""
 
         def maps(batch: TeacherForcedBatch) -> Tensor:
@@ -192,25 +185,19 @@ class Inspector:
                 ends = len(score) == steps.stop - steps.start
                 share = shares[row, : len(target.ids)][steps].mean().item()
                 other = None if alti is None else alti[row, : len(target.ids)][steps].mean().item()
-                seen[index] = _Seen(score, ends, share, other)
+                passes[index] = _Pass(score, ends, share, other)
             return heads[:, [layer, -1]]
 
         return maps
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What a pass over a pair shows besides maps.
-
-    Attributes:
-        scores: the log-probabilities of the target's pieces.
-        ends: whether the last of them is that of the end of sentence.
-        share: the source's share by norms.
-        alti: that by ALTI+, if asked for.
-    """
+class _Pass(NamedTuple):
+    """What a pass over a pair shows besides maps: the source's share is by norms, and by ALTI+ if asked for."""
 
     scores: NDArray[np.float64]
+    """The log-probabilities of the target's pieces."""
     ends: bool
+    """Whether the last of them is that of the end of sentence."""
     share: float
     alti: float | None
 
@@ -225,39 +212,34 @@ def _alti_shares(method: ALTI, batch: TeacherForcedBatch) -> Tensor:
 def source_shares(cross: Tensor, decoder: Tensor) -> Tensor:
     """The source's share of the last decoder layer's output at every position: ALTI+ without the encoder.
 
-    Its rows sum to 1, so they do not change the sum over source positions.
-
-    Args:
-        cross: (B, L, T), the share of cross-attention, against the residual stream, in each layer.
-        decoder: (B, L, T, T), the maps of self-attention, not necessarily normalised.
-
-    Returns:
-        (B, T), from 0 to 1.
+    Its rows sum to 1, so they do not change the sum over source positions. ``cross`` is (B, L, T), the share of
+    cross-attention, against the residual stream, in each layer; ``decoder`` is (B, L, T, T), the maps of
+    self-attention, not necessarily normalised; the result is (B, T), from 0 to 1.
 
     >>> import torch
     >>> source_shares(torch.tensor([[[0.5, 0.5], [0.5, 0.5]]]), torch.eye(2).expand(1, 2, 2, 2))
     tensor([[0.7500, 0.7500]])
     """
-    one = decoder.new_ones(len(cross), cross.shape[1], 1, 1)
-    source, _ = encoder_decoder_rollout(one, decoder, cross.unsqueeze(-1))
+    encoder = decoder.new_ones(len(cross), cross.shape[1], 1, 1)
+    source, _ = encoder_decoder_rollout(encoder, decoder, cross.unsqueeze(-1))
     return source.squeeze(-1)
 
 
-def _inspection(source: Words, target: Words, maps: WordMaps, head: int, seen: _Seen) -> Inspection:
+def _inspection(source: Words, target: Words, maps: WordMaps, head: int, result: _Pass) -> Inspection:
     """The measures of a pair, from maps (2, H, T, S + 1) of the chosen layer and the last one."""
-    own = np.asarray(maps["AWI"][0, head], np.float64)
+    chosen = np.asarray(maps["AWI"][0, head], np.float64)
     last = np.asarray(maps["AWO"][1].mean(0), np.float64)
-    links = _RECIPE.decode(_RECIPE.word_map({"AWI": own, "AWO": last}, "AWI")).probabilities
+    links = _RECIPE.decode(_RECIPE.word_map({"AWI": chosen, "AWO": last}, "AWI")).probabilities
     assert links is not None
     by_source, by_target = coverage(calibrated(links))
     uncovered = tuple(np.flatnonzero(by_source < COVERED).tolist())
     repeated = repeated_words(target)
     return Inspection(
-        log_probability=float(seen.scores.mean()),
-        end_log_probability=float(seen.scores[-1]) if seen.ends else None,
-        source_share=seen.share,
-        alti_share=seen.alti,
-        link_entropy=link_entropy(own),
+        log_probability=float(result.scores.mean()),
+        end_log_probability=float(result.scores[-1]) if result.ends else None,
+        source_share=result.share,
+        alti_share=result.alti,
+        link_entropy=link_entropy(chosen),
         source_coverage=float(by_source.mean()),
         target_coverage=float(by_target.mean()),
         gap=longest_run(uncovered) / len(source),

@@ -40,9 +40,8 @@ MARK = 0.1
 _FORMAT = "captum-norm lexicon 3"
 _KEPT = 0.75
 _BUFFERED = 1 << 19
-_SIDE = 32
+_SIDE, _TARGET = 32, np.uint64(0xFFFFFFFF)
 _ARRAYS = ("keys", "counts", "source_totals", "target_totals")
-
 
 Languages = tuple[str | None, str | None]
 """Source and target language; None for one that is unknown."""
@@ -68,7 +67,8 @@ class Lexicon:
         sentence_pairs: the number of sentence pairs counted.
 
     Raises:
-        InvalidInputError: the number is less than 1.
+        InvalidInputError: the number is less than 1, or (from the methods) an array is not a finite matrix (target
+            words, source words) or has negative entries.
 
     >>> lexicon = Lexicon()
     >>> lexicon.count(["le", "roi"], ["the", "king"], [[0.9, 0.0], [0.1, 1.0]])
@@ -94,13 +94,7 @@ class Lexicon:
     def count(self, source: Sequence[str], target: Sequence[str], probabilities: ArrayLike) -> None:
         """Add the link probabilities of a sentence pair, from :data:`alignment.lexicon.MIN_PROBABILITY` on.
 
-        Args:
-            source: the source words.
-            target: the target words.
-            probabilities: (T, S), for example of :func:`alignment.link_probabilities`.
-
-        Raises:
-            InvalidInputError: the probabilities are not a finite matrix of this shape, or one is negative.
+        They are (T, S), for example of :func:`alignment.link_probabilities`.
         """
         matrix = _matrix(probabilities, source, target)
         rows, columns = np.nonzero(matrix >= MIN_PROBABILITY)
@@ -121,10 +115,9 @@ class Lexicon:
             )
 
     def merge(self, other: "Lexicon") -> None:
-        """Add what another lexicon counted; that of a text is the sum of those of its parts, up to rounding.
+        """Add what another lexicon, not of the opposite direction, counted.
 
-        Raises:
-            InvalidInputError: it is of the opposite direction.
+        The lexicon of a text is the sum of those of its parts, up to rounding.
         """
         other.check_direction(self.languages)
         other._settle()
@@ -132,7 +125,7 @@ class Lexicon:
             np.array([mine.setdefault(word, len(mine)) for word in theirs], np.uint64)
             for mine, theirs in zip(self._sides, other._sides, strict=True)
         ]
-        source, target = moved[0][other._keys >> _SIDE], moved[1][other._keys & np.uint64(0xFFFFFFFF)]
+        source, target = moved[0][other._keys >> _SIDE], moved[1][other._keys & _TARGET]
         totals = [np.copy(total) for total in other._totals]
         self._settle()
         self._merge(*_summed((source << _SIDE) | target, other._counts))
@@ -160,19 +153,13 @@ class Lexicon:
     def dice(self, source: Sequence[str], target: Sequence[str], own: ArrayLike | None = None) -> WordMap:
         r"""The Dice coefficient of each source and target word, $2\,(c(s, t) - p) / (c(s) + c(t) + 1)$.
 
-        It is the mean over the forms in which words are counted.
+        It is the mean over the forms in which words are counted, (T, S), from 0 to 1; 0 where a word was never counted.
 
         Args:
             source: the source words.
             target: the target words.
             own: (T, S), the probabilities p that :meth:`count` was called with for this very sentence pair: each link
                 is left out of the count that it is judged by. None if this pair was not counted.
-
-        Returns:
-            (T, S), from 0 to 1; 0 where a word was never counted.
-
-        Raises:
-            InvalidInputError: ``own`` is not a finite matrix of this shape, or an entry is negative.
         """
         left_out = np.zeros((len(target), len(source)))
         if own is not None:
@@ -200,9 +187,6 @@ class Lexicon:
             source: the source words.
             target: the target words.
             own: as for :meth:`dice`.
-
-        Raises:
-            InvalidInputError: an array is not a finite matrix of this shape, or has negative entries.
         """
         matrix = _matrix(word_map, source, target)
         lexical = sinkhorn(np.sqrt(self.dice(source, target, own)) + FLOOR, null=False)
@@ -211,11 +195,7 @@ class Lexicon:
         return np.where(rows[:, None] == columns, both, MARK * both)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the lexicon to a file (NumPy's npz, without pickled objects), all or nothing.
-
-        Args:
-            path: the path of the file to create or replace.
-        """
+        """Write the lexicon to a file (NumPy's npz, without pickled objects), all or nothing."""
         self._settle()
         description = {
             "format": _FORMAT,
@@ -286,7 +266,7 @@ class Lexicon:
         keys, counts = (np.concatenate(column) for column in zip(*self._added, strict=True))
         self._added, self._waiting = [], 0
         self._grow_totals()
-        for total, words in zip(self._totals, (keys >> _SIDE, keys & np.uint64(0xFFFFFFFF)), strict=True):
+        for total, words in zip(self._totals, (keys >> _SIDE, keys & _TARGET), strict=True):
             np.add.at(total, words.astype(np.intp), counts)
         self._merge(*_summed(keys, counts))
 
@@ -347,28 +327,25 @@ def _matrix(values: ArrayLike, source: Sequence[str], target: Sequence[str]) -> 
 
 def _is_sound(description: Any, keys: Any, counts: Any, totals: Sequence[Any]) -> bool:
     """Whether the contents of a file fit together."""
-    if not isinstance(description, dict) or description.get("format") != _FORMAT:
+    match description:
+        case {
+            "format": format_name,
+            "max_word_pairs": int() as most,
+            "sentence_pairs": int() as pairs,
+            "languages": [None | str(), None | str()],
+            "sides": [list() as first, list() as second],
+        } if format_name == _FORMAT and most > 0 and pairs >= 0 and bool not in (type(most), type(pairs)):
+            sides = first, second
+        case _:
+            return False
+    arrays = (counts, *totals)
+    if not all(array.ndim == 1 and array.dtype == np.float64 for array in arrays):
         return False
-    sides, languages = description.get("sides"), description.get("languages")
-    numbers = [description.get(n) for n in ("max_word_pairs", "sentence_pairs")]
-    if not (isinstance(languages, list) and len(languages) == 2):
+    words = all(isinstance(word, str) for side in sides for word in side)
+    if not words or any(len(set(side)) != len(side) for side in sides) or keys.dtype != np.uint64:
         return False
-    if not all(code is None or isinstance(code, str) for code in languages):
+    if keys.shape != counts.shape or [len(side) for side in sides] != [len(total) for total in totals]:
         return False
-    if not (isinstance(sides, list) and len(sides) == 2 and all(isinstance(side, list) for side in sides)):
+    if not all(np.isfinite(array).all() and (array >= 0).all() for array in arrays) or (keys[1:] <= keys[:-1]).any():
         return False
-    if not all(type(number) is int and number >= 0 for number in numbers) or not numbers[0]:
-        return False
-    if not all(isinstance(word, str) for side in sides for word in side):
-        return False
-    numeric = all(array.ndim == 1 and array.dtype == np.float64 for array in (counts, *totals))
-    if not numeric or keys.dtype != np.uint64 or keys.shape != counts.shape:
-        return False
-    if any(len(set(side)) != len(side) or len(side) != len(total) for side, total in zip(sides, totals, strict=True)):
-        return False
-    if not all(np.isfinite(array).all() and (array >= 0).all() for array in (counts, *totals)):
-        return False
-    inside = len(keys) == 0 or (
-        int((keys >> _SIDE).max()) < len(sides[0]) and int((keys & np.uint64(0xFFFFFFFF)).max()) < len(sides[1])
-    )
-    return inside and bool((keys[1:] > keys[:-1]).all())
+    return not len(keys) or (int((keys >> _SIDE).max()) < len(first) and int((keys & _TARGET).max()) < len(second))

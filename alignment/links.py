@@ -119,11 +119,11 @@ def calibrated(probabilities: ArrayLike) -> WordMap:
     >>> calibrated([0.0, 0.3, 0.5, 0.9, 1.0]).round(2).tolist()
     [0.0, 0.63, 0.8, 0.97, 1.0]
     """
-    given = np.asarray(probabilities, np.float64)
+    uncalibrated = np.asarray(probabilities, np.float64)
     with np.errstate(divide="ignore"):
-        odds = np.log(given) - np.log1p(-given) + CALIBRATION
-    found: WordMap = 0.5 * (1 + np.tanh(odds / 2))
-    return found
+        odds = np.log(uncalibrated) - np.log1p(-uncalibrated) + CALIBRATION
+    scores: WordMap = 0.5 * (1 + np.tanh(odds / 2))
+    return scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,11 +145,7 @@ class ScoredAlignment:
     corpus_statistics: bool = False
 
     def scored_links(self) -> Iterator[tuple[Link, float]]:
-        """Yield each link and its :func:`calibrated` probability, in ascending order.
-
-        Raises:
-            ValueError: the recipe computes no probabilities.
-        """
+        """Yield each link and its :func:`calibrated` probability, in ascending order; a ValueError without any."""
         if self.probabilities is None:
             raise ValueError("the recipe computes no probabilities")
         scores = calibrated(self.probabilities)
@@ -157,12 +153,8 @@ class ScoredAlignment:
             yield (source, target), float(scores[target, source])
 
     def at_least(self, score: float) -> "ScoredAlignment":
-        """Leave out the links whose :func:`calibrated` probability is lower; at 0, none.
-
-        Raises:
-            ValueError: the score is not 0, and the recipe computes no probabilities.
-        """
+        """Leave out the links whose :func:`calibrated` probability is lower; at 0, none."""
         if not score:
             return self
-        links = Alignment(link for link, found in self.scored_links() if found >= score)
+        links = Alignment(link for link, probability in self.scored_links() if probability >= score)
         return ScoredAlignment(links, self.probabilities, self.corpus_statistics)

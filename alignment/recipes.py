@@ -81,12 +81,7 @@ class Recipe:
         return ("AWI", "AWO") if self.other else (setting,)
 
     def __call__(self, maps: Mapping[Setting, ArrayLike], setting: Setting) -> Alignment:
-        """The links of a sentence pair.
-
-        Args:
-            maps: word maps (T, S + 1), at least for the settings that :meth:`settings` returns.
-            setting: the setting to read.
-        """
+        """The links of a sentence pair."""
         return self.decode(self.word_map(maps, setting)).links
 
     @property
@@ -101,11 +96,8 @@ class Recipe:
 
         Args:
             word_map: (T, S + 1), or (T, S) without null.
-            reverse: (S, T), the map of the opposite model, which is read in its own direction; None for one map.
+            reverse: (S, T), the map of the opposite model, which a :attr:`scored` recipe reads in its own direction.
             combined: whether the map is of both directions, or a lexicon was multiplied in.
-
-        Raises:
-            InvalidInputError: there is a reverse map, and the recipe is not :attr:`scored`; or see the decoder.
         """
         options = {**self.options, **(self.combined_options if combined else {})}
         if not self.scored:
@@ -117,14 +109,14 @@ class Recipe:
         return ScoredAlignment(probable_links(probabilities, least), probabilities)
 
     def word_map(self, maps: Mapping[Setting, ArrayLike], setting: Setting) -> WordMap:
-        """The map that goes to the decoder, (T, S + 1), or (T, S) without null; arguments as for a call."""
+        """The map that goes to the decoder, (T, S + 1), or (T, S) without null."""
         word_map = self._checked(maps[setting])
         if self.other:
             both = [word_map, self._checked(maps["AWO" if setting == "AWI" else "AWI"])]
             if self.combination == "product":
                 word_map = smoothed_product(both, [1.0, self.other], null=self.null)
             else:
-                word_map = weighted_sum([normalize_rows(one, null=self.null) for one in both], [1.0, self.other])
+                word_map = weighted_sum([normalize_rows(matrix, null=self.null) for matrix in both], [1.0, self.other])
         if self.prior:
             word_map = diagonal_prior(word_map, strength=self.prior, null=self.null)
         if self.sinkhorn:

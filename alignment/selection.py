@@ -19,25 +19,7 @@ SETTINGS: tuple[Setting, ...] = get_args(Setting)
 
 
 def row_word_ids(target: EncodedSentence, setting: Setting) -> list[int | None]:
-    """The target word that each decoder step's row belongs to.
-
-    Step t emits piece t of the target and reads piece t - 1; step 0 reads the start token, or the language code that
-    replaces it.
-
-    Args:
-        target: the T pieces that the decoder emits.
-        setting: ``"AWO"`` or ``"AWI"``.
-
-    Returns:
-        T word ids, None for rows of no word.
-
-    Raises:
-        InvalidInputError: the setting is unknown.
-
-    >>> target = EncodedSentence([5, 6, 7, 2], [0, 0, 1, None])
-    >>> row_word_ids(target, "AWO"), row_word_ids(target, "AWI")
-    ([0, 0, 1, None], [None, 0, 0, 1])
-    """
+    """The target word that each decoder step's row belongs to."""
     if setting not in SETTINGS:
         raise InvalidInputError(f"got the setting {setting!r}, expected {' or '.join(SETTINGS)}")
     if setting == "AWO":

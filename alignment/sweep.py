@@ -37,10 +37,7 @@ AUTO, AUTO_HEAD = "auto", "auto, one head"
 class Reading:
     """A way to read alignments: which maps, and how links are read from them.
 
-    Attributes:
-        method: the method that computes the maps.
-        place: setting, layer and head; the layer of gradients, which pass through all layers, is 0.
-        recipe: the name of a recipe.
+    The layer of gradients, which pass through all layers, is 0.
     """
 
     method: Method
@@ -62,9 +59,7 @@ class Sweep:
     """All readings of one corpus by one model.
 
     Attributes:
-        corpus: the corpus.
         maps: the word maps by method and place.
-        results: the result of each reading.
         chosen: the choices of ``layer="auto"`` and ``"highest-norm"`` among the norms of all settings and layers, and
             as ``"auto, one head"`` that of ``"auto"`` among single heads.
         mean_norms: the mean norm at each place, over all pairs.
@@ -85,12 +80,12 @@ class Sweep:
 
         It is chosen by the gold alignments, so it bounds every rule that does without them.
         """
-        found = [
+        candidates = [
             result
             for reading, result in self.results.items()
             if reading.method == method and reading.recipe == "paper" and (reading.place.head is not None) == per_head
         ]
-        return min(found, key=lambda result: result.score.aer)
+        return min(candidates, key=lambda result: result.score.aer)
 
     def norm_correlation(self, setting: Setting) -> "NormCorrelation":
         """The correlation of AER with mean norm over all heads of all layers, with the paper's recipe."""
@@ -103,12 +98,7 @@ class Sweep:
 
 
 class NormCorrelation(NamedTuple):
-    """Correlation of the heads' AER with their mean norm [Kobayashi et al. 2020, section 5.3]; NaN if one is constant.
-
-    Attributes:
-        spearman: rank correlation.
-        pearson: linear correlation.
-    """
+    """Correlation of the heads' AER with their mean norm [Kobayashi et al. 2020, section 5.3]; NaN if constant."""
 
     spearman: float
     pearson: float
@@ -116,11 +106,7 @@ class NormCorrelation(NamedTuple):
 
 @dataclass
 class AllMaps:
-    """Piece maps of all norms and weights from one forward pass: every layer, heads together and one by one.
-
-    Attributes:
-        labels: method, layer and head of each map; known after the first batch.
-    """
+    """Piece maps of all norms and weights from one forward pass: every layer, heads together and one by one."""
 
     meter: NormMeter
     labels: Sequence[tuple[AttentionMethod, int, int | None]] = ()
@@ -163,7 +149,7 @@ def sweep(
     Args:
         model: a translation model as for :class:`alignment.WordAligner`.
         tokenizer: its tokenizer.
-        corpus: sentence pairs with gold alignments, in the direction of the model.
+        corpus: sentence pairs in the direction of the model.
         gradients: whether to compute the gradient baselines, which take most of the time.
         n_bootstrap: resamples for the 95 % intervals; 1 for none.
         max_tokens: the largest batch, padding included.
@@ -219,21 +205,7 @@ def attention_word_maps(
     *,
     max_tokens: int = 4096,
 ) -> dict[tuple[Method, Choice], list[WordMap]]:
-    """Compute the word maps of norms and weights at every place, in one forward pass.
-
-    Args:
-        model: a translation model as for :class:`alignment.WordAligner`.
-        tokenizer: its tokenizer.
-        pairs: the words of both sentences of each pair.
-        max_tokens: the largest batch, padding included.
-
-    Returns:
-        By method and place, the map of each pair, (T, S + 1), in float64.
-
-    Raises:
-        InvalidInputError: a pair is unusable.
-        CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
-    """
+    """Compute each pair's word maps of norms and weights at every place, (T, S + 1) in float64, in one forward pass."""
     everything = AllMaps(NormMeter(without_head(model)))
     maps = dict[tuple[Method, Choice], list[WordMap]]()
     for setting, number, stack in _stacks(model, tokenizer, pairs, everything, max_tokens):
@@ -250,23 +222,16 @@ def _stacks(
     max_tokens: int,
 ) -> Iterator[tuple[Setting, int, list[WordMap]]]:
     """Yield setting, index in the stack, and that map of every pair."""
-    found = dict(word_maps(model, tokenizer, pairs, piece_maps, settings=SETTINGS, max_tokens=max_tokens))
+    maps = dict(word_maps(model, tokenizer, pairs, piece_maps, settings=SETTINGS, max_tokens=max_tokens))
     for setting in SETTINGS:
-        for number in range(len(found[0][setting])):
-            yield setting, number, [found[index][setting][number].astype("float64") for index in range(len(pairs))]
+        for number in range(len(maps[0][setting])):
+            yield setting, number, [maps[index][setting][number].astype("float64") for index in range(len(pairs))]
 
 
 def maps_to_read(
     maps: Mapping[tuple[Method, Choice], Sequence[WordMap]], method: Method, place: Choice, recipe: Recipe
 ) -> list[dict[Setting, WordMap]]:
-    """The maps that a recipe reads for each pair, as in :class:`alignment.WordAligner`.
-
-    Args:
-        maps: the maps of a :class:`Sweep`.
-        method: the method that computed the maps.
-        place: setting, layer and head to read.
-        recipe: the recipe.
-    """
+    """The maps that a recipe reads for each pair of a :class:`Sweep`, as in :class:`alignment.WordAligner`."""
     stacks = {place.setting: maps[method, place]}
     last = max(choice.layer for kind, choice in maps if kind == method)
     for other in set(recipe.settings(place.setting)) - {place.setting}:
@@ -320,11 +285,7 @@ def tables(sweep: Sweep) -> list[Table]:
 
 
 def spread_tables(sweeps: Sequence[Sweep]) -> list[Table]:
-    """Mean and population standard deviation over models of the same shape, such as several seeds.
-
-    Raises:
-        InvalidInputError: the models differ in the number of layers or heads.
-    """
+    """Mean and population standard deviation over models of the same shape, such as several seeds."""
     shapes = {(sweep.layers, sweep.heads) for sweep in sweeps}
     if len(shapes) > 1:
         shown = " and ".join(f"{layers} layers of {heads} heads" for layers, heads in sorted(shapes))
@@ -338,11 +299,7 @@ def spread_tables(sweeps: Sequence[Sweep]) -> list[Table]:
 
 
 def corpora_tables(sweeps: Sequence[Sweep]) -> list[Table]:
-    """AER by recipe on several corpora, their mean, and whether norms and weights differ over all pairs together.
-
-    Args:
-        sweeps: sweeps of one model on corpora of one direction; each is read at its own choice.
-    """
+    """AER by recipe on several corpora, their mean, and whether norms and weights differ over all pairs together."""
     return [_corpora(sweeps, rule) for rule in (AUTO, AUTO_HEAD)]
 
 
@@ -365,14 +322,7 @@ def _corpora(sweeps: Sequence[Sweep], rule: str) -> Table:
 def pooled_significance(
     baseline: Sequence[Result], other: Sequence[Result], sweeps: Sequence[Sweep], trials: int = 1000
 ) -> float:
-    """The p-value of the difference between two readings, over the sentence pairs of all corpora.
-
-    Args:
-        baseline: the result of one reading on each corpus.
-        other: that of the other reading.
-        sweeps: the sweeps that the results are from.
-        trials: number of trials of approximate randomisation.
-    """
+    """The p-value of the difference between two readings, over the sentence pairs of all corpora."""
     one, two = ([links for result in results for links in result.alignments] for results in (baseline, other))
     gold = [pair for sweep in sweeps for pair in sweep.corpus.gold]
     return paired_significance(one, [two], gold, trials=trials).p_values[0]

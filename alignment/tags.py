@@ -55,8 +55,10 @@ def split_text(text: str, language: str | None = None, *, breaks: Container[int]
     except that an apostrophe begins a word in English (``John`` and ``'s``) and ends one in French, Italian and Catalan
     (``l'`` and ``heure``). Each Chinese character and kana is a word.
 
+    HTML's character references, such as ``&amp;``, count as the characters that they stand for.
+
     Args:
-        text: the text; HTML's character references, such as ``&amp;``, count as the characters that they stand for.
+        text: the text.
         language: a code that begins like that of ISO 639-1, such as ``"fr"`` or ``"fra_Latn"``; None if unknown.
         breaks: places in the text where a word ends in any case.
 
@@ -82,11 +84,7 @@ def split_text(text: str, language: str | None = None, *, breaks: Container[int]
 
 
 def split_spaces(text: str) -> list[TextWord]:
-    """Split tokenised text at spaces and tabs, as :func:`alignment.split_words` does.
-
-    >>> split_spaces("l' heure .")[1].start
-    3
-    """
+    """Split tokenised text at spaces and tabs, as :func:`alignment.split_words` does."""
     return [TextWord(html.unescape(match[0]), *match.span()) for match in _WORD.finditer(text)]
 
 
@@ -139,19 +137,15 @@ SENTENCE = -1
 
 @dataclass(frozen=True, slots=True)
 class NestedSpan:
-    """A span of source words in a tree of spans.
-
-    Attributes:
-        start: its first word.
-        end: the word after its last; ``start`` for a place between two words.
-        parent: the index of the span that encloses it, or :data:`SENTENCE`.
-        beside: the neighbour that it stays beside if it becomes a place; None for neither.
-    """
+    """A span of source words in a tree of spans."""
 
     start: int
     end: int
+    """The word after its last; ``start`` for a place between two words."""
     parent: int = SENTENCE
+    """The index of the span that encloses it."""
     beside: Literal["left", "right"] | None = None
+    """The neighbour that it stays beside if it becomes a place."""
 
 
 def project_spans(
@@ -207,18 +201,9 @@ def project_spans(
 def project_nested(
     spans: Sequence[NestedSpan], links: Alignment, source: Sequence[object], target: Sequence[object]
 ) -> list[Span]:
-    """Project a tree of spans by the rule of :func:`alignment.project_spans`.
+    """Project a tree of spans, each after its parent, by the rule of :func:`alignment.project_spans`.
 
     A place at an edge of its parent stays at that edge, and one beside a word goes to that word's translation.
-
-    Args:
-        spans: the spans, each after its parent; those with the same parent are disjoint and in order.
-        links: the alignment of the sentence pair.
-        source: the source words.
-        target: the target words.
-
-    Raises:
-        InvalidInputError: a link is not between words.
     """
     linked: list[list[int]] = [[] for _ in target]
     for left, right in links:
@@ -232,22 +217,15 @@ def project_nested(
     projected: dict[int, Span] = {SENTENCE: (0, len(target))}
     for parent in (SENTENCE, *range(len(spans))):
         if parent in children:
-            own = NestedSpan(0, len(source)) if parent == SENTENCE else spans[parent]
-            family = _Family(own, [spans[index] for index in children[parent]], projected[parent], linked)
+            enclosing = NestedSpan(0, len(source)) if parent == SENTENCE else spans[parent]
+            family = _Family(enclosing, [spans[index] for index in children[parent]], projected[parent], linked)
             projected.update(zip(children[parent], family.project(), strict=True))
     return [projected[index] for index in range(len(spans))]
 
 
 @dataclass(frozen=True)
 class _Family:
-    """The spans that have the same parent.
-
-    Attributes:
-        parent: their parent.
-        spans: the spans.
-        room: the target words of the parent.
-        linked: the source words that each target word is linked to.
-    """
+    """The spans that have the same parent."""
 
     parent: NestedSpan
     spans: Sequence[NestedSpan]
@@ -260,25 +238,25 @@ class _Family:
         # A word with more links into a span than elsewhere is held by no other span.
         owned = [{word for word, gain in gain_of.items() if gain > 0} for gain_of in gains]
         owners = {word: index for index, words in enumerate(owned) for word in words}
-        found: dict[int, Span] = {}
+        projected: dict[int, Span] = {}
         for index, span in enumerate(self.spans):
             if span.start < span.end and (span.start, span.end) == (self.parent.start, self.parent.end):
-                found[index] = self.room
+                projected[index] = self.room
             elif owned[index]:
                 barred = {word for word, owner in owners.items() if owner != index}
-                found[index] = self._best(gains[index], owned[index], barred)
-        taken = {word for held in found.values() for word in range(*held)}
+                projected[index] = self._best(gains[index], owned[index], barred)
+        taken = {word for held in projected.values() for word in range(*held)}
         for index, span in enumerate(self.spans):
-            if index not in found:
+            if index not in projected:
                 linked = {word for word in gains[index] if word not in taken and self._inside(word, span)}
                 if linked:
-                    found[index] = self._best(gains[index], linked, taken)
-                    taken.update(range(*found[index]))
-        closed = {place for start, end in found.values() for place in range(start + 1, end)}
+                    projected[index] = self._best(gains[index], linked, taken)
+                    taken.update(range(*projected[index]))
+        closed = {place for start, end in projected.values() for place in range(start + 1, end)}
         for index, span in enumerate(self.spans):
-            if index not in found:
-                found[index] = self._place(span, closed)
-        return [found[index] for index in range(len(self.spans))]
+            if index not in projected:
+                projected[index] = self._place(span, closed)
+        return [projected[index] for index in range(len(self.spans))]
 
     def _inside(self, word: int, span: NestedSpan) -> int:
         """The number of links between a target word and a span."""
@@ -290,10 +268,7 @@ class _Family:
         return {word: 2 * self._inside(word, span) - len(self.linked[word]) for word in words}
 
     def _best(self, gains: Mapping[int, int], edges: Container[int], barred: Container[int]) -> Span:
-        """The target span between two edges, without barred words, that the fewest links cross; the longest of these.
-
-        It is the interval of maximal sum, found in one pass.
-        """
+        """The longest target span between two edges, without barred words, that the fewest links cross."""
         best = (-math.inf, 0, 0)  # its gain, its length, its end
         start, before, total = 0, math.inf, 0
         for word in range(*self.room):
@@ -316,7 +291,7 @@ class _Family:
             return last, last
         neighbour = span.start - 1 if span.beside == "left" else span.end
         linked = [word for word in range(first, last) if neighbour in self.linked[word]] if span.beside else []
-        wanted = None if not linked else linked[-1] + 1 if span.beside == "left" else linked[0]
+        preferred = None if not linked else linked[-1] + 1 if span.beside == "left" else linked[0]
         share = (span.start - self.parent.start) / (self.parent.end - self.parent.start)
         crossing = 0
         best = (True, 0, math.inf, first)
@@ -324,7 +299,7 @@ class _Family:
             if place > first:
                 crossing += sum(1 if source >= span.start else -1 for source in self.linked[place - 1])
             if place not in closed:
-                best = min(best, (place != wanted, crossing, abs(place - first - share * (last - first)), place))
+                best = min(best, (place != preferred, crossing, abs(place - first - share * (last - first)), place))
         return best[-1], best[-1]
 
 
@@ -356,21 +331,16 @@ _END_NAME = re.compile(r"""</([^\s/>"'=<]+)""")
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """A pair of tags, or a single one: an empty element, a comment, a processing instruction, a code.
-
-    Attributes:
-        opening: the start tag, or the single one.
-        closing: the end tag; empty for a single tag.
-        start: where the text inside starts, in the text without tags.
-        end: where it ends.
-        parent: the index of the element around it, -1 for none.
-    """
+    """A pair of tags, or a single one: an empty element, a comment, a processing instruction, a code."""
 
     opening: str
     closing: str
+    """Empty for a single tag."""
     start: int
+    """Where the text inside starts, in the text without tags."""
     end: int
     parent: int
+    """The index of the element around it, -1 for none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -53,20 +53,16 @@ def teacher_forced_batches(
     max_tokens: int = 4096,
     on_error: OnError | None = None,
 ) -> Iterator[TeacherForcedBatch]:
-    """Group pairs of similar length into batches, the longest first.
+    """Group pairs of similar length into batches on the device of the model's inputs, the longest first.
 
     All pairs are tokenised at once, but batches are built one at a time: pass a large corpus in parts.
 
     Args:
-        model: a Hugging Face or fairseq sequence-to-sequence model; fairseq's forward function takes ``src_tokens``,
-            ``src_lengths`` and ``prev_output_tokens``.
+        model: a Hugging Face or fairseq sequence-to-sequence model.
         tokenizer: its tokenizer.
         pairs: the source words and the target words of each pair.
         max_tokens: the largest batch, B · (S + T), padding included. A pair that exceeds it is a batch of its own.
         on_error: called for each unusable pair, which is then left out; None raises the error instead.
-
-    Returns:
-        The batches, on the device of the model's inputs; each usable pair is in one of them.
 
     Raises:
         InvalidInputError: a side of a pair has no word, is too long for the model, or its pieces cannot be attributed
@@ -180,15 +176,8 @@ def _shifted(labels: Tensor, start: int, padding: int) -> Tensor:
     return read.masked_fill(labels == NO_LABEL, padding)
 
 
-@dataclass(frozen=True)
-class _Family:
-    """A family of models with the same forward arguments.
-
-    Attributes:
-        parameters: the parameters of the forward function that identify the family.
-        inputs: model, source ids, labels (B, T) -> the arguments of the forward function.
-        limits: model -> its numbers of source and target positions; None if unlimited.
-    """
+class _Family(NamedTuple):
+    """Models with the same forward arguments: these, their values, and the numbers of source and target positions."""
 
     parameters: tuple[str, ...]
     inputs: Callable[[Any, list[list[int]], Tensor], dict[str, Any]]
@@ -274,26 +263,14 @@ class MapMethod(Protocol):
     """A method of ``captum_norm``."""
 
     def maps(
-        self,
-        inputs: Any,
-        *,
-        layers: Sequence[int] | None,
-        per_head: bool,
-        stacks: Collection[Any] | None,
+        self, inputs: Any, *, layers: Sequence[int] | None, per_head: bool, stacks: Collection[Any] | None
     ) -> AttributionMaps:
         """The maps of every layer."""
         ...
 
 
 def attention_maps(method: MapMethod, *, layers: Sequence[int] | None = None, per_head: bool = False) -> PieceMaps:
-    """Piece maps from a method of ``captum_norm``: its cross-attention maps, (B, L, [H,] T, V + S).
-
-    Args:
-        method: such as ``NormAttribution(model)`` or ``AttentionWeights(model)``, for the model with or without its
-            head.
-        layers: 0-based indices of the layers, negative ones from the last; None for all.
-        per_head: whether to compute a map per head instead of one per layer.
-    """
+    """Piece maps from a method of ``captum_norm``: cross-attention of some or all layers, (B, L, [H,] T, V + S)."""
 
     def maps(batch: TeacherForcedBatch) -> Tensor:
         cross = method.maps(batch.inputs, layers=layers, per_head=per_head, stacks=["cross"]).cross
@@ -326,17 +303,12 @@ def word_maps(
         pairs: the source words and the target words of each pair.
         piece_maps: the method, such as ``attention_maps(NormAttribution(model))``.
         settings: which rows to read: ``"AWO"``, ``"AWI"`` or both.
-        max_tokens: the largest batch, padding included.
-        on_error: called for each unusable pair, which is then left out; None raises the error instead.
-        known: indices of pairs that may be left out: batches are formed of all pairs, but those of known pairs alone
-            are skipped.
+        max_tokens: as for :func:`teacher_forced_batches`, which names the errors.
+        on_error: likewise.
+        known: indices of pairs that may be left out: batches of known pairs alone are skipped.
 
     Yields:
         The pair's index and its maps by setting.
-
-    Raises:
-        InvalidInputError: a pair is unusable: a side has no word or is too long for the model.
-        CaptumNormError: the method fails on the model.
     """
     for batch in teacher_forced_batches(model, tokenizer, pairs, max_tokens=max_tokens, on_error=on_error):
         if all(index in known for index in batch.indices):

@@ -137,7 +137,6 @@ def target_log_probabilities(
         The pair's index and its log-probabilities in nats.
 
     Raises:
-        InvalidInputError: see :func:`alignment.teacher_forcing.teacher_forced_batches`.
         UnsupportedModelError: the model has no language-modelling head.
 
     >>> from alignment import load_shipped_model
@@ -154,11 +153,7 @@ def target_log_probabilities(
 
 
 def emitted_steps(target: EncodedSentence) -> slice:
-    """The decoder steps that emit the first word's first piece up to the end of sentence.
-
-    >>> emitted_steps(EncodedSentence([9, 5, 6, 2, 9], [None, 0, 1, None, None]))
-    slice(1, 4, None)
-    """
+    """The decoder steps that emit the first word's first piece up to the end of sentence."""
     words = [step for step, index in enumerate(target.word_ids) if index is not None]
     return slice(words[0], words[-1] + 2)
 
@@ -190,11 +185,7 @@ def log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
 
 @contextmanager
 def recorded_logits(model: nn.Module, batch: TeacherForcedBatch) -> Iterator[Callable[[], Tensor]]:
-    """Record the logits of the model's forward passes; the function yielded returns the last ones, (B, T, V).
-
-    Raises:
-        UnsupportedModelError: by that function, if these are not logits of the batch.
-    """
+    """Record the logits of the model's forward passes; the function yielded returns the last ones, (B, T, V)."""
     seen: list[Any] = []
 
     def keep(_module: nn.Module, _args: object, output: Any) -> None:

@@ -1,8 +1,9 @@
 """Transforms word maps before an alignment is read off them.
 
 A word map is a float array (T, S + 1): one row per target word, one column per source word and, last, the null column
-for what belongs to no source word. With ``null=False`` it has no null column and is (T, S). All computations are in
-float64.
+for what belongs to no source word. With ``null=False`` it has no null column and is (T, S). Maps are finite and, unless
+it is said, not negative; others raise :class:`~captum_norm.InvalidInputError`, as do numbers that are not as described.
+Functions return maps of the same shape, in float64.
 """
 
 from collections.abc import Sequence
@@ -21,16 +22,6 @@ _LEAST = 1e-300  # what a sum is divided by at least: its entries stay finite, a
 def normalize_rows(word_map: ArrayLike, *, null: bool = True) -> WordMap:
     """Divide each row by its sum, null column included; rows of zeros stay zeros.
 
-    Args:
-        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
-        null: whether the last column is the null column.
-
-    Returns:
-        The same shape.
-
-    Raises:
-        InvalidInputError: the map is not a finite matrix or has negative entries.
-
     >>> normalize_rows([[3, 1], [0, 0]]).tolist()
     [[0.75, 0.25], [0.0, 0.0]]
     """
@@ -45,20 +36,8 @@ def sinkhorn(word_map: ArrayLike, *, iterations: int = 100, tolerance: float = 1
 
     Rows are first normalised to sum to 1, null column included; the null column then stays fixed. The remaining mass
     is shared equally by the source columns: each sums to (T − sum of the null column) / S. Rows and columns of zeros
-    stay zeros and get no share.
-
-    Args:
-        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
-        iterations: the maximum number of iterations. Zeros in the map can make the sums unattainable; the rows then
-            have their sums, and the columns come as close as the iterations allow.
-        tolerance: the deviation of the column sums, by the Euclidean norm, at which to stop.
-        null: whether the last column is the null column.
-
-    Returns:
-        The same shape.
-
-    Raises:
-        InvalidInputError: the map is not a finite matrix or has negative entries.
+    stay zeros and get no share. It stops when the Euclidean norm of the columns' deviations is at most ``tolerance``;
+    zeros in the map can make the sums unattainable, and the columns then come as close as ``iterations`` allow.
 
     >>> sinkhorn([[2.0, 1.0], [1.0, 2.0]], null=False).round(3).tolist()
     [[0.667, 0.333], [0.333, 0.667]]
@@ -84,17 +63,8 @@ def sinkhorn(word_map: ArrayLike, *, iterations: int = 100, tolerance: float = 1
 def diagonal_prior(word_map: ArrayLike, *, strength: float, null_factor: float = 1.0, null: bool = True) -> WordMap:
     """Multiply the map by a diagonal prior, ``exp(−strength · |t/T − s/S|)``, t and s from 1 [Dyer et al. 2013].
 
-    Args:
-        word_map: (T, S + 1), or (T, S) without a null column; finite and not negative.
-        strength: λ; 0 leaves the map unchanged. fast_align starts from 4.
-        null_factor: the factor of the null column; 1 treats it like the diagonal.
-        null: whether the last column is the null column.
-
-    Returns:
-        The same shape, not normalised.
-
-    Raises:
-        InvalidInputError: the map is not a finite matrix or has negative entries.
+    fast_align starts from a strength of 4. The null column is multiplied by ``null_factor``; 1 treats it like the
+    diagonal. Rows are not normalised.
 
     >>> diagonal_prior([[1, 1, 1], [1, 1, 1]], strength=2).round(3).tolist()
     [[1.0, 0.368, 1.0], [0.368, 1.0, 1.0]]
@@ -110,12 +80,7 @@ def diagonal_prior(word_map: ArrayLike, *, strength: float, null_factor: float =
 def weighted_sum(word_maps: Sequence[ArrayLike], weights: Sequence[float]) -> WordMap:
     """Σ_i weights[i] · word_maps[i], for example the AWI map plus a quarter of the AWO map.
 
-    Args:
-        word_maps: maps of one shape, with or without null columns; ``normalize_rows`` brings them to one scale.
-        weights: the weight of each map.
-
-    Raises:
-        InvalidInputError: there is no map, the numbers or the shapes differ, or a map is not a finite matrix.
+    Maps have one shape, with or without null columns, and may be negative; ``normalize_rows`` brings them to one scale.
 
     >>> weighted_sum([[[1.0, 0.0]], [[0.0, 1.0]]], [1, 0.25]).tolist()
     [[1.0, 0.25]]
@@ -127,22 +92,11 @@ def weighted_sum(word_maps: Sequence[ArrayLike], weights: Sequence[float]) -> Wo
 
 
 def smoothed_product(word_maps: Sequence[ArrayLike], weights: Sequence[float], *, null: bool = True) -> WordMap:
-    """The entrywise product of maps, each first mixed with a uniform map in the proportion weight : 1.
+    """The entrywise product of maps, each first mixed with a uniform map in the proportion weight : 1; rows normalised.
 
     A product of experts [Hinton 2002]: where one map is undecided, the others decide; smoothing keeps any map from
-    vetoing an entry. A row of zeros counts as undecided; it stays zeros only if it is zeros in every map.
-
-    Args:
-        word_maps: maps of one shape, (T, S + 1), or (T, S) without null columns; finite and not negative.
-        weights: the weight of each map; 0 makes it uniform.
-        null: whether the last column is the null column.
-
-    Returns:
-        The same shape, rows normalised.
-
-    Raises:
-        InvalidInputError: there is no map, the numbers or the shapes differ, a map is not a finite matrix or has
-            negative entries, or a weight is negative.
+    vetoing an entry. A row of zeros counts as undecided; it stays zeros only if it is zeros in every map. A weight of 0
+    makes a map uniform.
 
     >>> smoothed_product([[[1, 0]], [[0.5, 0.5]]], [1, 1], null=False).tolist()
     [[0.75, 0.25]]

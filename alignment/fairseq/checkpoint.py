@@ -8,124 +8,15 @@ import warnings
 import zipfile
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
 from captum_norm import InvalidInputError
 from captum_norm.text.lines import named, quoted
-
-_MOST_PARTS = 100_000
-
-
-class _Item(NamedTuple):
-    """An object on the stack.
-
-    Attributes:
-        value: the object, if it is a number, a string or a tuple of these; otherwise None.
-        parts: how many objects hashing it traverses.
-    """
-
-    value: Any = None
-    parts: int = 1
-
-
-_MARK = _Item("the mark")
-
-
-@dataclass
-class PickleScan:
-    """The names that pickles refer to, and the memory that they declare.
-
-    Attributes:
-        names: the classes and functions, ``module.name``.
-        storages: the number of elements of each storage, by key.
-    """
-
-    names: set[str] = field(default_factory=set)
-    storages: dict[str, int] = field(default_factory=dict)
-
-    def read(self, stream: BinaryIO) -> None:
-        """Add the names and storages of the next pickle of a stream.
-
-        Raises:
-            InvalidInputError: a tuple has more than 100,000 objects, shared ones counted each time.
-            ValueError: the pickle is incomplete.
-            LookupError: it uses an object that does not exist.
-        """
-        stack, memo = list[_Item](), dict[Any, _Item]()
-        for opcode, argument, _ in pickletools.genops(stream):
-            match opcode.name:
-                case "GLOBAL":
-                    self.names.add(_current_name(str(argument)))
-                    stack.append(_Item())
-                case "MARK":
-                    stack.append(_MARK)
-                case "TUPLE":
-                    stack.append(_tuple(_popped_to_mark(stack)))
-                case "EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
-                    stack.append(_tuple(_popped(stack, len(opcode.stack_before))))
-                case "PUT" | "BINPUT" | "LONG_BINPUT":
-                    memo[argument] = stack[-1]
-                case "MEMOIZE":
-                    memo[len(memo)] = stack[-1]
-                case "GET" | "BINGET" | "LONG_BINGET":
-                    stack.append(memo[argument])
-                case "BINPERSID":
-                    self._declare(stack.pop().value)
-                    stack.append(_Item())
-                case _:
-                    _step(stack, opcode, argument)
-
-    def _declare(self, identity: Any) -> None:
-        """Record the storage ``("storage", type, key, location, elements, …)``; torch refuses anything else."""
-        match identity:
-            case (_, _, str() | bytes() as key, _, int() as elements, *_):
-                self.storages[str(key)] = max(elements, self.storages.get(str(key), 0))
-
-
-def _current_name(argument: str) -> str:
-    """The Python 3 name for a Python 2 name, as in pickles of protocol 2: ``builtins.int`` for ``__builtin__ long``."""
-    module, name = argument.split(" ")
-    module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
-    return f"{module}.{name}"
-
-
-def _tuple(items: list[_Item]) -> _Item:
-    parts = 1 + sum(item.parts for item in items)
-    if parts > _MOST_PARTS:
-        raise InvalidInputError(f"a tuple has more than {_MOST_PARTS} objects")
-    return _Item(tuple(item.value for item in items), parts)
-
-
-def _popped(stack: list[_Item], count: int) -> list[_Item]:
-    start = len(stack) - count
-    if start < 0:
-        raise LookupError("the stack has fewer objects")
-    items = stack[start:]
-    del stack[start:]
-    return items
-
-
-def _popped_to_mark(stack: list[_Item]) -> list[_Item]:
-    items = list[_Item]()
-    while (item := stack.pop()) is not _MARK:
-        items.append(item)
-    return items[::-1]
-
-
-def _step(stack: list[_Item], opcode: pickletools.OpcodeInfo, argument: Any) -> None:
-    """Apply any other opcode to the stack, as described by ``pickletools``."""
-    taken = [kind.name for kind in opcode.stack_before]
-    if "mark" in taken:
-        _popped_to_mark(stack)
-        taken = taken[: taken.index("mark")]
-    _popped(stack, len(taken))
-    stack.extend(_Item(None if taken else argument) for _ in opcode.stack_after)
-
 
 # What fairseq's files contain beside tensors: settings, enumerations, meters, and types noted by OmegaConf.
 _EXPECTED = re.compile(
@@ -147,28 +38,14 @@ _TORCHS_REASON = re.compile(r"WeightsUnpickler error: (.+?)(\.\s|\n|$)")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The content of a checkpoint.
-
-    Attributes:
-        settings: the settings of model and task, flat, named as on fairseq's command line
-            (``encoder_attention_heads``).
-        weights: the tensors under fairseq's names.
-    """
+    """The content of a checkpoint."""
 
     settings: Mapping[str, Any]
     weights: Mapping[str, Tensor]
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a ``.pt`` file of ``fairseq-train`` or ``fairseq-hydra-train``, 0.9 to 0.12.
-
-    torch's weights-only unpickler builds tensors and plain containers; classes of fairseq, OmegaConf and argparse are
-    replaced by one that only stores its arguments. No code of the file or of those libraries runs.
-
-    Raises:
-        InvalidInputError: the file does not exist, is damaged, refers to anything that no fairseq checkpoint needs, or
-            contains no translation model.
-    """
+    """Read a ``.pt`` file of ``fairseq-train`` or ``fairseq-hydra-train``, 0.9 to 0.12."""
     if not path.is_file():
         raise InvalidInputError(f"there is no file {path}; give the path of a fairseq checkpoint (.pt)")
     state = _unpickle(path)
@@ -230,11 +107,7 @@ class _Plain:
         self._left = _MOST_VALUES
 
     def __call__(self, value: Any, depth: int = 0) -> Any:
-        """Convert a value.
-
-        Raises:
-            InvalidInputError: it has more than 100,000 values, shared ones counted each time, or more than 50 levels.
-        """
+        """Convert a value."""
         self._left -= 1
         if self._left < 0 or depth > _DEEPEST:
             raise InvalidInputError(
@@ -269,17 +142,8 @@ def _unpickle(path: Path) -> Any:
 
 
 def _checked_names(path: Path) -> set[str]:
-    """The classes and functions that the file refers to, after checks that it runs no code and needs little memory."""
-    scan, size = PickleScan(), path.stat().st_size
-    with path.open("rb") as file:
-        if zipfile.is_zipfile(path):
-            _scan_zip(file, size, scan)
-        else:
-            for _ in range(5):  # a magic number, a version, the system, the state, and the keys of the storages
-                scan.read(file)
-    if sum(scan.storages.values()) > size:
-        raise InvalidInputError(f"it declares {sum(scan.storages.values())} numbers, but has {size} bytes")
-    names = {name for name in scan.names if _BUILT_NEVER.fullmatch(name) or not _BUILT.fullmatch(name)}
+    """The classes and functions that the file refers to, if no fairseq checkpoint has others."""
+    names = {name for name in _names(path) if _BUILT_NEVER.fullmatch(name) or not _BUILT.fullmatch(name)}
     refused = [name for name in names if not _EXPECTED.fullmatch(name)]
     if refused:
         found = f"it refers to {named(min(refused))}, which no fairseq checkpoint needs and which could run code"
@@ -287,17 +151,37 @@ def _checked_names(path: Path) -> set[str]:
     return names
 
 
-def _scan_zip(file: BinaryIO, size: int, scan: PickleScan) -> None:
-    """Scan the pickle in a zip file, which must be uncompressed, as torch writes it, and declare at most its size."""
-    with zipfile.ZipFile(file) as archive:
-        entries = archive.infolist()
-        declared = sum(entry.file_size for entry in entries)
-        if declared > size or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-            raise InvalidInputError(f"it unpacks to {declared} bytes and has {size}; expected a file that torch saved")
-        for entry in entries:
-            if entry.filename.endswith("data.pkl"):
-                with archive.open(entry) as pickled:
-                    scan.read(pickled)  # type: ignore[arg-type]
+def _names(path: Path) -> set[str]:
+    """The classes and functions in the pickles of a file, from their opcodes alone: nothing is built or called."""
+    names = set[str]()
+    with path.open("rb") as file:
+        if not zipfile.is_zipfile(path):
+            for _ in range(5):  # a magic number, a version, the system, the state, and the keys of the storages
+                names |= _globals(file)
+            return names
+        with zipfile.ZipFile(file) as archive:
+            size, declared = path.stat().st_size, sum(entry.file_size for entry in archive.infolist())
+            # torch writes its files uncompressed.
+            if declared > size:
+                raise InvalidInputError(
+                    f"it unpacks to {declared} bytes and has {size}; expected a file that torch saved"
+                )
+            for name in archive.namelist():
+                if name.endswith("data.pkl"):
+                    with archive.open(name) as pickled:
+                        names |= _globals(pickled)
+    return names
+
+
+def _globals(stream: IO[bytes]) -> set[str]:
+    """The names that the next pickle of a stream refers to; torch refuses those of protocol 4."""
+    names = set[str]()
+    for opcode, argument, _ in pickletools.genops(stream):
+        if opcode.name == "GLOBAL":
+            module, name = str(argument).split(" ")
+            # The Python 3 name for a Python 2 name, as in pickles of protocol 2.
+            names.add(".".join(NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))))
+    return names
 
 
 def _first_line(error: Exception) -> str:

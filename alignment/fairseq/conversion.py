@@ -52,14 +52,7 @@ _POSITIONS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A transformers model without weights.
-
-    Attributes:
-        model_class: the class.
-        config: its configuration.
-        tied: whether output projection and decoder embedding are tied.
-        shared: whether the encoder embedding is tied to them, too.
-    """
+    """A transformers model without weights."""
 
     model_class: type[TranslationModel]
     config: MarianConfig | PegasusConfig
@@ -68,16 +61,7 @@ class Architecture:
 
 
 def architecture(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Architecture:
-    """The architecture of a fairseq model: shapes and ties from the weights, the rest from the settings.
-
-    Args:
-        settings: fairseq's settings, flat.
-        weights: the model's weights under fairseq's current names.
-
-    Raises:
-        InvalidInputError: the settings have no equivalent in transformers, or a setting or weight that determines a
-            shape is missing.
-    """
+    """The architecture of a fairseq model: shapes and ties from the weights, the rest from the settings."""
     for name in _UNKNOWN:
         if settings.get(name):
             raise _unsupported(f"{name}={quoted(settings[name])}", "a plain Transformer")
@@ -129,13 +113,7 @@ def architecture(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
 
 
 def position_count(side: str, settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> int:
-    """The number of positions of the encoder or decoder: learned ones, or as many as fairseq allows.
-
-    At most 65,536 for sinusoidal positions, since settings may allow arbitrarily many.
-
-    Raises:
-        InvalidInputError: there are none, or the setting is not a number.
-    """
+    """The number of positions of the encoder or decoder: learned ones, or as many as fairseq allows."""
     name = f"{side}.embed_positions.weight"
     if name in weights:
         count = len(weight(weights, name, 2)) - PAD - 1
@@ -147,11 +125,7 @@ def position_count(side: str, settings: Mapping[str, Any], weights: Mapping[str,
 
 
 def weight(weights: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
-    """The named weight, checked for its number of axes.
-
-    Raises:
-        InvalidInputError: it is missing or has another number of axes.
-    """
+    """The named weight, checked for its number of axes."""
     if name not in weights:
         raise InvalidInputError(f"the checkpoint lacks {name}; expected a Transformer of fairseq, encoder and decoder")
     found = weights[name]
@@ -224,19 +198,7 @@ _LONGEST_TRANSLATION = 200
 
 
 def build_model(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> TranslationModel:
-    """Build the transformers model that is equivalent to a fairseq model.
-
-    It is in ``eval()`` mode and float32. Positions count from the left edge, so pad on the right. ``generate()`` has
-    the defaults of ``fairseq-generate``: a beam of 5, at most 200 pieces. The encoder multiplies the embeddings of
-    ``input_ids`` by √D, but not ``inputs_embeds``.
-
-    Args:
-        settings: fairseq's settings, flat.
-        weights: fairseq's weights, of any floating-point dtype; they are copied.
-
-    Raises:
-        InvalidInputError: there is no equivalent in transformers, or weights are missing, left over or misshapen.
-    """
+    """Build the transformers model that is equivalent to a fairseq model."""
     weights = _current_names(settings, weights)
     found = architecture(settings, weights)
     weights |= {
@@ -264,11 +226,7 @@ def build_model(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> T
 
 
 def sinusoidal_positions(count: int, width: int) -> Tensor:
-    """The sinusoidal positions of fairseq, (count, width), starting with the first token's row.
-
-    >>> sinusoidal_positions(1, 4)  # sin 2, sin 0.0002, cos 2, cos 0.0002
-    tensor([[ 9.0930e-01,  2.0000e-04, -4.1615e-01,  1.0000e+00]])
-    """
+    """The sinusoidal positions of fairseq, (count, width), starting with the first token's row."""
     half = width // 2
     # All in float32, as in fairseq: the model was trained with rounded angles at late positions.
     frequencies = torch.exp(torch.arange(half, dtype=torch.float32) * -(math.log(10000) / (half - 1)))

@@ -41,11 +41,7 @@ class Dictionary:
 
 
 def find_dictionary(data: Path, language: str) -> Path:
-    """``dict.LANGUAGE.txt`` in a folder, or its ``dictionary.txt`` for all languages.
-
-    Raises:
-        InvalidInputError: neither exists.
-    """
+    """``dict.LANGUAGE.txt`` in a folder, or its ``dictionary.txt`` for all languages."""
     names = f"dict.{language}.txt", "dictionary.txt"
     for path in (data / name for name in names):
         if path.is_file():
@@ -56,17 +52,7 @@ def find_dictionary(data: Path, language: str) -> Path:
 
 
 def read_dictionary(path: Path, size: int) -> Dictionary:
-    """Read a dictionary.
-
-    Args:
-        path: a file of lines ``piece count``, as fairseq writes it; a line that ends with ``#fairseq:overwrite``
-            replaces an earlier one with the same piece.
-        size: number of rows of the embedding. fairseq pads a dictionary to a multiple of 8 with symbols
-            ``madeupwordNNNN``; they are added if the file lacks them.
-
-    Raises:
-        InvalidInputError: a line is malformed, a piece is listed twice, or the size differs otherwise.
-    """
+    """Read a dictionary."""
     symbols, indices = list(SPECIAL), {symbol: index for index, symbol in enumerate(SPECIAL)}
     for piece in _pieces(path):
         indices[piece] = len(symbols)
@@ -140,14 +126,7 @@ class Segmenter(Protocol):
 
 
 class SentencePieceSegmenter:
-    """A SentencePiece model.
-
-    Args:
-        path: the ``.model`` file.
-
-    Raises:
-        InvalidInputError: the package sentencepiece is not installed, or the file is not such a model.
-    """
+    """A SentencePiece model."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -195,14 +174,7 @@ class SentencePieceSegmenter:
 
 
 class BPESegmenter:
-    """BPE codes of subword-nmt or fastBPE.
-
-    Args:
-        path: the file of merges, one a line, followed by their counts in fastBPE.
-
-    Raises:
-        InvalidInputError: the package subword-nmt is not installed, or the file contains no codes.
-    """
+    """BPE codes of subword-nmt or fastBPE."""
 
     by_word = True
 
@@ -253,19 +225,7 @@ class NoSegmenter:
 def find_segmenter(
     data: Path, language: str, dictionary: Dictionary, codes: StrPath | Literal[False] | None
 ) -> Segmenter:
-    """The segmenter of one language.
-
-    Args:
-        data: the folder to search for a SentencePiece model (``*.model``) or a file with ``codes``, ``code`` or
-            ``bpecodes`` as a part of its name: one for all languages, or one with the language as another part
-            (``bpe.codes.fr``).
-        language: the language.
-        dictionary: its pieces; if they have marks, codes must be found.
-        codes: the file, False for none, None to search for it.
-
-    Raises:
-        InvalidInputError: the file is missing, ambiguous or invalid.
-    """
+    """The segmenter of one language."""
     path = _find(data, language) if codes is None else Path(codes) if codes else None
     if path:
         if not path.is_file():

@@ -15,8 +15,6 @@ tsv
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from alignment.formats.text import split_words
@@ -29,8 +27,8 @@ GoldFormat = Literal["talp", "naacl", "alibi", "tsv"]
 
 _TALP_LINK = re.compile(r"([0-9]{1,9})([-p])([0-9]{1,9})(?::[01](?:\.[0-9]{1,9})?)?")  # a score is left out
 _NAACL_LINE = re.compile(r"([0-9]{1,9})\s+([0-9]{1,9})\s+([0-9]{1,9})(?:\s+([SP]))?(?:\s+[0-9.]+)?", re.ASCII)
+_BASES: Mapping[str, Literal[0, 1] | None] = {"talp": None, "naacl": 1, "alibi": 0, "tsv": 0}
 _MOST_WITHOUT_LINE = 1_000_000
-_NOTHING = GoldAlignment(Alignment())
 
 _Report = Callable[[InvalidInputError], None]
 Texts = Sequence[str | None]
@@ -38,13 +36,7 @@ Texts = Sequence[str | None]
 
 
 class GoldFile(NamedTuple):
-    """The content of a file of gold alignments.
-
-    Attributes:
-        pairs: the gold alignment of each sentence pair, or the error that says why its line is invalid.
-        sources: the source sentences, if they were given or are in the file.
-        targets: the target sentences, if they were given or are in the file.
-    """
+    """Gold alignments, or the errors of invalid lines, and the sentences that were given or are in the file."""
 
     pairs: list[GoldAlignment | InvalidInputError]
     sources: Texts | None
@@ -67,11 +59,6 @@ class _RawPair(NamedTuple):
     texts: tuple[str, str] | None = None
 
 
-_RawPairs = Sequence[_RawPair | InvalidInputError]
-_Parse = Callable[[TextSource, int, int | None, _Report], _RawPairs]
-"""Parses a file, given its base and the number of its sentences, if known."""
-
-
 def parse_talp(line: str, *, base: Literal[0, 1] = 0) -> GoldAlignment:
     """Parse a line of sure (``i-j``) and possible (``ipj``) links.
 
@@ -85,8 +72,7 @@ def parse_talp(line: str, *, base: Literal[0, 1] = 0) -> GoldAlignment:
     >>> parse_talp("1-1 2p1", base=1)
     GoldAlignment(sure=Alignment([(0, 0)]), possible=Alignment([(0, 0), (1, 0)]))
     """
-    links = _talp_links(line.split(), 1, InvalidInputError, _refuse)
-    return _gold([(_link(link, base), link.sure) for link in links])
+    return _gold([(_link(raw, base), raw.sure) for raw in (_talp_link(1, token) for token in line.split())])
 
 
 def read_gold(
@@ -118,8 +104,8 @@ def read_gold(
     >>> read_gold(io.StringIO("1 1 1 S\n1 2 1 P\n"), format="naacl", sources=["das Haus"], targets=["house"])
     [GoldAlignment(sure=Alignment([(0, 0)]), possible=Alignment([(0, 0), (1, 0)]))]
     """
-    found = scan_gold(path, format=format, base=base, swapped=swapped, sources=sources, targets=targets)
-    return [pair for pair in found.pairs if not isinstance(pair, InvalidInputError)]  # it has raised those
+    content = scan_gold(path, format=format, base=base, swapped=swapped, sources=sources, targets=targets)
+    return [pair for pair in content.pairs if not isinstance(pair, InvalidInputError)]  # it has raised those
 
 
 def scan_gold(
@@ -132,33 +118,21 @@ def scan_gold(
     targets: Texts | None = None,
     on_error: _Report | None = None,
 ) -> GoldFile:
-    """Like :func:`read_gold`, but can skip invalid links and lines.
-
-    Args:
-        path: see :func:`read_gold`, as for the other arguments but the last.
-        format: see there.
-        base: see there.
-        swapped: see there.
-        sources: see there.
-        targets: see there.
-        on_error: called with the error of each link that is malformed or out of range, which is left out; the error of
-            an invalid line is in the result. None raises the errors instead.
-
-    Raises:
-        InvalidInputError: the file cannot be read, the numbers of sentences differ, or ``base`` is missing.
-    """
-    base, parse = _base_and_parser(path, format, base)
-    given = (targets, sources) if swapped else (sources, targets)
-    counts = [len(texts) for texts in given if texts is not None]
-    sentences = parse(path, base, min(counts, default=None), on_error or _refuse)
-    for sentence in sentences:
-        if on_error is None and isinstance(sentence, InvalidInputError):
-            raise sentence
-    for side, texts in (("source", sources), ("target", targets)):
+    """Like :func:`read_gold`, but ``on_error`` is called with the error of each invalid link, which is left out."""
+    report = on_error or _refuse
+    base = _checked_base(path, format, base)
+    sides = (targets, sources) if swapped else (sources, targets)
+    count = min((len(texts) for texts in sides if texts is not None), default=None)
+    sentences = _naacl_pairs(path, base, count, report) if format == "naacl" else _line_pairs(path, format, report)
+    if on_error is None:
+        for error in sentences:
+            if isinstance(error, InvalidInputError):
+                raise error
+    for name, texts in (("source", sources), ("target", targets)):
         if texts is not None and len(sentences) != len(texts):
-            found = f"got {len(sentences)} alignments, expected {len(texts)}, as many as {side} sentences"
-            raise InvalidInputError(f"{source_name(path)}: {found}; give the sentences that the file was made for")
-    first, second = (_texts(sentences, side) if texts is None else texts for side, texts in enumerate(given))
+            expected = f"expected {len(texts)}, as many as {name} sentences; give the sentences that the file was made"
+            raise InvalidInputError(f"{source_name(path)}: got {len(sentences)} alignments, {expected} for")
+    first, second = (_texts(sentences, side) if texts is None else texts for side, texts in enumerate(sides))
     pairs = list[GoldAlignment | InvalidInputError]()
     for index, sentence in enumerate(sentences):
         if isinstance(sentence, InvalidInputError):
@@ -166,30 +140,28 @@ def scan_gold(
             continue
         lengths = [_length(texts, index) for texts in (first, second)]
         links = []
-        for link in sentence.links:
+        for raw in sentence.links:
             try:
-                links.append((_link(link, base, swapped, lengths), link.sure))
+                links.append((_link(raw, base, swapped, lengths), raw.sure))
             except InvalidInputError as error:
-                (on_error or _refuse)(error_at(path, link.line, str(error)))
+                report(error_at(path, raw.line, str(error)))
         pairs.append(_gold(links) if links else _NOTHING)
     return GoldFile(pairs, second, first) if swapped else GoldFile(pairs, first, second)
 
 
-def _base_and_parser(
-    path: TextSource,
-    format: str,  # noqa: A002
-    base: Literal[0, 1] | None,
-) -> tuple[Literal[0, 1], _Parse]:
-    if format not in _FORMATS:
-        raise InvalidInputError(f"got format {quoted(format)}, expected one of {', '.join(_FORMATS)}")
-    usual_base, parse = _FORMATS[format]
-    base = usual_base if base is None else base
+_NOTHING = GoldAlignment(Alignment())
+
+
+def _checked_base(path: TextSource, format: str, base: Literal[0, 1] | None) -> Literal[0, 1]:  # noqa: A002
+    if format not in _BASES:
+        raise InvalidInputError(f"got format {quoted(format)}, expected one of {', '.join(_BASES)}")
+    base = _BASES[format] if base is None else base
     if base is None:
         raise InvalidInputError(f"{source_name(path)}: {format} files count from 0 or from 1; give base=0 or base=1")
-    return base, parse
+    return base
 
 
-def _texts(sentences: _RawPairs, side: int) -> Texts | None:
+def _texts(sentences: Sequence[_RawPair | InvalidInputError], side: int) -> Texts | None:
     """The sentences of one side, if they are in the file."""
     texts = [None if isinstance(sentence, InvalidInputError) else sentence.texts for sentence in sentences]
     return [text and text[side] for text in texts] if any(texts) else None
@@ -208,14 +180,14 @@ def _link(raw: _RawLink, base: int, swapped: bool = False, lengths: Sequence[int
     """The link with indices from 0, source first; checked against the sentences' lengths (None: unknown)."""
     sides = ("target", "source") if swapped else ("source", "target")
     for side, position, length in zip(sides, (raw.first, raw.second), lengths, strict=True):
-        found = f"got {side} index {position}"
+        message = f"got {side} index {position}"
         if position < base:
-            raise InvalidInputError(f"{found}, expected at least {base}; check base, and drop links to the null word")
+            raise InvalidInputError(f"{message}, expected at least {base}; check base, and drop links to the null word")
         if length is not None and position >= base + length:
             expected = (
                 f"{base} to {base + length - 1}, counted from {base}" if length else "none, since there is no word"
             )
-            raise InvalidInputError(f"{found}, expected {expected}; check base, swapped and the sentences")
+            raise InvalidInputError(f"{message}, expected {expected}; check base, swapped and the sentences")
     link = (raw.first - base, raw.second - base)
     return link[::-1] if swapped else link
 
@@ -224,83 +196,74 @@ def _refuse(error: InvalidInputError) -> None:
     raise error
 
 
-def _talp_links(
-    tokens: Sequence[str], number: int, error: Callable[[str], InvalidInputError], on_error: _Report
-) -> list[_RawLink]:
-    """The links of a line, from its tokens; ``error`` makes an error about the line from a message."""
-    links = []
-    for token in tokens:
-        match = _TALP_LINK.fullmatch(token)
-        if match is None:
-            on_error(error(f"got {quoted(token)}, expected i-j (sure) or ipj (possible)"))
-        else:
-            links.append(_RawLink(number, int(match[1]), int(match[3]), sure=match[2] == "-"))
-    return links
+def _talp_link(number: int, token: str) -> _RawLink:
+    """The link of a token in a line."""
+    match = _TALP_LINK.fullmatch(token)
+    if match is None:
+        raise InvalidInputError(f"got {quoted(token)}, expected i-j (sure) or ipj (possible)")
+    return _RawLink(number, int(match[1]), int(match[3]), sure=match[2] == "-")
 
 
-_Split = Callable[[str, set[str]], tuple[list[str], tuple[str, str] | None]]
-
-
-def _one_pair_per_line(split: _Split) -> _Parse:
-    """A parser of files with a sentence pair a line; ``split`` separates links from sentences, and records ids."""
-
-    def parse(path: TextSource, _: int, __: int | None, on_error: _Report) -> _RawPairs:
-        sentences, ids = list[_RawPair | InvalidInputError](), set[str]()
-        for number, line in scan_lines(path):
-            if isinstance(line, InvalidInputError):
-                sentences.append(line)
-                continue
+def _line_pairs(path: TextSource, format: str, report: _Report) -> list[_RawPair | InvalidInputError]:  # noqa: A002
+    """The pairs of a file with one a line: talp, alibi or tsv."""
+    pairs, ids = list[_RawPair | InvalidInputError](), set[str]()
+    for number, line in scan_lines(path):
+        if isinstance(line, InvalidInputError):
+            pairs.append(line)
+            continue
+        try:
+            tokens, texts = _split_tsv(line) if format == "tsv" else (line.split(), None)
+            if format == "alibi":
+                _check_id(tokens.pop(0) if tokens else "", ids)
+        except InvalidInputError as error:
+            pairs.append(error_at(path, number, str(error)))
+            continue
+        links = []
+        for token in tokens:
             try:
-                tokens, texts = split(line, ids)
+                links.append(_talp_link(number, token))
             except InvalidInputError as error:
-                sentences.append(error_at(path, number, str(error)))
-            else:
-                links = _talp_links(tokens, number, partial(error_at, path, number), on_error)
-                sentences.append(_RawPair(links, texts))
-        return sentences
-
-    return parse
+                report(error_at(path, number, str(error)))
+        pairs.append(_RawPair(links, texts))
+    return pairs
 
 
-def _split_talp(line: str, _: set[str]) -> tuple[list[str], None]:
-    return line.split(), None
-
-
-def _split_alibi(line: str, ids: set[str]) -> tuple[list[str], None]:
-    name, *tokens = line.split() or [""]
+def _check_id(name: str, ids: set[str]) -> None:
+    """Refuse what is no sentence id or was seen before, and note it."""
     if not name or _TALP_LINK.fullmatch(name):
         raise InvalidInputError(f"got {quoted(name)}, expected a sentence id before the links; is this talp?")
     if name in ids:
         raise InvalidInputError(f"got the sentence id {quoted(name)} again, expected each once")
     ids.add(name)
-    return tokens, None
 
 
-def _split_tsv(line: str, _: set[str]) -> tuple[list[str], tuple[str, str]]:
+def _split_tsv(line: str) -> tuple[list[str], tuple[str, str]]:
     columns = line.split("\t")
     if len(columns) < 3 or any(columns[3:]):  # spreadsheets append empty columns
         raise InvalidInputError(f"got {len(columns)} columns, expected source TAB target TAB links")
     return columns[2].split(), (columns[0], columns[1])
 
 
-def _parse_naacl(path: TextSource, base: int, count: int | None, on_error: _Report) -> _RawPairs:
+def _naacl_pairs(path: TextSource, base: int, count: int | None, report: _Report) -> list[_RawPair | InvalidInputError]:
+    """The pairs of a file with a link a line, as many as sentences if their number is known."""
     sentences: defaultdict[int, list[_RawLink]] = defaultdict(list)
     for number, line in scan_lines(path):
+        if isinstance(line, InvalidInputError):
+            report(line)
+            continue
         try:
-            if isinstance(line, InvalidInputError):
-                raise line
-            index, link = _naacl_link(number, line, base, count)
+            index, raw = _naacl_link(number, line, base, count)
         except InvalidInputError as error:
-            on_error(error if error is line else error_at(path, number, str(error)))
+            report(error_at(path, number, str(error)))
         else:
-            sentences[index].append(link)
+            sentences[index].append(raw)
     last = max(sentences, default=-1)
     if count is None and last + 1 - len(sentences) > _MOST_WITHOUT_LINE:
-        found = f"got sentence number {last + base}, but lines for only {len(sentences)} sentences"
-        raise error_at(path, sentences[last][0].line, f"{found}; if that is right, give the sentences too")
+        message = f"got sentence number {last + base}, but lines for only {len(sentences)} sentences"
+        raise error_at(path, sentences[last][0].line, f"{message}; if that is right, give the sentences too")
     # Sentences without a line may come last.
-    nothing = _RawPair(())
-    return [_RawPair(sentences[index]) if index in sentences else nothing for index in range(max(last + 1, count or 0))]
+    empty = _RawPair(())
+    return [_RawPair(sentences[index]) if index in sentences else empty for index in range(max(last + 1, count or 0))]
 
 
 def _naacl_link(number: int, line: str, base: int, count: int | None) -> tuple[int, _RawLink]:
@@ -315,14 +278,3 @@ def _naacl_link(number: int, line: str, base: int, count: int | None) -> tuple[i
         expected = f"expected {base} to {base + count - 1} for {count} sentences"
         raise InvalidInputError(f"got sentence number {sentence}, {expected}; check base and the sentences")
     return sentence - base, _RawLink(number, first, second, sure=match[4] != "P")
-
-
-_FORMATS: Mapping[str, tuple[Literal[0, 1] | None, _Parse]] = MappingProxyType(
-    {
-        "talp": (None, _one_pair_per_line(_split_talp)),
-        "naacl": (1, _parse_naacl),
-        "alibi": (0, _one_pair_per_line(_split_alibi)),
-        "tsv": (0, _one_pair_per_line(_split_tsv)),
-    }
-)
-"""The default base and the parser of each format."""
