@@ -50,7 +50,7 @@ class Alignments(list[Alignment], Result):
         sources: Sequence[Sequence[str]],
         targets: Sequence[Sequence[str]],
     ) -> None:
-        super().__init__(one if isinstance(one, Alignment) else Alignment(one) for one in links)
+        super().__init__(pair if isinstance(pair, Alignment) else Alignment(pair) for pair in links)
         self.sources = [list(words) for words in sources]
         self.targets = [list(words) for words in targets]
         if not len(self) == len(self.sources) == len(self.targets):
@@ -58,9 +58,9 @@ class Alignments(list[Alignment], Result):
                 f"got {len(self)} alignments of {len(self.sources)} source and {len(self.targets)} target sentences; "
                 "expected equally many"
             )
-        for index, one in enumerate(self):
-            if any(i >= len(self.sources[index]) or j >= len(self.targets[index]) for i, j in one):
-                raise InvalidInputError(f"got the links {list(one)[:3]} … of pair {index}, which has fewer words")
+        for index, pair in enumerate(self):
+            if any(i >= len(self.sources[index]) or j >= len(self.targets[index]) for i, j in pair):
+                raise InvalidInputError(f"got the links {list(pair)[:3]} … of pair {index}, which has fewer words")
 
     def __repr__(self) -> str:
         links = super().__repr__()
@@ -85,24 +85,20 @@ class Alignments(list[Alignment], Result):
 
     def __getitem__(self, index: SupportsIndex | slice) -> "Alignment | Alignments":
         """Return the links of a sentence pair; of a slice, several with their words."""
-        found = super().__getitem__(index)
-        return found if isinstance(found, Alignment) else Alignments(found, self.sources[index], self.targets[index])
+        pairs = super().__getitem__(index)
+        return pairs if isinstance(pairs, Alignment) else Alignments(pairs, self.sources[index], self.targets[index])
 
     @property
     def links(self) -> Sequence[Sequence[Link]]:
         """The links of each pair in ascending order."""
-        return [list(one) for one in self]
+        return [list(pair) for pair in self]
 
     def pairs(self, index: int) -> list[tuple[str, str]]:
         """Return the linked words of a sentence pair."""
         return [(self.sources[index][source], self.targets[index][target]) for source, target in self[index]]
 
     def top(self, count: int = 10) -> list[tuple[tuple[str, str], int]]:
-        """Return the pairs of words that are linked most often, and how often; of equal ones the first.
-
-        Raises:
-            InvalidInputError: the count is below 1.
-        """
+        """Return the pairs of words that are linked most often, and how often; of equal ones the first."""
         if count < 1:
             raise InvalidInputError(f"got count={count}; expected at least 1")
         return Counter(pair for index in range(len(self)) for pair in self.pairs(index)).most_common(count)
@@ -112,30 +108,22 @@ class Alignments(list[Alignment], Result):
         return self
 
     def to_frame(self) -> "pd.DataFrame":
-        """Return a data frame of pandas with a row for each link: pair, source and target index, and their words.
-
-        Raises:
-            InvalidInputError: pandas is not installed.
-        """
+        """Return a data frame of pandas with a row for each link: pair, source and target index, and their words."""
         columns = ["pair", "source", "target", "source_word", "target_word"]
         rows = [
             (index, *link, *words)
-            for index, one in enumerate(self)
-            for link, words in zip(one, self.pairs(index), strict=True)
+            for index, links in enumerate(self)
+            for link, words in zip(links, self.pairs(index), strict=True)
         ]
         return data_frame(rows, columns)
 
     def to_xarray(self) -> "xr.Dataset":
-        """Return a dataset of xarray: ``link`` (pair, target, source), whether the words are linked, and the words.
-
-        Raises:
-            InvalidInputError: xarray is not installed.
-        """
+        """Return a dataset of xarray: ``link`` (pair, target, source), whether the words are linked, and the words."""
         sides = {"target": self.targets, "source": self.sources}
         sizes = {side: max(map(len, sentences), default=0) for side, sentences in sides.items()}
         links = np.zeros((len(self), *sizes.values()), dtype=bool)
-        for index, one in enumerate(self):
-            for source, target in one:
+        for index, pair in enumerate(self):
+            for source, target in pair:
                 links[index, target, source] = True
         words = {}
         for side, sentences in sides.items():

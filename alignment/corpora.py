@@ -1,6 +1,6 @@
 """Loads parallel text with gold alignments: the stories shipped with this package, and published test sets."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -20,13 +20,7 @@ ALIBI_STORIES: tuple[AlibiStory, ...] = get_args(AlibiStory)
 class ParallelGold:
     """Sentence pairs and their gold alignments.
 
-    Attributes:
-        name: the name of the corpus.
-        source_language: the ISO 639-1 code of the source language.
-        target_language: that of the target language.
-        sources: the words of each source sentence.
-        targets: the words of each target sentence.
-        gold: the gold alignment of each pair.
+    Languages are ISO 639-1 codes; sources and targets are the words of each sentence.
 
     Raises:
         InvalidInputError: the numbers of sources, targets and alignments differ.
@@ -64,60 +58,14 @@ class ParallelGold:
         return ParallelGold(self.name, self.target_language, self.source_language, self.targets, self.sources, gold)
 
 
-@dataclass(frozen=True)
-class _CorpusFiles:
-    """The files of a corpus."""
-
-    name: str
-    languages: tuple[str, str]
-    read: Callable[..., Iterable[tuple[str, ...]]]
-    files: tuple[str, ...]
-    links: str
-    format: GoldFormat
-    base: Literal[0, 1]
-    swapped: bool = False
-
-
-def _alibi(title: str, french: str, english: str) -> _CorpusFiles:
-    links = f"ali_w2w_{french}_{english}.txt"
-    return _CorpusFiles(
-        name=title,
-        languages=("fr", "en"),
-        read=read_identified,
-        # The links, too: their ids must be those of the sentences.
-        files=(f"{french}_sents.txt", f"{english}_sents.txt", links),
-        links=links,
-        format="alibi",
-        base=0,
-    )
-
-
-_ALIBI: Mapping[AlibiStory, _CorpusFiles] = MappingProxyType(
+_ALIBI: Mapping[AlibiStory, tuple[str, str, str]] = MappingProxyType(
     {
-        "blue-beard": _alibi("Blue Beard", "LaBarbeBleue", "BlueBeard"),
-        "master-cat": _alibi("The Master Cat", "ChatBotte", "MasterCat"),
-        "last-lesson": _alibi("The Last Lesson", "LaDerniereClasse", "TheLastLesson"),
+        "blue-beard": ("Blue Beard", "LaBarbeBleue", "BlueBeard"),
+        "master-cat": ("The Master Cat", "ChatBotte", "MasterCat"),
+        "last-lesson": ("The Last Lesson", "LaDerniereClasse", "TheLastLesson"),
     }
 )
-_RWTH = _CorpusFiles(
-    name="RWTH",
-    languages=("de", "en"),
-    read=read_parallel,
-    files=("test.de", "test.en"),
-    links="alignment.talp",
-    format="talp",
-    base=1,
-)
-_WPT03 = _CorpusFiles(
-    name="WPT03",
-    languages=("en", "fr"),
-    read=read_parallel,
-    files=("test.src-tgt",),
-    links="test.enfr.talp",
-    format="talp",
-    base=1,
-    swapped=True,
-)
+"""Title and the names of the French and the English file of each story."""
 
 
 def load_alibi(story: AlibiStory = "last-lesson") -> ParallelGold:
@@ -141,7 +89,12 @@ def load_alibi(story: AlibiStory = "last-lesson") -> ParallelGold:
     """
     if story not in ALIBI_STORIES:
         raise InvalidInputError(f"got the story {story!r}; expected one of {', '.join(ALIBI_STORIES)}")
-    return _read(Path(__file__).with_name("data") / "alibi-fr-en", _ALIBI[story])
+    folder = Path(__file__).with_name("data") / "alibi-fr-en"
+    title, french, english = _ALIBI[story]
+    links = folder / f"ali_w2w_{french}_{english}.txt"
+    # The links are read twice: their ids must be those of the sentences.
+    texts = read_identified(folder / f"{french}_sents.txt", folder / f"{english}_sents.txt", links)
+    return _corpus(title, "fr", "en", texts, links, "alibi", base=0)
 
 
 def read_wpt03(folder: str | PathLike[str]) -> ParallelGold:
@@ -153,7 +106,8 @@ def read_wpt03(folder: str | PathLike[str]) -> ParallelGold:
     Raises:
         InvalidInputError: a file cannot be read, or the files do not match; file and line are named.
     """
-    return _read(folder, _WPT03)
+    texts = read_parallel(Path(folder, "test.src-tgt"))
+    return _corpus("WPT03", "en", "fr", texts, Path(folder, "test.enfr.talp")).swapped()
 
 
 def read_rwth(folder: str | PathLike[str]) -> ParallelGold:
@@ -165,15 +119,20 @@ def read_rwth(folder: str | PathLike[str]) -> ParallelGold:
     Raises:
         InvalidInputError: a file cannot be read, or the files do not match; file and line are named.
     """
-    return _read(folder, _RWTH)
+    texts = read_parallel(Path(folder, "test.de"), Path(folder, "test.en"))
+    return _corpus("RWTH", "de", "en", texts, Path(folder, "alignment.talp"))
 
 
-def _read(folder: str | PathLike[str], corpus: _CorpusFiles) -> ParallelGold:
-    texts = list(corpus.read(*(Path(folder, file) for file in corpus.files)))
+def _corpus(
+    name: str,
+    source: str,
+    target: str,
+    texts: Iterable[tuple[str, ...]],
+    links: Path,
+    format: GoldFormat = "talp",  # noqa: A002 - the field's word for it
+    base: Literal[0, 1] = 1,
+) -> ParallelGold:
+    texts = list(texts)
     sources, targets = ([text[side] for text in texts] for side in (0, 1))
-    gold = read_gold(
-        Path(folder, corpus.links), format=corpus.format, base=corpus.base, sources=sources, targets=targets
-    )
-    words = (list(map(split_words, sources)), list(map(split_words, targets)))
-    read = ParallelGold(corpus.name, *corpus.languages, *words, gold)
-    return read.swapped() if corpus.swapped else read
+    gold = read_gold(links, format=format, base=base, sources=sources, targets=targets)
+    return ParallelGold(name, source, target, list(map(split_words, sources)), list(map(split_words, targets)), gold)

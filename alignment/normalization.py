@@ -95,15 +95,7 @@ def normalize_words(words: list[str], language: Language) -> list[str]:
 
 
 class NormalizedWords:
-    """A tokenizer that normalises words for a model trained on the normal form.
-
-    Each word goes through :func:`normalize_word`; the pieces of its tokens belong to it.
-
-    Args:
-        tokenizer: the model's own tokenizer.
-        source: the source language.
-        target: the target language.
-    """
+    """A model's tokenizer, which first turns each word into tokens by :func:`normalize_word`."""
 
     def __init__(self, tokenizer: IdentifiedTokenizer, source: Language, target: Language) -> None:
         self._tokenizer = tokenizer

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.figure import Figure as Drawing
@@ -14,7 +14,7 @@ from alignment.aligner import Pairs, TextAligner
 from alignment.alignments import Alignments
 from alignment.links import Alignment, GoldAlignment, ScoredAlignment
 from alignment.selection import SETTINGS, Choice
-from alignment.sweep import AUTO, TITLES, AttentionMethod, Reading, Sweep, head_figure, layer_figure, tables
+from alignment.sweep import ATTENTION, AUTO, TITLES, Reading, Sweep, head_figure, layer_figure, tables
 from captum_norm import InvalidInputError
 from captum_norm.results import make_figure, make_page
 from captum_norm.show import Panel, draw_heatmaps, figure_bytes
@@ -49,43 +49,23 @@ def alignment_page(
         method: what to call the maps.
         facts: names and values to show under the heading.
 
-    Returns:
-        the page, for :func:`captum_norm.show.page.render`.
-
-    Raises:
-        InvalidInputError: the numbers of sentences, alignments, maps or gold alignments differ.
-
     Example:
         >>> page = alignment_page([["la", "maison"]], [["the", "house"]], [Alignment([(0, 0), (1, 1)])])
         >>> page.examples[0].title, page.examples[0].links[0].links
         ('la maison', [(0, 0, None), (1, 1, None)])
     """
-    given = {
-        "source sentences": sources,
-        "target sentences": targets,
-        "alignments": alignments,
-        "maps": maps,
-        "gold alignments": gold,
-    }
-    counts = {name: len(entries) for name, entries in given.items() if entries is not None}
+    names = ("source sentences", "target sentences", "alignments", "maps", "gold alignments")
+    lists = dict(zip(names, (sources, targets, alignments, maps, gold), strict=True))
+    counts = {name: len(entries) for name, entries in lists.items() if entries is not None}
     if len(set(counts.values())) > 1:
-        found = ", ".join(f"{count} {name}" for name, count in counts.items())
-        raise InvalidInputError(f"got {found}; expected equally many")
+        numbers = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise InvalidInputError(f"got {numbers}; expected equally many")
     examples = []
     for index, (source, target, links) in enumerate(zip(sources, targets, alignments, strict=True)):
         word_map = None if maps is None else maps[index]
-        shown = [] if word_map is None else [_words_alone(np.asarray(word_map)[None], len(source))]
-        examples.append(
-            _example(
-                " ".join(source),
-                source,
-                target,
-                {} if not shown else {method: shown},
-                {"": links},
-                None if gold is None else gold[index],
-                stack="links",
-            )
-        )
+        shown = {} if word_map is None else {method: [np.asarray(word_map)[None, :, : len(source)]]}
+        pair_gold = None if gold is None else gold[index]
+        examples.append(_example(source, target, shown, {"": links}, pair_gold, stack="links"))
     return Page(title, facts=facts, examples=examples)
 
 
@@ -117,41 +97,34 @@ def aligner_page(
     """Put the first sentence pairs on a page, as an aligner reads them: maps, links and their probabilities.
 
     Args:
-        aligner: the aligner; what it leaves open is chosen on these pairs if it is not chosen yet.
+        aligner: the aligner, which does not count the text; what it leaves open is chosen on these pairs.
         pairs: source words and target words; those that cannot be used are left out.
         gold: the gold alignment of each pair.
         facts: names and values to show under the heading.
         min_score: links less probable than this are left out.
-
-    Raises:
-        InvalidInputError: the aligner counts the word pairs of a whole text, there are more or fewer gold alignments
-            than pairs, or none of the pairs can be used.
-        CaptumNormError: the method fails on the model.
     """
     if gold is not None and len(gold) != len(pairs):
         raise InvalidInputError(f"got {len(pairs)} sentence pairs, {len(gold)} gold alignments; expected equally many")
     if aligner.count_text:
         raise InvalidInputError("got an aligner that counts a whole text; give it the counts as lexicon=")
     shown = pairs[:_MOST_PAIRS]
-    maps = {index: found for index, found in aligner.map_each(shown) if not isinstance(found, InvalidInputError)}
-    kept = sorted(maps)
+    answers = sorted(aligner.map_each(shown), key=lambda answer: answer[0])
+    maps = {index: word_map for index, word_map in answers if not isinstance(word_map, InvalidInputError)}
     return alignment_page(
-        [shown[index][0] for index in kept],
-        [shown[index][1] for index in kept],
-        [aligner.read(maps[index], *shown[index], aligner.lexicon).at_least(min_score) for index in kept],
-        maps=[maps[index] for index in kept],
-        gold=None if gold is None else [gold[index] for index in kept],
+        [shown[index][0] for index in maps],
+        [shown[index][1] for index in maps],
+        [
+            aligner.read(word_map, *shown[index], aligner.lexicon).at_least(min_score)
+            for index, word_map in maps.items()
+        ],
+        maps=list(maps.values()),
+        gold=None if gold is None else [gold[index] for index in maps],
         facts=facts,
     )
 
 
 def sweep_page(sweep: Sweep, model: str) -> Page:
-    """Put a sweep on a page: its tables and figures, and every head's maps of the sentences that are aligned worst.
-
-    Args:
-        sweep: the sweep, with its maps.
-        model: what to call the model.
-    """
+    """Put a sweep on a page: its tables and figures, and every head's maps of the sentences that are aligned worst."""
     corpus, chosen = sweep.corpus, sweep.chosen[AUTO]
     direction = f"{corpus.source_language}–{corpus.target_language}"
     worst = _worst(sweep, sweep.results[Reading("norm", chosen)].alignments)
@@ -180,8 +153,8 @@ def _worst(sweep: Sweep, alignments: Sequence[Alignment]) -> list[tuple[int, flo
     """The pairs with the highest error rates, those first; of equal ones the longer first."""
     corpus = sweep.corpus
     rates = [
-        alignment_error_rate([found], [gold]).aer if gold.sure or gold.possible or found else 0.0
-        for found, gold in zip(alignments, corpus.gold, strict=True)
+        alignment_error_rate([links], [gold]).aer if gold.sure or gold.possible or links else 0.0
+        for links, gold in zip(alignments, corpus.gold, strict=True)
     ]
     order = sorted(range(len(rates)), key=lambda index: (-rates[index], -len(corpus.sources[index])))
     return [(index, rates[index]) for index in order[:_MOST_EXAMPLES]]
@@ -193,27 +166,26 @@ def _swept(sweep: Sweep, index: int, rate: float) -> Example:
     source = corpus.sources[index]
     maps: dict[str, list[Any]] = {}
     links: dict[str, Alignment] = {}
-    methods: tuple[AttentionMethod, ...] = get_args(AttentionMethod)
     for setting in (chosen.setting, *(other for other in SETTINGS if other != chosen.setting)):
-        for method in methods:
-
-            def words(layer: int, head: int | None, method: AttentionMethod = method, setting: Any = setting) -> Any:
-                return sweep.maps[method, Choice(setting, layer, head)][index][:, : len(source)]
-
+        for method in ATTENTION:
+            # (layers, 1 + heads, T, S), that of all heads together first
+            values = np.stack(
+                [
+                    [
+                        sweep.maps[method, Choice(setting, layer, head)][index][:, : len(source)]
+                        for head in (None, *range(sweep.heads))
+                    ]
+                    for layer in range(sweep.layers)
+                ]
+            )
             name = f"{TITLES[method]}, {setting}"
-            layers = range(sweep.layers)
-            maps[name] = [
-                np.stack([np.stack([words(layer, head) for head in range(sweep.heads)]) for layer in layers]),
-                np.stack([words(layer, None) for layer in layers]),
-            ]
-            read = sweep.results[Reading(method, Choice(setting, chosen.layer))]
-            links[name] = read.alignments[index]
+            maps[name] = [values[:, 1:], values[:, 0]]
+            links[name] = sweep.results[Reading(method, Choice(setting, chosen.layer))].alignments[index]
     facts = {"pair": str(index), "AER": f"{rate:.1f}"}
-    return _example(" ".join(source), source, corpus.targets[index], maps, links, corpus.gold[index], facts)
+    return _example(source, corpus.targets[index], maps, links, corpus.gold[index], facts)
 
 
 def _example(
-    title: str,
     source: Sequence[str],
     target: Sequence[str],
     maps: Mapping[str, Sequence[Any]],
@@ -222,47 +194,39 @@ def _example(
     facts: Mapping[str, str] = _NO_FACTS,
     stack: Literal["cross", "links"] = "cross",
 ) -> Example:
+    title = " ".join(source)
     return Example(
         title if len(title) <= _TITLE else f"{title[: _TITLE - 1]}…",
         Tokens(source),
         Tokens(target),
         maps=[
-            Maps(name, "entry", _rounded(values), range(len(values)), stack)
-            for name, several in maps.items()
-            for values in several
+            # Rounded to the three digits that a picture shows: such numbers compress to half.
+            Maps(name, "entry", values.astype(np.float16).astype(np.float32), range(len(values)), stack)
+            for name, stacks in maps.items()
+            for values in stacks
         ],
         links=[
             Links(
-                _with_probabilities(found),
-                sure=None if gold is None else _turned(gold.sure),
-                possible=None if gold is None else _turned(gold.possible),
+                _with_probabilities(alignment),
+                sure=None if gold is None else _target_first(gold.sure),
+                possible=None if gold is None else _target_first(gold.possible),
                 method=name,
             )
-            for name, found in links.items()
+            for name, alignment in links.items()
         ],
         facts=facts,
     )
 
 
-def _rounded(values: Any) -> Any:
-    """Round to the three digits that a picture shows: such numbers compress to half."""
-    return np.asarray(values).astype(np.float16).astype(np.float32)
-
-
-def _with_probabilities(found: Alignment | ScoredAlignment) -> list[tuple[int, int, float | None]]:
-    if isinstance(found, Alignment):
-        return [(target, source, None) for source, target in found]
-    if found.probabilities is None:
-        return _with_probabilities(found.links)
-    return [(target, source, score) for (source, target), score in found.scored_links()]
-
-
-def _turned(links: Alignment) -> list[tuple[int, int]]:
+def _target_first(links: Alignment) -> list[tuple[int, int]]:
     return [(target, source) for source, target in links]
 
 
-def _words_alone(maps: Any, words: int) -> Any:
-    return maps[..., :words]
+def _with_probabilities(alignment: Alignment | ScoredAlignment) -> list[tuple[int, int, float | None]]:
+    if isinstance(alignment, ScoredAlignment) and alignment.probabilities is not None:
+        return [(target, source, score) for (source, target), score in alignment.scored_links()]
+    links = alignment.links if isinstance(alignment, ScoredAlignment) else alignment
+    return [(target, source, None) for source, target in links]
 
 
 def _table(table: TerminalTable) -> Table:

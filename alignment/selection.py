@@ -55,16 +55,8 @@ def consistency(
     sum is divided by the number of target words. The wrong layer gives few mutual links. The wrong setting, which is
     off by one row, gives as many as the right one, but between unrelated words.
 
-    Args:
-        alignments: the one-to-one alignment of each pair, such as ``mutual_argmax`` returns.
-        sources: the words of each source sentence; case is ignored.
-        targets: the words of each target sentence; case is ignored.
-
-    Returns:
-        A number from 0 to 2; 0 if there is no target word.
-
-    Raises:
-        ValueError: the three differ in length.
+    Alignments are one-to-one, such as those of ``mutual_argmax``; the case of words is ignored. The result is from 0 to
+    2; 0 if there is no target word.
 
     >>> consistency([Alignment([(0, 0)]), Alignment([(0, 0)])], [["Haus"], ["haus"]], [["house"], ["house"]])
     1.6666666666666665

@@ -71,11 +71,8 @@ Piece = TypeVar("Piece")
 def encode_words(words: Iterable[str], encode_one: Callable[[str], Sequence[Piece]]) -> tuple[list[Piece], list[int]]:
     """Encode a sentence word by word; return its pieces and their word ids.
 
-    The word ids are certain, but a tokenizer that looks beyond word boundaries may cut words differently in context.
-
-    Args:
-        words: the words of the sentence.
-        encode_one: a word -> its pieces or their ids, without special tokens.
+    ``encode_one`` turns a word into its pieces or their ids, without special tokens. The word ids are certain, but a
+    tokenizer that looks beyond word boundaries may cut words differently in context.
 
     >>> encode_words(["ab", "c"], list)
     (['a', 'b', 'c'], [0, 0, 1])
@@ -243,7 +240,7 @@ def merge_pieces(
     Args:
         piece_map: (..., target pieces, source pieces), with any leading axes, such as layers and heads.
         target_ids: the word id of each target piece, None for special tokens.
-        source_ids: the word id of each source piece, None for special tokens.
+        source_ids: likewise.
         target_words: number of target words, T.
         source_words: number of source words, S.
 

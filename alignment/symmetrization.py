@@ -8,7 +8,7 @@ The heuristics are those of Koehn, Och & Marcu 2003 and Koehn et al. 2005; links
 on which the result depends.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from types import MappingProxyType
 
@@ -98,50 +98,35 @@ COMBINATIONS = (*MAP_COMBINATIONS, "mutual", *SYMMETRIZATIONS)
 """How :class:`alignment.BidirectionalAligner` combines the directions: their maps, probabilities or links."""
 
 
-class _Points:
-    """The points of the alignment, and the words that they cover."""
-
-    def __init__(self, links: Iterable[Link]) -> None:
-        self.taken = {(target, source) for source, target in links}
-        self.targets = {target for target, _ in self.taken}
-        self.sources = {source for _, source in self.taken}
-
-    def uncovered(self, point: Link) -> int:
-        """How many of the point's two words have no link yet."""
-        return (point[0] not in self.targets) + (point[1] not in self.sources)
-
-    def take(self, point: Link) -> None:
-        self.taken.add(point)
-        self.targets.add(point[0])
-        self.sources.add(point[1])
-
-
 def _grown(
-    forward: Alignment, reverse: Alignment, neighbours: Iterable[Link], uncovered: int | None = None
+    forward: Alignment, reverse: Alignment, neighbours: Sequence[Link], uncovered: int | None = None
 ) -> Alignment:
     """Grow the intersection by neighbours, then add remaining links with at least ``uncovered`` unlinked words."""
-    points = _Points(forward.links & reverse.links)
     candidates = {(target, source) for source, target in forward.links ^ reverse.links}
-    while _grow_once(points, candidates, neighbours):
-        pass
+    points = {(target, source) for source, target in forward.links & reverse.links}
+    targets, sources = {target for target, _ in points}, {source for _, source in points}
+
+    def take(point: Link, least: int) -> bool:
+        """Add a point if so many of its two words have no link yet."""
+        if (point[0] not in targets) + (point[1] not in sources) < least:
+            return False
+        points.add(point)
+        targets.add(point[0])
+        sources.add(point[1])
+        return True
+
+    count = -1
+    while count < len(points):
+        # Every point is visited once in ascending order, new ones that lie ahead, too.
+        count, ahead = len(points), sorted(points)
+        while ahead:
+            point = heappop(ahead)
+            for down, right in neighbours:
+                neighbour = (point[0] + down, point[1] + right)
+                if neighbour in candidates and take(neighbour, 1) and neighbour > point:
+                    heappush(ahead, neighbour)
     if uncovered is not None:
         for directed in (forward, reverse):
             for point in sorted((target, source) for source, target in directed.links):
-                if points.uncovered(point) >= uncovered:
-                    points.take(point)
-    return Alignment([(source, target) for target, source in points.taken])
-
-
-def _grow_once(points: _Points, candidates: Set[Link], neighbours: Iterable[Link]) -> bool:
-    """Visit every point once in ascending order, including new ones that lie ahead; return whether any was added."""
-    ahead = sorted(points.taken)
-    before = len(ahead)
-    while ahead:
-        point = heappop(ahead)
-        for down, right in neighbours:
-            neighbour = (point[0] + down, point[1] + right)
-            if neighbour in candidates and points.uncovered(neighbour):
-                points.take(neighbour)
-                if neighbour > point:
-                    heappush(ahead, neighbour)
-    return len(points.taken) > before
+                take(point, uncovered)
+    return Alignment([(source, target) for target, source in points])

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
+from itertools import count, islice
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from alignment.subwords import PIECE_SCHEMES, encode_words, word_ids_from_pieces
 from alignment.tokenization import EncodedSentence, digest_of
 from captum_norm import InvalidInputError
-from captum_norm.text.lines import error_at, located, quoted, read_lines, read_text
+from captum_norm.text.lines import error_at, quoted, read_lines, read_text
 
 BOS, PAD, EOS, UNK = range(4)
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -53,47 +54,32 @@ def find_dictionary(data: Path, language: str) -> Path:
 
 def read_dictionary(path: Path, size: int) -> Dictionary:
     """Read a dictionary."""
-    symbols, indices = list(SPECIAL), {symbol: index for index, symbol in enumerate(SPECIAL)}
-    for piece in _pieces(path):
-        indices[piece] = len(symbols)
-        symbols.append(piece)
+    symbols = [*SPECIAL, *_pieces(path)]
     missing = size - len(symbols)
-    if size % 8 == 0 and 0 < missing < 8:
-        for piece in _made_up(indices, missing):
-            indices[piece] = len(symbols)
-            symbols.append(piece)
+    if size % 8 == 0 and 0 < missing < 8:  # fairseq pads to a multiple of 8
+        listed = set(symbols)
+        names = (f"madeupword{index:04d}" for index in count())
+        symbols += islice((name for name in names if name not in listed), missing)
     if len(symbols) != size:
-        found = (
-            f"{path} and the special symbols make {len(symbols)} pieces, but the checkpoint's embedding has {size} rows"
+        raise InvalidInputError(
+            f"{path} and the special symbols make {len(symbols)} pieces, but the checkpoint's embedding has {size} "
+            "rows; give the dictionaries that the model was trained with"
         )
-        raise InvalidInputError(f"{found}; give the dictionaries that the model was trained with")
-    return Dictionary(tuple(symbols), indices)
+    return Dictionary(tuple(symbols), {symbol: index for index, symbol in enumerate(symbols)})
 
 
 def _pieces(path: Path) -> Iterable[str]:
     seen = set(SPECIAL)
     for number, line in read_lines(path):
-        with located(path, number):
-            piece, overwrite = _parse(line)
-            if piece in seen and not overwrite:
-                found = f"got the piece {quoted(piece)} a second time"
-                raise InvalidInputError(f"{found}; mark the line with {_OVERWRITE} to replace the first")
+        text = line.rstrip()
+        piece, space, frequency = text.removesuffix(f" {_OVERWRITE}").rpartition(" ")
+        if not space or not frequency.isdecimal():
+            raise error_at(path, number, f"got {quoted(text)}, expected a piece, a space and its count")
+        if piece in seen and not text.endswith(f" {_OVERWRITE}"):
+            message = f"got the piece {quoted(piece)} a second time"
+            raise error_at(path, number, f"{message}; mark the line with {_OVERWRITE} to replace the first")
         seen.add(piece)
         yield piece
-
-
-def _parse(line: str) -> tuple[str, bool]:
-    text = line.rstrip()
-    overwrite = text.endswith(f" {_OVERWRITE}")
-    piece, space, count = text.removesuffix(f" {_OVERWRITE}").rpartition(" ")
-    if not space or not count.isdecimal():
-        raise InvalidInputError(f"got {quoted(text)}, expected a piece, a space and its count")
-    return piece, overwrite
-
-
-def _made_up(taken: Mapping[str, int], number: int) -> list[str]:
-    names = (f"madeupword{index:04d}" for index in range(len(taken) + number))
-    return [name for name in names if name not in taken][:number]
 
 
 StrPath = str | os.PathLike[str]
@@ -103,29 +89,34 @@ Codes = StrPath | tuple[StrPath, StrPath] | Literal[False] | None
 _FIRST_VERSION = "#version: 0.1"  # the version of codes without a header
 _VERSION = re.compile(r"#version:\s*(0\.[12])(?:\.0+)*\s*")
 
+_MARK = re.compile("@@$|\u2581")
 _CODES = {"code", "codes", "bpecodes"}
 
 
-class Segmenter(Protocol):
-    """Splits words into pieces, and joins pieces into words."""
+class Segmenter:
+    """Splits words into pieces, and joins pieces into words; this one for words that are already pieces."""
 
-    by_word: bool
+    by_word = True
     """Whether a word has the same pieces in every sentence."""
 
     def cut(self, words: Sequence[str]) -> tuple[list[str], Sequence[int | None]]:
         """The pieces of a sentence, and the index of each piece's word."""
-        ...
+        return encode_words(words, self.pieces)
+
+    def pieces(self, text: str) -> list[str]:
+        """The pieces of a word."""
+        return [text]
 
     def join(self, pieces: Sequence[str]) -> list[str]:
         """The words that pieces form."""
-        ...
+        return list(pieces)
 
     def digest(self) -> str:
         """A hash of everything that determines the pieces."""
-        ...
+        return digest_of("none")
 
 
-class SentencePieceSegmenter:
+class SentencePieceSegmenter(Segmenter):
     """A SentencePiece model."""
 
     def __init__(self, path: Path) -> None:
@@ -138,13 +129,13 @@ class SentencePieceSegmenter:
         except (OSError, RuntimeError, UnicodeDecodeError) as error:
             raise InvalidInputError(f"{path} is not a SentencePiece model") from error
         # Without a dummy prefix, the pieces of all words but the first include the space before the word.
-        self.by_word = self._pieces("a b") == self._pieces("a") + self._pieces("b")
+        self.by_word = self.pieces("a b") == self.pieces("a") + self.pieces("b")
 
     def cut(self, words: Sequence[str]) -> tuple[list[str], Sequence[int | None]]:
         """The pieces of a sentence, and the index of each piece's word; no piece crosses words."""
         if self.by_word:
-            return encode_words(words, self._pieces)
-        pieces = self._pieces(" ".join(words))
+            return super().cut(words)
+        pieces = self.pieces(" ".join(words))
         return pieces, word_ids_from_pieces(words, pieces, PIECE_SCHEMES["sentencepiece"], normalize=self._normalize)
 
     def join(self, pieces: Sequence[str]) -> list[str]:
@@ -158,7 +149,8 @@ class SentencePieceSegmenter:
             "sentencepiece", metadata.version("sentencepiece"), repr(self._processor.serialized_model_proto())
         )
 
-    def _pieces(self, text: str) -> list[str]:
+    def pieces(self, text: str) -> list[str]:
+        """The pieces of a text."""
         pieces: list[str] = self._call(self._processor.encode, text, out_type=str)
         return pieces
 
@@ -173,10 +165,8 @@ class SentencePieceSegmenter:
             raise InvalidInputError(f"{self._path} is damaged: its pieces of {quoted(text)} are not UTF-8") from error
 
 
-class BPESegmenter:
+class BPESegmenter(Segmenter):
     """BPE codes of subword-nmt or fastBPE."""
-
-    by_word = True
 
     def __init__(self, path: Path) -> None:
         try:
@@ -186,10 +176,6 @@ class BPESegmenter:
         self._codes = _merges(path)
         self._bpe = BPE(io.StringIO(self._codes))
 
-    def cut(self, words: Sequence[str]) -> tuple[list[str], list[int]]:
-        """The pieces of a sentence, and the index of each piece's word."""
-        return encode_words(words, self._pieces)
-
     def join(self, pieces: Sequence[str]) -> list[str]:
         """The words that pieces form."""
         return f"{' '.join(pieces)} ".replace("@@ ", "").split()
@@ -198,28 +184,11 @@ class BPESegmenter:
         """A hash of the codes and the version of subword-nmt."""
         return digest_of("subword-nmt", metadata.version("subword-nmt"), self._codes)
 
-    def _pieces(self, word: str) -> list[str]:
-        pieces: list[str] = self._bpe.segment_tokens([word])
+    def pieces(self, text: str) -> list[str]:
+        """The pieces of a word."""
+        pieces: list[str] = self._bpe.segment_tokens([text])
         self._bpe.cache.clear()  # it is unbounded
         return pieces
-
-
-class NoSegmenter:
-    """Words that are already pieces."""
-
-    by_word = True
-
-    def cut(self, words: Sequence[str]) -> tuple[list[str], list[int]]:
-        """The words, and their indices."""
-        return list(words), list(range(len(words)))
-
-    def join(self, pieces: Sequence[str]) -> list[str]:
-        """The pieces."""
-        return list(pieces)
-
-    def digest(self) -> str:
-        """A constant hash."""
-        return digest_of("none")
 
 
 def find_segmenter(
@@ -231,17 +200,13 @@ def find_segmenter(
         if not path.is_file():
             raise InvalidInputError(f"there is no file {path}; give codes=FILE, a SentencePiece model or BPE codes")
         return SentencePieceSegmenter(path) if path.suffix == ".model" else BPESegmenter(path)
-    marked = next((piece for piece in dictionary.symbols if len(piece) > 2 and _is_marked(piece)), None)
+    marked = next((piece for piece in dictionary.symbols if len(piece) > 2 and _MARK.search(piece)), None)
     if codes is None and marked is not None:
-        found = (
-            f"the dictionary of {language} has pieces such as {marked!r}, but {data} has no file to split words with"
+        raise InvalidInputError(
+            f"the dictionary of {language} has pieces such as {marked!r}, but {data} has no file to split words with; "
+            "give codes=FILE, or codes=False if your words are already pieces"
         )
-        raise InvalidInputError(f"{found}; give codes=FILE, or codes=False if your words are already pieces")
-    return NoSegmenter()
-
-
-def _is_marked(piece: str) -> bool:
-    return piece.endswith("@@") or "\u2581" in piece
+    return Segmenter()
 
 
 def _find(data: Path, language: str) -> Path | None:
@@ -303,10 +268,10 @@ class FairseqTokenizer:
         source_language: the source language, as named in fairseq, such as ``fr``.
         target_language: the target language.
 
-    >>> from alignment.fairseq.tokenizer import SPECIAL, NoSegmenter
+    >>> from alignment.fairseq.tokenizer import SPECIAL
     >>> symbols = (*SPECIAL, "das", "Haus")
     >>> dictionary = Dictionary(symbols, {symbol: index for index, symbol in enumerate(symbols)})
-    >>> tokenizer = FairseqTokenizer(("de", dictionary, NoSegmenter()), ("en", dictionary, NoSegmenter()))
+    >>> tokenizer = FairseqTokenizer(("de", dictionary, Segmenter()), ("en", dictionary, Segmenter()))
     >>> tokenizer.encode_source([["das", "alte", "Haus"]])
     [EncodedSentence(ids=[4, 3, 5, 2], word_ids=[0, 1, 2, None])]
     >>> tokenizer.decode_target([4, 3, 5, 2])
@@ -318,19 +283,11 @@ class FairseqTokenizer:
         self._source, self._target = _Side(*source[1:]), _Side(*target[1:])
 
     def encode_source(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
-        """Encode source sentences: the pieces that the encoder reads, and ``</s>``.
-
-        Raises:
-            InvalidInputError: the pieces of a sentence cannot be attributed to its words.
-        """
+        """Encode source sentences: the pieces that the encoder reads, and ``</s>``."""
         return [self._source.encode(words) for words in sentences]
 
     def encode_target(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
-        """Encode target sentences: the pieces that the decoder emits, and ``</s>``.
-
-        Raises:
-            InvalidInputError: the pieces of a sentence cannot be attributed to its words.
-        """
+        """Encode target sentences: the pieces that the decoder emits, and ``</s>``."""
         return [self._target.encode(words) for words in sentences]
 
     def decode_target(self, ids: Sequence[int]) -> list[str]:

@@ -8,7 +8,7 @@ import torch
 
 from alignment.fairseq.conversion import build_model
 from alignment.fairseq.loading import load_shipped_model
-from alignment.fairseq.tokenizer import EOS, PAD, SPECIAL, Dictionary, FairseqTokenizer, NoSegmenter
+from alignment.fairseq.tokenizer import EOS, PAD, SPECIAL, Dictionary, FairseqTokenizer, Segmenter
 from alignment.huggingface import HuggingFaceTokenizer
 from alignment.teacher_forcing import teacher_forced_batches
 from alignment.translation import translate
@@ -39,7 +39,7 @@ def tiny(name: str, folder: Path) -> tuple[Any, Any]:
 def small_fairseq(seed: int) -> tuple[Any, FairseqTokenizer]:
     """A random model of fairseq that is sure of nothing, and whose words are its pieces."""
     source, target = (
-        ("xx", Dictionary(symbols, {symbol: index for index, symbol in enumerate(symbols)}), NoSegmenter())
+        ("xx", Dictionary(symbols, {symbol: index for index, symbol in enumerate(symbols)}), Segmenter())
         for symbols in (
             (*SPECIAL, *(f"word{index}" for index in range(len(SPECIAL), size))) for size in (SOURCE, TARGET)
         )

@@ -15,7 +15,7 @@ from alignment.fairseq.tokenizer import (
     SPECIAL,
     BPESegmenter,
     Dictionary,
-    NoSegmenter,
+    Segmenter,
     SentencePieceSegmenter,
     find_segmenter,
 )
@@ -142,7 +142,7 @@ def test_the_search(tmp_path: Path, folder: Path) -> None:
     def found() -> object:
         return type(find_segmenter(tmp_path, "fr", dictionary("le", "@@"), None))
 
-    assert found() is NoSegmenter
+    assert found() is Segmenter
     shutil.copy(folder / "bpe.codes", tmp_path / "fr-en.bpe.codes")
     assert found() is BPESegmenter
     shutil.copy(folder / "plain.model", tmp_path / "spm.fr.model")
@@ -162,7 +162,7 @@ def test_codes_can_be_given(tmp_path: Path, folder: Path) -> None:
     marked = dictionary("l@@", "e")
     assert type(find_segmenter(folder, "fr", marked, folder / "bpe.codes")) is BPESegmenter
     assert type(find_segmenter(folder, "fr", marked, str(folder / "plain.model"))) is SentencePieceSegmenter
-    assert type(find_segmenter(tmp_path, "fr", marked, False)) is NoSegmenter
+    assert type(find_segmenter(tmp_path, "fr", marked, False)) is Segmenter
     with pytest.raises(InvalidInputError, match=f"there is no file {tmp_path / 'codes'}"):
         find_segmenter(folder, "fr", marked, tmp_path / "codes")
 

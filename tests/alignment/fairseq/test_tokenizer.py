@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from alignment.fairseq import FairseqTokenizer
-from alignment.fairseq.tokenizer import SPECIAL, Dictionary, NoSegmenter
+from alignment.fairseq.tokenizer import SPECIAL, Dictionary, Segmenter
 from alignment.subwords import encode_words
 from alignment.tokenization import EncodedSentence, TranslationTokenizer
 
 
-class Letters:
+class Letters(Segmenter):
     """One piece a letter; counts what it is asked."""
 
     by_word = True
@@ -44,7 +44,7 @@ def dictionary(*pieces: str) -> Dictionary:
 
 def test_sides_have_their_own_dictionaries_and_segmenters() -> None:
     tokenizer: TranslationTokenizer = FairseqTokenizer(
-        ("fr", dictionary("a", "b"), Letters()), ("en", dictionary("ab", "c"), NoSegmenter())
+        ("fr", dictionary("a", "b"), Letters()), ("en", dictionary("ab", "c"), Segmenter())
     )
     words = ["ab", "c"]
     assert tokenizer.encode_source([words, []]) == [
@@ -55,7 +55,7 @@ def test_sides_have_their_own_dictionaries_and_segmenters() -> None:
 
 
 def test_languages() -> None:
-    tokenizer = FairseqTokenizer(("fr", dictionary(), NoSegmenter()), ("en", dictionary(), NoSegmenter()))
+    tokenizer = FairseqTokenizer(("fr", dictionary(), Segmenter()), ("en", dictionary(), Segmenter()))
     assert (tokenizer.source_language, tokenizer.target_language) == ("fr", "en")
 
 
@@ -74,5 +74,5 @@ def test_sentences_of_segmenters_that_need_them_whole() -> None:
 
 
 def test_ids_become_words() -> None:
-    tokenizer = FairseqTokenizer(("fr", dictionary(), NoSegmenter()), ("en", dictionary("a", "b", "_"), Letters()))
+    tokenizer = FairseqTokenizer(("fr", dictionary(), Segmenter()), ("en", dictionary("a", "b", "_"), Letters()))
     assert tokenizer.decode_target([2, 4, 5, 6, 3, 4, 2, 1, 1, 0]) == ["ab", "<unk>a"]
