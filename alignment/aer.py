@@ -126,8 +126,8 @@ class AER(Metric):
         if gold is None:
             raise InvalidInputError("got no gold alignments; pass them here or to AER()")
         if not len(hypotheses) == len(gold) > 0:
-            found = f"got {len(hypotheses)} hypotheses for {len(gold)} gold alignments"
-            raise InvalidInputError(f"{found}, expected one for each, and at least one")
+            message = f"got {len(hypotheses)} hypotheses for {len(gold)} gold alignments"
+            raise InvalidInputError(f"{message}, expected one for each, and at least one")
         return [self._compute_segment_statistics(*pair) for pair in zip(hypotheses, gold, strict=True)]
 
     def _preprocess_segment(self, sent: Any) -> Any:
@@ -362,19 +362,14 @@ def find_correction(alignments: Sequence[Alignment], gold: Sequence[GoldAlignmen
     if sum(map(len, alignments)) < _FEW_LINKS:
         return None
     aer = alignment_error_rate(alignments, gold).aer
-    rates = {
-        change: alignment_error_rate([_changed(alignment, change) for alignment in alignments], gold).aer
-        for change in _SHIFTS
-        if change != "one less" or not any(0 in link for alignment in alignments for link in alignment.links)
-    }
+    changed: dict[Change, list[Alignment]] = {"swapped": [links.transposed() for links in alignments]}
+    if not any(0 in link for alignment in alignments for link in alignment.links):
+        changed["one less"] = [_shifted(links, -1) for links in alignments]
+    changed["one more"] = [_shifted(links, 1) for links in alignments]
+    rates = {change: alignment_error_rate(links, gold).aer for change, links in changed.items()}
     best = min(rates, key=lambda change: rates[change])
     return Correction(best, aer, rates[best]) if aer - rates[best] >= _FAR else None
 
 
-_SHIFTS: Mapping[Change, int] = MappingProxyType({"swapped": 0, "one less": -1, "one more": 1})
-
-
-def _changed(alignment: Alignment, change: Change) -> Alignment:
-    shift = _SHIFTS[change]
-    moved = [(source + shift, target + shift) for source, target in alignment.links]
-    return Alignment(moved) if shift else alignment.transposed()
+def _shifted(alignment: Alignment, shift: int) -> Alignment:
+    return Alignment([(source + shift, target + shift) for source, target in alignment.links])

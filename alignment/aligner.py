@@ -453,8 +453,8 @@ class BidirectionalAligner(TextAligner):
 
 def _check_languages(forward: WordAligner, reverse: WordAligner) -> None:
     there, back = forward.languages, reverse.languages
-    for one, other in zip(there, back[::-1], strict=True):
-        if one is not None and other is not None and one != other:
+    for expected, actual in zip(there, back[::-1], strict=True):
+        if expected is not None and actual is not None and expected != actual:
             ways = ["–".join(str(code) for code in way) for way in (there, back, there[::-1])]
             raise InvalidInputError(
                 f"got a reverse model that translates {ways[1]} beside a forward model that translates {ways[0]}; "

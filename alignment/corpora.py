@@ -41,8 +41,8 @@ class ParallelGold:
 
     def __post_init__(self) -> None:
         if not len(self.sources) == len(self.targets) == len(self.gold):
-            found = f"{len(self.sources)} source sentences, {len(self.targets)} target sentences"
-            raise InvalidInputError(f"got {found} and {len(self.gold)} gold alignments, expected equally many")
+            message = f"{len(self.sources)} source sentences, {len(self.targets)} target sentences"
+            raise InvalidInputError(f"got {message} and {len(self.gold)} gold alignments, expected equally many")
 
     def __len__(self) -> int:
         return len(self.gold)

@@ -65,13 +65,6 @@ def source_gradients(
         InvalidInputError: an option, an input's name or shape, or a label is not as described.
         UnsupportedModelError: the model is not an encoder–decoder with a language-modelling head.
         NonFiniteError: a gradient is NaN or infinite.
-
-    >>> from transformers import BartConfig, BartForConditionalGeneration
-    >>> model = BartForConditionalGeneration(BartConfig(vocab_size=9, d_model=16, encoder_layers=1, decoder_layers=1))
-    >>> source = {"input_ids": torch.tensor([[4, 5, 2]]), "attention_mask": torch.ones(1, 3)}
-    >>> target = {"decoder_input_ids": torch.tensor([[2, 7]])}
-    >>> source_gradients(model, source | target, labels=torch.tensor([[7, 2]])).shape
-    torch.Size([1, 2, 3])
     """
     if kind not in get_args(GradientKind) or group_size < 1:
         expected = f"one of {', '.join(get_args(GradientKind))}, and at least 1"
@@ -121,8 +114,8 @@ def _checked(inputs: Mapping[str, Any], labels: Tensor) -> dict[str, Tensor]:
     source, target = shapes["input_ids"], shapes["labels"]
     uniform = all(shape == (source if name in _SOURCE else target) for name, shape in shapes.items())
     if not uniform or len(source) != 2 or len(target) != 2 or source[0] != target[0] or 0 in source + target:
-        found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise InvalidInputError(f"got {found}, expected (B, S) for the source and (B, T) for the target, none empty")
+        message = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise InvalidInputError(f"got {message}, expected (B, S) for the source and (B, T) for the target, none empty")
     return tensors
 
 

@@ -223,8 +223,8 @@ def _check_code_in_prefix(tokenizer: Any, prefix: Sequence[str]) -> None:
     """Refuse a prefix without a language code where a Marian model has several target languages."""
     codes = getattr(tokenizer, "supported_language_codes", ())
     if len(codes) > 1 and (not prefix or prefix[0] not in codes):
-        found = f"got the source_prefix {' '.join(prefix)!r} for a tokenizer of {len(codes)} target languages"
-        raise InvalidInputError(f"{found}, expected one of {', '.join(sorted(codes))}")
+        message = f"got the source_prefix {' '.join(prefix)!r} for a tokenizer of {len(codes)} target languages"
+        raise InvalidInputError(f"{message}, expected one of {', '.join(sorted(codes))}")
 
 
 @contextmanager

@@ -51,8 +51,7 @@ class Inspector:
     twice more, without their source and with their sides exchanged.
 
     Args:
-        model: a sequence-to-sequence model with its language-modelling head, of Hugging Face or from
-            :func:`alignment.load_fairseq_checkpoint`; left unchanged.
+        model: a sequence-to-sequence model with its language-modelling head; left unchanged.
         tokenizer: its tokenizer.
         layer: the layer of the links, as for :class:`WordAligner`.
         head: their head: an index, or ``"auto"`` to choose it with the layer.

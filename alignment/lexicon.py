@@ -320,8 +320,8 @@ def _summed(keys: NDArray[np.uint64], counts: NDArray[np.float64]) -> tuple[NDAr
 def _matrix(values: ArrayLike, source: Sequence[str], target: Sequence[str]) -> WordMap:
     matrix = checked_map(values, null=False)
     if matrix.shape != (len(target), len(source)):
-        found = f"got a map of shape {matrix.shape} for {len(target)} target and {len(source)} source words"
-        raise InvalidInputError(f"{found}; expected a row for each target and a column for each source word")
+        message = f"got a map of shape {matrix.shape} for {len(target)} target and {len(source)} source words"
+        raise InvalidInputError(f"{message}; expected a row for each target and a column for each source word")
     return matrix
 
 

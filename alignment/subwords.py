@@ -208,18 +208,18 @@ def word_ids_from_offsets(
             ids.append(None)
             continue
         if not 0 <= start <= end <= len(text):
-            found = f"got offsets {start} to {end} in a text of {len(text)} characters"
-            raise InvalidInputError(f"{found}; give the words that were tokenised, joined by single spaces")
+            message = f"got offsets {start} to {end} in a text of {len(text)} characters"
+            raise InvalidInputError(f"{message}; give the words that were tokenised, joined by single spaces")
         touched = sorted({owners[place] for place in range(start, end) if text[place] != " "})
         if len(touched) > 1:
-            found = f"got the piece {text[start:end]!r}, which spans words {touched[0]} to {touched[-1]}"
-            raise InvalidInputError(f"{found}, expected one word; encode the words one by one with encode_words")
+            message = f"got the piece {text[start:end]!r}, which spans words {touched[0]} to {touched[-1]}"
+            raise InvalidInputError(f"{message}, expected one word; encode the words one by one with encode_words")
         ids.append(touched[0] if touched else owners[start] if start < len(text) else len(words) - 1)
         covered = max(covered, end)
     if text[covered:].strip():
         word = owners[len(text) - len(text[covered:].lstrip())]
-        found = f"got no piece from word {word} ({words[word]!r}) on"
-        raise InvalidInputError(f"{found}, expected pieces for all {len(words)} words; turn truncation off")
+        message = f"got no piece from word {word} ({words[word]!r}) on"
+        raise InvalidInputError(f"{message}, expected pieces for all {len(words)} words; turn truncation off")
     return ids
 
 

@@ -293,8 +293,8 @@ def spread_tables(sweeps: Sequence[Sweep]) -> list[Table]:
     over = f", mean ± population SD of {len(sweeps)} models"
     rules = plain_table(f"Norms chosen without gold{over}", ["rule"], ["AER"])
     for rule in sweeps[0].chosen:
-        found = [sweep.results[Reading("norm", sweep.chosen[rule])].score.aer for sweep in sweeps]
-        rules.add_row(rule, _mean_cell(found))
+        rates = [sweep.results[Reading("norm", sweep.chosen[rule])].score.aer for sweep in sweeps]
+        rules.add_row(rule, _mean_cell(rates))
     return [_layers(sweeps, over), rules, _correlations(sweeps, over)]
 
 
@@ -307,12 +307,12 @@ def _corpora(sweeps: Sequence[Sweep], rule: str) -> Table:
     numbers = [*(sweep.corpus.name for sweep in sweeps), "mean", "p, all pairs"]
     table = plain_table(f"AER by recipe, {rule}; p of the difference from norms", ["recipe", "method"], numbers)
     for recipe in RECIPES:
-        found = {
+        compared = {
             method: [sweep.results[Reading(method, sweep.chosen[rule], recipe)] for sweep in sweeps]
             for method in ATTENTION
         }
-        p_value = pooled_significance(found["norm"], found["weights"], sweeps)
-        for method, results in found.items():
+        p_value = pooled_significance(compared["norm"], compared["weights"], sweeps)
+        for method, results in compared.items():
             rates = [result.score.aer for result in results]
             cells = [f"{rate:.1f}" for rate in (*rates, fmean(rates))]
             table.add_row(recipe, TITLES[method], *cells, _p_cell(None if method == "norm" else p_value))
@@ -323,9 +323,9 @@ def pooled_significance(
     baseline: Sequence[Result], other: Sequence[Result], sweeps: Sequence[Sweep], trials: int = 1000
 ) -> float:
     """The p-value of the difference between two readings, over the sentence pairs of all corpora."""
-    one, two = ([links for result in results for links in result.alignments] for results in (baseline, other))
+    first, second = ([links for result in results for links in result.alignments] for results in (baseline, other))
     gold = [pair for sweep in sweeps for pair in sweep.corpus.gold]
-    return paired_significance(one, [two], gold, trials=trials).p_values[0]
+    return paired_significance(first, [second], gold, trials=trials).p_values[0]
 
 
 def _layers(sweeps: Sequence[Sweep], over: str = "") -> Table:
@@ -334,10 +334,10 @@ def _layers(sweeps: Sequence[Sweep], over: str = "") -> Table:
     table = plain_table(title, ["method"], [f"{place.setting} {place.layer}" for place in places])
     for method in _methods(sweeps[0]):
         readings = [Reading(method, place) for place in places]
-        found = [
+        cells = [
             [sweep.results[reading].score.aer for sweep in sweeps if reading in sweep.results] for reading in readings
         ]
-        table.add_row(TITLES[method], *(_mean_cell(rates) for rates in found))
+        table.add_row(TITLES[method], *(_mean_cell(rates) for rates in cells))
     return table
 
 
@@ -345,9 +345,9 @@ def _correlations(sweeps: Sequence[Sweep], over: str = "") -> Table:
     title = f"AER of single heads against their mean norm{over}"
     table = plain_table(title, ["setting"], ["Spearman", "Pearson", "AER of the head with the highest norm"])
     for setting in SETTINGS:
-        found = [sweep.norm_correlation(setting) for sweep in sweeps]
+        correlations = [sweep.norm_correlation(setting) for sweep in sweeps]
         highest = [sweep.results[Reading("norm", _highest_head(sweep, setting))].score.aer for sweep in sweeps]
-        ranked, linear = ([one.spearman for one in found], [one.pearson for one in found])
+        ranked, linear = ([pair.spearman for pair in correlations], [pair.pearson for pair in correlations])
         table.add_row(setting, _mean_cell(ranked, digits=2), _mean_cell(linear, digits=2), _mean_cell(highest))
     return table
 
@@ -386,10 +386,10 @@ def _recipes(sweep: Sweep, rule: str) -> Table:
         if recipe == "paper":
             compared += [sweep.best(method) for method in _methods(sweep) if method not in ATTENTION]
         baseline, *others = compared
-        found = paired_significance(
+        significance = paired_significance(
             baseline.alignments, [other.alignments for other in others], sweep.corpus.gold, trials=1000
         )
-        for result, p_value in zip(compared, (None, *found.p_values), strict=True):
+        for result, p_value in zip(compared, (None, *significance.p_values), strict=True):
             method, place = result.reading.method, result.reading.place
             title = TITLES[method] if method in ATTENTION else f"{TITLES[method]}, {place.setting}"
             table.add_row(recipe, title, *_score_cells(result.score), _p_cell(p_value))
@@ -397,8 +397,8 @@ def _recipes(sweep: Sweep, rule: str) -> Table:
 
 
 def _methods(sweep: Sweep) -> list[Method]:
-    found = {reading.method for reading in sweep.results}
-    return [method for method in TITLES if method in found]
+    measured = {reading.method for reading in sweep.results}
+    return [method for method in TITLES if method in measured]
 
 
 def _cell(result: Result) -> str:

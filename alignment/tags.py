@@ -65,14 +65,14 @@ def split_text(text: str, language: str | None = None, *, breaks: Container[int]
     >>> split_text("C'est l'heure&nbsp;: 3,5 km.", "fr")
     ["C'", 'est', "l'", 'heure', ':', '3,5', 'km', '.']
     """
-    found = [(html.unescape(match[0]), *match.span()) for match in _CHARACTER.finditer(text)]
-    characters = [character for character, _, _ in found]
+    matches = [(html.unescape(match[0]), *match.span()) for match in _CHARACTER.finditer(text)]
+    characters = [character for character, _, _ in matches]
     kinds: list[_Kind] = []
     for character in characters:
         kinds.append(_kind(character, kinds[-1] if kinds else "space"))
     begins, ends = (language or "")[:2] == "en", (language or "")[:2] in _ELIDING
     words: list[TextWord] = []
-    for index, (character, start, end) in enumerate(found):
+    for index, (character, start, end) in enumerate(matches):
         if kinds[index] == "space":
             continue
         last = words[-1] if words and words[-1].end == start and start not in breaks else None
@@ -167,9 +167,6 @@ def project_spans(
         source: the source words.
         target: the target words.
 
-    Returns:
-        The target span of each source span; its ends are equal if it holds no word.
-
     Raises:
         InvalidInputError: a span is not within the source or overlaps with another one, or a link is not between words.
 
@@ -189,8 +186,8 @@ def project_spans(
         # A place at the start of a span is before it.
         parent = next((index for index in reversed(around) if start < end or nested[index].start < start), SENTENCE)
         if parent != SENTENCE and nested[parent].end < end:
-            found = f"got the spans {(nested[parent].start, nested[parent].end)} and {(start, end)}"
-            raise InvalidInputError(f"{found}, which overlap; expected disjoint or nested ones")
+            message = f"got the spans {(nested[parent].start, nested[parent].end)} and {(start, end)}"
+            raise InvalidInputError(f"{message}, which overlap; expected disjoint or nested ones")
         if start < end:
             around.append(len(nested))
         nested.append(NestedSpan(start, end, parent))
@@ -208,8 +205,8 @@ def project_nested(
     linked: list[list[int]] = [[] for _ in target]
     for left, right in links:
         if left >= len(source) or right >= len(target):
-            found = f"got the link {left}-{right} of {len(source)} source and {len(target)} target words"
-            raise InvalidInputError(f"{found}; expected links between words, counted from 0")
+            message = f"got the link {left}-{right} of {len(source)} source and {len(target)} target words"
+            raise InvalidInputError(f"{message}; expected links between words, counted from 0")
         linked[right].append(left)
     children: dict[int, list[int]] = {}
     for index, span in enumerate(spans):
@@ -475,12 +472,8 @@ def transfer_tags(
     stays around all of them; a single tag at an edge of either stays there, and one that touches a word goes beside the
     word that this is linked to. A word that a tag splits is inside the pair.
 
-    Args:
-        source: the source sentence.
-        target: its translation, without tags; it is kept character for character.
-        links: the links between the words.
-        source_words: the words of ``source.text``, such as :func:`~alignment.split_text` finds.
-        target_words: the words of ``target``.
+    The translation, which is kept character for character, has no tags; words are such as
+    :func:`~alignment.split_text` finds in ``source.text`` and ``target``.
 
     Raises:
         InvalidInputError: the target has tags, or a link is not between words.

@@ -29,20 +29,16 @@ class TeacherForcedBatch:
 
     Decoder step t emits ``labels[:, t]`` and reads the label before it; step 0 reads the start token or the language
     code. Padding is on the right, so position t of a sentence is position t of its row.
-
-    Attributes:
-        inputs: the arguments of the model's forward function: tensors (B, S) and (B, T), and flags.
-        labels: (B, T), what each decoder step emits, -100 at padding.
-        source: the source sentences.
-        target: the target sentences.
-        indices: the index of each pair among the given ones.
     """
 
     inputs: dict[str, Any]
+    """The arguments of the model's forward function: tensors (B, S) and (B, T), and flags."""
     labels: Tensor
+    """(B, T), what each decoder step emits, -100 at padding."""
     source: list[EncodedSentence]
     target: list[EncodedSentence]
     indices: list[int]
+    """The index of each pair."""
 
 
 def teacher_forced_batches(
@@ -131,8 +127,8 @@ def _problem(pair: _EncodedPair, limits: tuple[int | None, int | None]) -> str |
         if all(index is None for index in sentence.word_ids):
             return f"got a {side} side without a word, expected at least one that the tokenizer keeps"
         if limit is not None and len(sentence.ids) > limit:
-            found = f"got a {side} side of {len(sentence.ids)} pieces"
-            return f"{found}, expected at most {limit}, the number of positions that the model has"
+            message = f"got a {side} side of {len(sentence.ids)} pieces"
+            return f"{message}, expected at most {limit}, the number of positions that the model has"
     return None
 
 

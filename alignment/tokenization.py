@@ -22,23 +22,16 @@ class EncodedSentence:
 class TranslationTokenizer(Protocol):
     """Encodes words as a translation model's pieces, and decodes pieces into words.
 
-    Sentences are sequences of words. Callers add padding and the decoder's start token.
+    Sentences are sequences of words; pieces that cannot be attributed to them raise an InvalidInputError. Callers add
+    padding and the decoder's start token.
     """
 
     def encode_source(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
-        """Encode source sentences: what the encoder reads, for example the pieces and ``</s>``.
-
-        Raises:
-            InvalidInputError: the pieces of a sentence cannot be attributed to its words.
-        """
+        """Encode source sentences: what the encoder reads, for example the pieces and ``</s>``."""
         ...
 
     def encode_target(self, sentences: Sequence[Sequence[str]]) -> list[EncodedSentence]:
-        """Encode target sentences: what the decoder emits (the labels), for example the pieces and ``</s>``.
-
-        Raises:
-            InvalidInputError: the pieces of a sentence cannot be attributed to its words.
-        """
+        """Encode target sentences: what the decoder emits (the labels), for example the pieces and ``</s>``."""
         ...
 
     def decode_target(self, ids: Sequence[int]) -> list[str]:

@@ -55,8 +55,8 @@ def translate(
     [['the', 'debate', 'is', 'closed', '.'], []]
     """
     if min(beam, max_length, max_tokens) < 1:
-        found = f"got beam={beam}, max_length={max_length} and max_tokens={max_tokens}"
-        raise InvalidInputError(f"{found}, expected at least 1 of each")
+        message = f"got beam={beam}, max_length={max_length} and max_tokens={max_tokens}"
+        raise InvalidInputError(f"{message}, expected at least 1 of each")
     model = explained_module(model)
     if not hasattr(model, "generate"):
         expected = "a Hugging Face sequence-to-sequence model, or one from load_fairseq_checkpoint"
@@ -90,7 +90,7 @@ def _generated(model: Any, batch: TeacherForcedBatch, beam: int, max_length: int
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None:
         length = min(length, positions)
-    found = model.generate(
+    generated = model.generate(
         input_ids=batch.inputs["input_ids"],  # PeftModel takes names alone
         attention_mask=batch.inputs["attention_mask"],
         decoder_input_ids=start,
@@ -102,7 +102,7 @@ def _generated(model: Any, batch: TeacherForcedBatch, beam: int, max_length: int
         max_new_tokens=None,
         use_cache=True,  # without a cache, FSMT's generation looks ahead
     )
-    ids: list[list[int]] = found[:, start.shape[1] :].tolist()
+    ids: list[list[int]] = generated[:, start.shape[1] :].tolist()
     return ids
 
 
@@ -141,8 +141,8 @@ def target_log_probabilities(
 
     >>> from alignment import load_shipped_model
     >>> pair = ["le", "débat", "est", "clos", "."], ["the", "debate", "is", "closed", "."]
-    >>> [(_, found)] = target_log_probabilities(*load_shipped_model("fr-en"), [pair])
-    >>> found.round(1).tolist()
+    >>> [(_, scores)] = target_log_probabilities(*load_shipped_model("fr-en"), [pair])
+    >>> scores.round(1).tolist()
     [-0.4, -0.1, -0.2, -0.2, -0.2, -0.1]
     """
     module = explained_module(model)
@@ -193,12 +193,12 @@ def recorded_logits(model: nn.Module, batch: TeacherForcedBatch) -> Iterator[Cal
 
     def logits() -> Tensor:
         output = seen[0]
-        found = getattr(output, "logits", output[0] if isinstance(output, tuple) else None)
-        if not isinstance(found, Tensor) or found.shape[:-1] != batch.labels.shape:
+        recorded = getattr(output, "logits", output[0] if isinstance(output, tuple) else None)
+        if not isinstance(recorded, Tensor) or recorded.shape[:-1] != batch.labels.shape:
             raise UnsupportedModelError(
                 f"got a {type(explained_module(model)).__name__}, expected a model with a language-modelling head"
             )
-        return found
+        return recorded
 
     with forward_hook(model, keep):
         yield logits

@@ -140,5 +140,5 @@ def check_factor(name: str, value: float) -> None:
 def _check_alike(matrices: Sequence[WordMap], weights: Sequence[float]) -> None:
     shapes = [matrix.shape for matrix in matrices]
     if not matrices or len(matrices) != len(weights) or len(set(shapes)) > 1:
-        found = f"got maps of shapes {shapes} and {len(weights)} weights"
-        raise InvalidInputError(f"{found}, expected at least one map, all of one shape, and a weight for each")
+        message = f"got maps of shapes {shapes} and {len(weights)} weights"
+        raise InvalidInputError(f"{message}, expected at least one map, all of one shape, and a weight for each")

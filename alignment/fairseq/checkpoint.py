@@ -55,8 +55,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     ):
         raise InvalidInputError(f"{path} contains no model; expected a fairseq checkpoint, with weights under 'model'")
     if not any(name.startswith("encoder.") for name in weights):
-        found = "a decoder alone" if any(name.startswith("decoder.") for name in weights) else "neither part"
-        raise InvalidInputError(f"{path} is no translation model; expected an encoder and a decoder, found {found}")
+        message = "a decoder alone" if any(name.startswith("decoder.") for name in weights) else "neither part"
+        raise InvalidInputError(f"{path} is no translation model; expected an encoder and a decoder, found {message}")
     _check_sizes(weights, path)
     try:
         # A file may attach hooks and attributes to tensors; detach drops them.
@@ -75,8 +75,8 @@ def _check_sizes(weights: Mapping[str, Tensor], path: Path) -> None:
             raise InvalidInputError(f"{path}: {quoted(name)} is declared as {shape}, more than the file contains")
         total += declared
     if total > _MOST_COPIES * path.stat().st_size:
-        found = f"{path}: its weights have {total} bytes, the file has {path.stat().st_size}"
-        raise InvalidInputError(f"{found}; expected each weight once")
+        message = f"{path}: its weights have {total} bytes, the file has {path.stat().st_size}"
+        raise InvalidInputError(f"{message}; expected each weight once")
 
 
 class _Inert:
@@ -146,8 +146,8 @@ def _checked_names(path: Path) -> set[str]:
     names = {name for name in _names(path) if _BUILT_NEVER.fullmatch(name) or not _BUILT.fullmatch(name)}
     refused = [name for name in names if not _EXPECTED.fullmatch(name)]
     if refused:
-        found = f"it refers to {named(min(refused))}, which no fairseq checkpoint needs and which could run code"
-        raise InvalidInputError(f"{found}; nothing was loaded")
+        message = f"it refers to {named(min(refused))}, which no fairseq checkpoint needs and which could run code"
+        raise InvalidInputError(f"{message}; nothing was loaded")
     return names
 
 

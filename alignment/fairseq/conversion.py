@@ -128,10 +128,10 @@ def weight(weights: Mapping[str, Tensor], name: str, axes: int) -> Tensor:
     """The named weight, checked for its number of axes."""
     if name not in weights:
         raise InvalidInputError(f"the checkpoint lacks {name}; expected a Transformer of fairseq, encoder and decoder")
-    found = weights[name]
-    if found.dim() != axes or not found.numel():
-        raise InvalidInputError(f"{name} has the shape {tuple(found.shape)}, expected {axes} axes")
-    return found
+    tensor = weights[name]
+    if tensor.dim() != axes or not tensor.numel():
+        raise InvalidInputError(f"{name} has the shape {tuple(tensor.shape)}, expected {axes} axes")
+    return tensor
 
 
 def _side(side: str, settings: Mapping[str, Any], weights: Mapping[str, Tensor], width: int) -> dict[str, int]:
@@ -140,9 +140,9 @@ def _side(side: str, settings: Mapping[str, Any], weights: Mapping[str, Tensor],
     numbers = {match[1] for name in weights if (match := re.match(rf"{side}\.layers\.(\d+)\.", name))}
     heads = _count(settings, f"{side}_attention_heads")
     if not heads or width % heads:
-        found = f"the setting {side}_attention_heads is {quoted(settings.get(f'{side}_attention_heads'))}"
+        message = f"the setting {side}_attention_heads is {quoted(settings.get(f'{side}_attention_heads'))}"
         raise InvalidInputError(
-            f"{found}, expected a divisor of the width {width}; the weights do not tell the number of heads"
+            f"{message}, expected a divisor of the width {width}; the weights do not tell the number of heads"
         )
     return {
         f"{side}_layers": len(numbers),
@@ -200,21 +200,21 @@ _LONGEST_TRANSLATION = 200
 def build_model(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> TranslationModel:
     """Build the transformers model that is equivalent to a fairseq model."""
     weights = _current_names(settings, weights)
-    found = architecture(settings, weights)
+    plan = architecture(settings, weights)
     weights |= {
-        f"{side}.embed_positions.weight": _positions(side, settings, weights, found.config.d_model)
+        f"{side}.embed_positions.weight": _positions(side, settings, weights, plan.config.d_model)
         for side in ("encoder", "decoder")
     }
     with torch.device("meta"):  # no memory or random numbers for weights that are replaced
-        model: Any = found.model_class(found.config)  # type: ignore[arg-type]
+        model: Any = plan.model_class(plan.config)  # type: ignore[arg-type]
         _fit(model, weights)
-    model.load_state_dict(_parameters(model, weights, found), assign=True)
+    model.load_state_dict(_parameters(model, weights, plan), assign=True)
     # Marian does not save its position tables because it can compute them; it cannot compute these.
     model._keys_to_ignore_on_save = set()
-    if hasattr(model.model, "shared") and not found.shared:
+    if hasattr(model.model, "shared") and not plan.shared:
         # Pegasus files have one vocabulary. With no tied weights declared, save_pretrained refuses.
         model._tied_weights_keys = model.model._tied_weights_keys = None
-    model.generation_config = GenerationConfig.from_model_config(found.config)
+    model.generation_config = GenerationConfig.from_model_config(plan.config)
     model.generation_config.update(
         num_beams=5,
         early_stopping=True,
@@ -245,8 +245,8 @@ def _current_names(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -
             raise InvalidInputError(f"{quoted(name)} has the dtype {tensor.dtype}, expected floating point")
         if joint:
             if not tensor.dim() or len(tensor) % 3:
-                found = f"{quoted(name)} has the shape {tuple(tensor.shape)}"
-                raise InvalidInputError(f"{found}, expected the rows of queries, keys and values")
+                message = f"{quoted(name)} has the shape {tuple(tensor.shape)}"
+                raise InvalidInputError(f"{message}, expected the rows of queries, keys and values")
             parts = zip("qkv", tensor.chunk(3), strict=True)
             current |= {f"{joint[1]}.{letter}_proj.{joint[2]}": part for letter, part in parts}
         else:
@@ -277,14 +277,14 @@ def _fit(model: Any, weights: Mapping[str, Tensor]) -> None:
         table.weight = nn.Parameter(torch.empty(shape), requires_grad=False)
 
 
-def _parameters(model: TranslationModel, weights: Mapping[str, Tensor], found: Architecture) -> dict[str, Tensor]:
+def _parameters(model: TranslationModel, weights: Mapping[str, Tensor], plan: Architecture) -> dict[str, Tensor]:
     """The model's state dict; tied names share a parameter."""
     buffers = {name: torch.zeros(buffer.shape) for name, buffer in model.named_buffers()}
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items() if name not in buffers}
     origins = {name: _RENAMED.get(name, name.removeprefix("model.")) for name in shapes}
     _check(weights, {origin: shapes[name] for name, origin in origins.items()})
-    tie = {_OUTPUT: _TARGET} if found.tied else {}
-    tie |= {_OUTPUT: _SOURCE, _TARGET: _SOURCE} if found.shared else {}
+    tie = {_OUTPUT: _TARGET} if plan.tied else {}
+    tie |= {_OUTPUT: _SOURCE, _TARGET: _SOURCE} if plan.shared else {}
     parameters = {
         origin: nn.Parameter(tensor.to(torch.float32, copy=True))
         for origin, tensor in weights.items()

@@ -78,8 +78,8 @@ def _languages(checkpoint: Checkpoint, data: Path) -> tuple[str, str]:
     match [pair for pair in pairs if len(pair) == 2]:
         case [(source, target)]:
             return source, target
-        case found:
-            pair = ", ".join(sorted(map("-".join, found))) or "none"
+        case others:
+            pair = ", ".join(sorted(map("-".join, others))) or "none"
             raise InvalidInputError(
                 f"the checkpoint does not name its languages, so they are taken from names of data such as "
                 f"train.fr-en.fr.bin: expected one pair in {data}, found {pair}"

@@ -211,13 +211,13 @@ def find_segmenter(
 
 def _find(data: Path, language: str) -> Path | None:
     files = sorted(path for path in data.iterdir() if path.is_file())
-    found = [path for path in files if path.suffix == ".model" or _parts(path.name) & _CODES]
-    if len(found) > 1:
-        found = [path for path in found if _parts(language) <= _parts(path.name)] or found
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
+    candidates = [path for path in files if path.suffix == ".model" or _parts(path.name) & _CODES]
+    if len(candidates) > 1:
+        candidates = [path for path in candidates if _parts(language) <= _parts(path.name)] or candidates
+    if len(candidates) > 1:
+        names = ", ".join(path.name for path in candidates)
         raise InvalidInputError(f"{data} has several files to split words of {language}: {names}; give codes=FILE")
-    return found[0] if found else None
+    return candidates[0] if candidates else None
 
 
 def _parts(name: str) -> set[str]:

@@ -83,16 +83,16 @@ def write_npz(file: BinaryIO, parts: Iterable[bytes]) -> None:
 
 
 def _entries(number: int, line: bytes) -> dict[str, object]:
-    found = json.loads(line)
-    if found is None:
+    record = json.loads(line)
+    if record is None:
         return {"shapes": (0, 0), "corpus_statistics": False}
-    shape = tuple(found["shape"])
+    shape = tuple(record["shape"])
     return {
         "shapes": shape,
-        "probabilities": decoded(found["probabilities"], shape),
-        "links": [(number, source, target) for source, target, _ in found["links"]],
-        "scores": [score for *_, score in found["links"]],
-        "corpus_statistics": found["corpus_statistics"],
+        "probabilities": decoded(record["probabilities"], shape),
+        "links": [(number, source, target) for source, target, _ in record["links"]],
+        "scores": [score for *_, score in record["links"]],
+        "corpus_statistics": record["corpus_statistics"],
     }
 
 
@@ -120,8 +120,8 @@ class Output:
         InvalidInputError: the style is unknown, the base is not the style's, or the score is not between 0 and 1.
 
     >>> from alignment import Alignment
-    >>> found = ScoredAlignment(Alignment([(0, 0), (1, 1)]), [[0.5, 0.1], [0.1, 0.9]])
-    >>> Output(scores=True).text(1, ["a", "b"], ["c", "d"], found)
+    >>> scored = ScoredAlignment(Alignment([(0, 0), (1, 1)]), [[0.5, 0.1], [0.1, 0.9]])
+    >>> Output(scores=True).text(1, ["a", "b"], ["c", "d"], scored)
     '0-0:0.8022 1-1:0.9733\n'
     """
 
@@ -148,33 +148,33 @@ class Output:
         """Whether alignments must have probabilities."""
         return self.scores or self.min_score > 0 or self.style in ("matrix", "npz")
 
-    def text(self, number: int, source: Sequence[str], target: Sequence[str], found: ScoredAlignment) -> str:
+    def text(self, number: int, source: Sequence[str], target: Sequence[str], alignment: ScoredAlignment) -> str:
         """Return the text for the sentence pair of a line, with line ends; for npz, what :meth:`write` makes arrays of.
 
         Args:
             number: the number of the line, from 1.
             source: the source words.
             target: the target words.
-            found: the alignment, without links that are too improbable.
+            alignment: the alignment, without links that are too improbable.
         """
-        scored = list(found.scored_links()) if self.scored else [(link, 1.0) for link in found.links]
+        scored = list(alignment.scored_links()) if self.scored else [(link, 1.0) for link in alignment.links]
         if self.style == "matrix":
-            assert found.probabilities is not None
+            assert alignment.probabilities is not None
             record = {
                 "source": source,
                 "target": target,
                 "links": [[*link, round(score, _DIGITS)] for link, score in scored],
-                "probabilities": [[round(float(p), _DIGITS) for p in row] for row in found.probabilities],
-                "corpus_statistics": found.corpus_statistics,
+                "probabilities": [[round(float(p), _DIGITS) for p in row] for row in alignment.probabilities],
+                "corpus_statistics": alignment.corpus_statistics,
             }
             return f"{json.dumps(record, ensure_ascii=False)}\n"
         if self.style == "npz":
-            assert found.probabilities is not None
+            assert alignment.probabilities is not None
             arrays = {
-                "shape": found.probabilities.shape,
-                "probabilities": encoded(found.probabilities),
+                "shape": alignment.probabilities.shape,
+                "probabilities": encoded(alignment.probabilities),
                 "links": [[*link, score] for link, score in scored],
-                "corpus_statistics": found.corpus_statistics,
+                "corpus_statistics": alignment.corpus_statistics,
             }
             return f"{json.dumps(arrays)}\n"
         base = (1 if self.style == "naacl" else 0) if self.base is None else self.base

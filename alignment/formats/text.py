@@ -78,8 +78,8 @@ def parse_scored_pharaoh(line: str) -> dict[Link, float]:
     scores = {}
     for link, score in _links(line):
         if score is None:
-            found = f"got {link[0]}-{link[1]} without a score"
-            raise InvalidInputError(f"{found}, expected i-j:p, as norm-align extract --scores writes")
+            message = f"got {link[0]}-{link[1]} without a score"
+            raise InvalidInputError(f"{message}, expected i-j:p, as norm-align extract --scores writes")
         scores[link] = score
     return scores
 
@@ -183,8 +183,8 @@ def _split_lines(source: TextSource, first: int) -> Iterator[tuple[str, str] | I
         if len(sides) == 2:
             yield sides[0].strip(" \t"), sides[1].strip(" \t")
         else:
-            found = f"got {len(sides) - 1} times {_SEPARATOR}, expected source {_SEPARATOR} target"
-            yield error_at(source, number, f"{found}; or give the sides in two files")
+            message = f"got {len(sides) - 1} times {_SEPARATOR}, expected source {_SEPARATOR} target"
+            yield error_at(source, number, f"{message}; or give the sides in two files")
 
 
 def _zipped_lines(source: TextSource, target: TextSource, first: int) -> Iterator[tuple[str, str] | InvalidInputError]:
@@ -222,10 +222,10 @@ def read_identified(*sources: TextSource) -> list[tuple[str, ...]]:
     for source, texts in zip(sources[1:], files[1:], strict=True):
         for number, (name, expected) in enumerate(zip_longest(texts, files[0]), 1):
             if name != expected:
-                found, wanted = (
+                got, wanted = (
                     "the end" if one is None else f"the sentence id {quoted(one)}" for one in (name, expected)
                 )
-                raise error_at(source, number, f"got {found}, expected {wanted}, as in {source_name(sources[0])}")
+                raise error_at(source, number, f"got {got}, expected {wanted}, as in {source_name(sources[0])}")
     return list(zip(*(texts.values() for texts in files), strict=True))
 
 

@@ -73,18 +73,6 @@ def test_layer_setting_and_head_by_hand(setting: Setting, layer: int, head: int 
     assert cast(ToyMethod, aligner.method).asked == [([layer], head is not None)]
 
 
-@pytest.mark.parametrize("setting", ["AWO", "AWI"])
-def test_rows_are_those_of_the_step_that_emits_or_reads(setting: Setting) -> None:
-    # Only the step that reads X looks at d, and only the one that emits it at a.
-    def one_step(_: int, __: int, read: Tensor, source: Tensor) -> Tensor:
-        return 1.0 * (read == ord("X")) * (source == ord("d")) + (read.roll(-1, 1) == ord("X")) * (source == ord("a"))
-
-    pair = [["a", "b", "c", "d"]], [["W", "X", "Y"]]
-    found = WordAligner(ToyModel(), ToyTokenizer(), ToyMethod(one_step), 0, setting).align(*pair)
-    # W is read where X is emitted, and X is emitted where W is read.
-    assert found == [Alignment({"AWO": [(0, 1), (3, 2)], "AWI": [(0, 0), (3, 1)]}[setting])]
-
-
 @pytest.mark.parametrize(
     ("options", "choice"),
     [

@@ -10,12 +10,11 @@ import torch
 from alignment.aer import AER
 from alignment.aligner import WordAligner, without_head
 from alignment.corpora import load_alibi
-from alignment.decoding import argmax, mutual_argmax
+from alignment.decoding import argmax
 from alignment.fairseq.loading import load_shipped_model
 from alignment.huggingface import HuggingFaceTokenizer
 from alignment.normalization import NormalizedWords
-from alignment.recipes import RECIPES
-from alignment.selection import Choice, Setting, consistency, highest_norm
+from alignment.selection import Choice, Setting
 from alignment.teacher_forcing import MapMethod, attention_maps, word_maps
 from captum_norm import AttentionWeights, InvalidInputError, NormAttribution, UnsupportedScopeError
 from tests.alignment.toy import ToyModel
@@ -67,27 +66,6 @@ def test_methods(marian: Any, name: str, setting: Setting) -> None:
         assert aligner.align(marian.sources, marian.targets) == expected
         assert aligner.align(marian.sources[1:2], marian.targets[1:2]) == expected[1:2]
         assert sum(map(len, expected)) > 5
-
-
-@pytest.mark.parametrize("name", ["norms", "weights"])
-def test_heads(marian: Any, name: str) -> None:
-    method = METHODS[name](marian.model)
-    maps = maps_by_hand(marian, method, per_head=True)
-    found = {}
-    for layer, head in ((0, 0), (0, 1), (1, 0), (-1, -1)):
-        aligner = WordAligner(marian.model, marian.tokenizer, method, layer, head=head, recipe="mutual")
-        found[layer, head] = aligner.align(marian.sources, marian.targets)
-        assert found[layer, head] == [mutual_argmax(pair["AWI"][layer, head]) for pair in maps]
-    assert found[0, 0] != found[0, 1] != found[1, 0] != found[-1, -1]
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_recipes(marian: Any, recipe: str) -> None:
-    maps = maps_by_hand(marian, NormAttribution(marian.model))
-    for setting, other in (BOTH, BOTH[::-1]):
-        expected = [RECIPES[recipe]({setting: m[setting][0], other: m[other][1]}, setting) for m in maps]
-        aligner = WordAligner(marian.model, marian.tokenizer, None, 0, setting, recipe=recipe)
-        assert aligner.align(marian.sources, marian.targets) == expected
 
 
 @pytest.mark.parametrize("layer", [2, -3, 10**6])
@@ -158,20 +136,3 @@ def test_norms_find_the_words_of_the_story_better_than_weights(story: Any) -> No
     ).align(corpus.sources, corpus.targets)
     scores = [metric.corpus_score(alignments, None).aer for alignments in (found, weights)]
     assert [round(score, 1) for score in scores] == [32.1, 34.7]
-
-
-def test_the_rules_choose_as_by_hand(story: Any) -> None:
-    corpus = story.corpus
-    by_hand = {
-        choice: consistency([mutual_argmax(word_map) for word_map in maps], corpus.sources, corpus.targets)
-        for choice, maps in story.maps.items()
-    }
-    means = {
-        choice: np.concatenate([word_map.ravel() for word_map in maps]).mean() for choice, maps in story.maps.items()
-    }
-    assert max(by_hand, key=lambda choice: by_hand[choice]) == Choice("AWI", 0)
-    assert max(means, key=lambda choice: means[choice]) == highest_norm(story.maps) == Choice("AWO", 2)
-    aligner = WordAligner(story.model, story.tokenizer, layer="highest-norm", setting="auto")
-    pairs = list(zip(corpus.sources[:20], corpus.targets[:20], strict=True))
-    sample = {choice: np.concatenate([m.ravel() for m in maps[:20]]).mean() for choice, maps in story.maps.items()}
-    assert aligner.choose(pairs) == max(sample, key=lambda choice: sample[choice])

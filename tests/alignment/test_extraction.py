@@ -76,13 +76,6 @@ def test_a_batch_gives_what_each_pair_alone_gives(max_tokens: int) -> None:
             np.testing.assert_array_equal(found[index][setting], alone[setting])
 
 
-def test_only_the_settings_asked_for() -> None:
-    for settings in (["AWI"], ["AWO"], BOTH):
-        for _, maps in word_maps(ToyModel(), ToyTokenizer(), PAIRS, places, settings=cast(Any, settings)):
-            assert list(maps) == list(settings)
-    assert [list(maps) for _, maps in word_maps(ToyModel(), ToyTokenizer(), PAIRS[:1], places)] == [["AWI"]]
-
-
 def test_further_axes_and_half_precision() -> None:
     def stacked(batch: TeacherForcedBatch) -> Tensor:
         rows, columns = batch.labels.shape[1], batch.inputs["src_tokens"].shape[1]
@@ -122,20 +115,6 @@ def test_methods_without_cross_attention_are_refused() -> None:
     method = SelfAttention(lambda *ids: (ids[2] + ids[3]).float())
     with pytest.raises(InvalidInputError, match="got a model without cross-attention; give an encoder–decoder model"):
         list(word_maps(ToyModel(), ToyTokenizer(), PAIRS, attention_maps(method)))
-
-
-def test_pairs_that_cannot_be_used_are_left_out_or_refused() -> None:
-    pairs = [PAIRS[0], ([], ["x"]), (["bad"], ["x"]), (["a"], ["~"]), PAIRS[1], (["a"] * 29, ["x"])]
-    told: dict[int, str] = {}
-    found = dict(
-        word_maps(ToyModel(), ToyTokenizer(), pairs, places, on_error=lambda i, error: told.update({i: str(error)}))
-    )
-    assert sorted(found) == [0, 4]
-    assert sorted(told) == [1, 2, 3, 5]
-    assert told[2] == "got a bad word"
-    with pytest.raises(InvalidInputError, match=r"^pair 2: got a bad word"):
-        list(word_maps(ToyModel(), ToyTokenizer(), [pairs[0], pairs[4], pairs[2]], places))
-    assert list(word_maps(ToyModel(), ToyTokenizer(), [], places)) == []
 
 
 @pytest.mark.parametrize("kind", get_args(GradientKind))
@@ -242,25 +221,6 @@ def shipped() -> Any:
     story = load_alibi()
     pairs = list(zip(story.sources, story.targets, strict=True))[:6]
     return SimpleNamespace(model=model, tokenizer=NormalizedWords(tokenizer, "fr", "en"), pairs=pairs)
-
-
-def test_norms_and_weights_of_the_shipped_model(shipped: Any) -> None:
-    model: Any = shipped.model
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    norms, weights = (
-        dict(word_maps(model, shipped.tokenizer, shipped.pairs, attention_maps(method), settings=BOTH, max_tokens=200))
-        for method in (NormAttribution(model.base_model), AttentionWeights(model.base_model))
-    )
-    for index, pair in enumerate(shipped.pairs):
-        summed, alphas, _, rows, columns = read_alone(model, 2, shipped.tokenizer, pair, torch.float32)
-        for setting in BOTH:
-            for found, piece_maps in ((norms, summed), (weights, alphas.mean(1))):
-                expected = np.array([merged(piece_map, rows[setting], columns, pair) for piece_map in piece_maps])
-                assert_word_maps(found[index][setting], expected, 1e-5)
-        # Weights of a row sum to 1, and a word's row is a mean of rows.
-        np.testing.assert_allclose(weights[index]["AWI"].sum(-1), 1, atol=1e-5)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 @pytest.mark.parametrize("kind", get_args(GradientKind))

@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from captum.attr import LayerGradientXActivation
 from torch import Tensor
 
-from alignment import gradients
 from alignment.gradients import GradientKind, source_gradients
 from captum_norm import InvalidInputError, UnsupportedModelError
 from tests.encoder_decoders import BART, VOCABULARY, build
@@ -112,20 +110,6 @@ def test_decoder_that_makes_the_logits_itself() -> None:
     close(source_gradients(model, inputs | more, labels, kind="gradient_x_input"), expected, 1e-5)
 
 
-def test_is_captums_gradient_times_activation() -> None:
-    model = build("marian", dtype=torch.float64)
-    inputs, labels = batch(4, ((7, 6),))
-
-    def log_probability(ids: Tensor, step: int) -> Tensor:
-        logits: Tensor = model(input_ids=ids, decoder_input_ids=inputs["decoder_input_ids"], use_cache=False).logits
-        return logits[:, step].log_softmax(-1)[:, labels[0, step]]
-
-    method = LayerGradientXActivation(log_probability, model.get_encoder().get_input_embeddings())
-    steps = [method.attribute(inputs["input_ids"], additional_forward_args=step) for step in range(6)]
-    expected = torch.stack([step.sum(-1) for step in steps], dim=1).detach()
-    close(source_gradients(model, inputs, labels, kind="gradient_x_input"), expected)
-
-
 def test_step_without_a_label_is_zero_and_changes_no_other() -> None:
     model = build("pegasus", dtype=torch.float64)
     inputs, labels = batch(5)
@@ -141,12 +125,6 @@ def test_padded_and_unlabelled_places_are_exactly_zero() -> None:
         found = source_gradients(build("bart"), inputs, labels, kind=kind)
         real = (labels != -100)[:, :, None] & (inputs["attention_mask"] == 1)[:, None]
         assert torch.equal(found != 0, real)
-
-
-def test_single_precision_comes_close_to_double() -> None:
-    inputs, labels = batch(7)
-    expected = source_gradients(build("marian", dtype=torch.float64), inputs, labels)
-    close(source_gradients(build("marian"), inputs, labels).double(), expected, 1e-5)
 
 
 def test_maps_of_a_half_precision_model_are_in_single_precision() -> None:
@@ -203,20 +181,6 @@ def test_model_is_left_as_it_was(fails: str | None, monkeypatch: pytest.MonkeyPa
 
 def _raise(*_: object) -> None:
     raise RuntimeError("no head")
-
-
-def test_one_backward_pass_serves_a_position_of_all_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(args)
-        return torch.autograd.grad(*args, **kwargs)
-
-    monkeypatch.setattr(gradients, "grad", counted)
-    inputs, labels = batch(10)
-    source_gradients(build("bart"), inputs, labels)
-    blocks = -(-19 // gradients._BLOCK)
-    assert len(calls) == 19 + blocks
 
 
 class HeadElsewhere(hf.BartForConditionalGeneration):  # type: ignore[no-untyped-call]

@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 
 from alignment.inspection import (
-    FLAGS,
-    MEASURES,
     REPEATED_WORDS,
     RULES,
     Inspection,
     changed_rules,
     coverage,
     flags_of,
-    information,
     link_entropy,
     longest_run,
     repeated_words,
@@ -123,13 +120,6 @@ def test_repeated_words_of_texts(text: str, repeated: str) -> None:
     assert " ".join(words[index] for index in repeated_words(words)) == repeated
 
 
-def test_information() -> None:
-    assert information(-3.0, -12.0) == 0.75
-    assert information(-12.0, -12.0) == 0
-    assert information(-18.0, -12.0) == -0.5
-    assert information(0.0, 0.0) == 0
-
-
 @pytest.mark.parametrize("measure", RULES)
 def test_a_flag_is_raised_beyond_its_limit_alone(measure: str) -> None:
     rule = RULES[measure]
@@ -149,11 +139,6 @@ def test_flags_that_explain_others() -> None:
     assert flags_of(replace(GOOD, end_log_probability=-9.0, repetition=0.4)) == ("truncated", "repeated")
     missing = replace(GOOD, end_log_probability=None, information=None, exchange=None)
     assert flags_of(missing) == ()
-
-
-def test_rules_are_of_measures() -> None:
-    assert set(RULES) <= set(MEASURES)
-    assert {rule.flag for rule in RULES.values()} == set(FLAGS)
 
 
 @pytest.mark.parametrize(

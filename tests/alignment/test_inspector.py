@@ -86,20 +86,6 @@ def test_measures_are_as_defined(name: str, seed: int, tmp_path: Path) -> None:
         assert one.flags == flags_of(one)
 
 
-def test_a_pair_is_inspected_alone_as_among_others(tmp_path: Path) -> None:
-    model, tokenizer = made("Marian", tmp_path)
-    inspector = Inspector(model, tokenizer, layer=LAYER, head=HEAD, all_measures=True)
-    together = inspector.inspect(*SIDES)
-    for pair, one in zip(PAIRS, together, strict=True):
-        (alone,) = inspector.inspect([pair[0]], [pair[1]])
-        np.testing.assert_allclose(np.array(_numbers(alone)), np.array(_numbers(one)), rtol=1e-4, atol=1e-5)
-        assert alone.flags == one.flags
-
-
-def _numbers(one: Inspection) -> list[float]:
-    return [value for value in astuple(one)[:-3] if value is not None]
-
-
 def test_doubtful_pairs_alone_go_through_the_model_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = made("Marian", tmp_path)
     every = Inspector(model, tokenizer, layer=LAYER, head=HEAD, all_measures=True).inspect(*SIDES)

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -190,25 +188,6 @@ def test_the_bound_drops_the_lowest_counts_and_never_raises_a_coefficient(monkey
     assert len(last) == 9
     assert [last.total(word, "z") for word in "abcde"] == [0.5, 0.9, 0.0, 0.7, 0.0]
     assert last.dice(["b"], ["z"])[0, 0] == pytest.approx(1.8 / (0.9 + 2.5 + 1))
-
-
-def test_memory_of_a_million_word_pairs() -> None:
-    # Ten million must fit into 2 GB; measured in a process of its own, above what its imports take.
-    program = """
-import resource
-import numpy as np
-from alignment.aligner import WordAligner
-from alignment.lexicon import Lexicon
-from alignment.fairseq.loading import load_shipped_model
-start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-lexicon, words, ones = Lexicon(), [f"{n:04}" for n in range(1000)], np.ones((1000, 100))
-for part in range(0, 1000, 100):
-    lexicon.count(words[part : part + 100], words, ones)
-assert len(lexicon) == 2_010_000
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024)
-"""
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert float(told.stdout) < 200
 
 
 def test_files(tmp_path: Path) -> None:

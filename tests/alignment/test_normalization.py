@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from alignment.fairseq.loading import load_shipped_model
 from alignment.normalization import Language, NormalizedWords, clean, normalize_word, normalize_words, tokenize
 from alignment.tokenization import EncodedSentence
 from tests.alignment.data import lines, needs
@@ -194,24 +193,6 @@ def test_pieces_belong_to_the_word_that_was_given() -> None:
     assert target.word_ids == [*[0] * 3, *[1] * 2, *[2] * 3, None]
     assert (tokenizer.source_language, tokenizer.target_language) == ("fr", "en")
     assert tokenizer.decode_target([ord("h"), ord("i"), 2]) == ["hi"]
-
-
-def test_the_shipped_model_reads_the_normal_form() -> None:
-    _, plain = load_shipped_model("fr-en")
-    tokenizer = NormalizedWords(plain, "fr", "en")
-    [found] = tokenizer.encode_source([["L'", "anticonstitutionnellement", "des", "Classes", "."]])
-    [expected] = plain.encode_source([["le", "anticonstitutionnellement", "de", "les", "classes", "."]])
-    assert found.ids == expected.ids
-    words = [0, 1, 2, 2, 3, 4]
-    assert found.word_ids == [None if index is None else words[index] for index in expected.word_ids]
-    assert found.word_ids.count(1) > 2
-    [target] = tokenizer.encode_target([["Two-thirds", "don't"]])
-    [expected] = plain.encode_target([["two", "-", "thirds", "don", "'t"]])
-    assert target.ids == expected.ids
-    words = [0, 0, 0, 1, 1]
-    assert target.word_ids == [None if index is None else words[index] for index in expected.word_ids]
-    # Words that are in the normal form are read as they are.
-    assert tokenizer.encode_source([["le", "débat"]]) == plain.encode_source([["le", "débat"]])
 
 
 @needs("wpt03-en-fr")

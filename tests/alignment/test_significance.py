@@ -105,10 +105,6 @@ def test_result_is_reproducible_and_signed() -> None:
     assert alignment_error_rate(better, gold).aer < alignment_error_rate(baseline, gold).aer
 
 
-def test_baseline_alone_is_compared_with_nothing() -> None:
-    assert paired_significance([RIGHT], [], [GOLD], trials=10).p_values == ()
-
-
 def test_what_cannot_be_tested_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="got the test 't', expected one of ar, bs"):
         paired_significance([RIGHT], [[WRONG]], [GOLD], test="t")  # type: ignore[arg-type] # the point of the test

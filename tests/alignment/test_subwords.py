@@ -1,16 +1,13 @@
 """Word ids of pieces, by hand and from real tokenizers, and word maps of piece maps."""
 
 import unicodedata
-from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from alignment import (
     PIECE_SCHEMES,
     PieceScheme,
-    encode_words,
     merge_pieces,
     word_ids_from_offsets,
     word_ids_from_pieces,
@@ -83,78 +80,6 @@ def test_sentence_without_words() -> None:
     assert word_ids_from_pieces([], [S], PIECE_SCHEMES["sentencepiece"], special={S}) == [None]
     assert word_ids_from_pieces([], [], PIECE_SCHEMES["sentencepiece"]) == []
     assert word_ids_from_offsets([], [(0, 0)], [1]) == [None]
-
-
-SENTENCES = [
-    "die Häuser am See",
-    "l' année dernière , un garçon",
-    "1 000 francs !",
-    "Straße ☃ und ☃☃ 日本 語",
-    "a a a aa aaa",
-    "x",
-]
-
-
-def train(tokenizer: Tokenizer, trainer: trainers.Trainer) -> Tokenizer:
-    tokenizer.train_from_iterator([sentence.replace("☃", "") for sentence in SENTENCES], trainer)
-    end = tokenizer.token_to_id(S)
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {S}", special_tokens=[(S, end)])
-    return tokenizer
-
-
-def metaspace(prepend: str) -> Tokenizer:
-    tokenizer = Tokenizer(models.Unigram())
-    tokenizer.normalizer = normalizers.NFKC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
-    trainer = trainers.UnigramTrainer(
-        vocab_size=60, special_tokens=["<unk>", S], unk_token="<unk>", show_progress=False
-    )
-    return train(tokenizer, trainer)
-
-
-def byte_level() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=290, special_tokens=[S], initial_alphabet=alphabet, show_progress=False)
-    return train(tokenizer, trainer)
-
-
-def wordpiece() -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=80, special_tokens=["[UNK]", S], show_progress=False)
-    return train(tokenizer, trainer)
-
-
-TOKENIZERS: dict[str, tuple[str, Callable[[], Tokenizer]]] = {
-    "dummy prefix": ("sentencepiece", lambda: metaspace("always")),
-    "no dummy prefix": ("sentencepiece", lambda: metaspace("never")),
-    "byte-level": ("byte-level", byte_level),
-    "wordpiece": ("wordpiece", wordpiece),
-}
-
-
-@pytest.mark.parametrize(("scheme", "make"), TOKENIZERS.values(), ids=TOKENIZERS)
-def test_real_tokenizers_three_ways(scheme: str, make: Callable[[], Tokenizer]) -> None:
-    tokenizer = make()
-    cut = 0
-    for sentence in SENTENCES:
-        words = sentence.split(" ")
-        encoding = tokenizer.encode(sentence)
-        by_pieces = word_ids_from_pieces(words, encoding.tokens, PIECE_SCHEMES[scheme], special={S})
-        by_offsets = word_ids_from_offsets(words, encoding.offsets, encoding.special_tokens_mask)
-        assert by_offsets == by_pieces
-        assert by_pieces[-1] is None
-        assert sorted(set(by_pieces[:-1]), key=str) == sorted(range(len(words)), key=str)
-        cut += len(by_pieces) - 1 - len(words)
-
-        def encode_one(word: str) -> Sequence[str]:
-            return [token for token in tokenizer.encode(word).tokens if token != S]
-
-        pieces, by_words = encode_words(words, encode_one)
-        assert word_ids_from_pieces(words, pieces, PIECE_SCHEMES[scheme]) == by_words
-    assert cut > 10
 
 
 def test_offsets_with_spaces_on_either_side() -> None:
