@@ -1,5 +1,9 @@
-"""Alignment error rate: worked by hand, as a sacrebleu metric, and against published rows."""
+"""Alignments against gold: error rate, significance of differences, calibration of scores, signs of a wrong reading."""
 
+import io
+import itertools
+import json
+import math
 import random
 from fractions import Fraction
 from typing import Any
@@ -8,8 +12,22 @@ import numpy as np
 import pytest
 from sacrebleu.significance import PairedTest
 
-from alignment import AER, AERScore, Alignment, GoldAlignment, alignment_error_rate, read_gold, read_pharaoh
-from alignment.formats import format_pharaoh, parse_pharaoh, parse_talp
+from alignment import AER, AERScore, alignment_error_rate, read_pharaoh
+from alignment.aer import (
+    BINS,
+    THRESHOLDS,
+    TRIALS,
+    Correction,
+    Scores,
+    TestName,
+    find_correction,
+    lacks_first_words,
+    paired_significance,
+    reliability,
+    score_curve,
+)
+from alignment.formats import Output, format_pharaoh, parse_pharaoh, parse_scored_pharaoh, parse_talp, read_gold
+from alignment.links import Alignment, GoldAlignment, ScoredAlignment, calibrated
 from captum_norm import InvalidInputError
 from tests.alignment.data import DATA, lines, needs
 
@@ -175,3 +193,285 @@ def test_score_is_printed_with_what_it_is_made_of() -> None:
     score = AERScore(links=4, sure_links=2, sure_hits=1, possible_hits=3)
     assert score.format(width=1) == "AER = 33.3 (precision 75.00, recall 50.00, F1 60.00, 4 links)"
     assert score.format(score_only=True) == "33.33"
+
+
+RIGHT, WRONG = Alignment([(0, 0), (1, 1)]), Alignment([(0, 0), (1, 0)])
+GOLD = GoldAlignment(RIGHT)
+
+System = list[Alignment]
+
+
+def counts(system: System, gold: list[GoldAlignment]) -> np.ndarray:
+    """|A|, |S|, |A∩S| and |A∩P| of each sentence pair."""
+    pairs = zip(system, gold, strict=True)
+    return np.array([[len(a), len(g.sure), len(a & g.sure), len(a & g.possible)] for a, g in pairs])
+
+
+def exact_error(totals: np.ndarray) -> Fraction:
+    """AER of summed counts, without rounding."""
+    links, sure, sure_hits, possible_hits = map(int, totals)
+    return 1 - Fraction(sure_hits + possible_hits, links + sure)
+
+
+def all_exchanges(one: System, other: System, gold: list[GoldAlignment]) -> tuple[Fraction, list[Fraction]]:
+    """The difference in AER as it is, and with every set of the sentence pairs that differ in counts exchanged."""
+    both = np.stack([counts(one, gold), counts(other, gold)])
+    rows = np.arange(len(gold))
+    choices = [(0, 1) if differs else (0,) for differs in (both[0] != both[1]).any(1)]
+    differences = [
+        abs(exact_error(both[picks, rows].sum(0)) - exact_error(both[1 - picks, rows].sum(0)))
+        for picks in map(np.array, itertools.product(*choices))
+    ]
+    return differences[0], differences
+
+
+def random_systems(seed: int, size: int = 9) -> tuple[System, System, list[GoldAlignment]]:
+    rng = random.Random(seed)
+
+    def links() -> Alignment:
+        return Alignment([(rng.randrange(4), rng.randrange(4)) for _ in range(5)])
+
+    gold = [GoldAlignment(links(), links()) for _ in range(size)]
+    better = [(links() & pair.possible) | pair.sure for pair in gold]
+    return [links() for _ in gold], better, gold
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_p_values_are_the_shares_of_exchanges(seed: int) -> None:
+    baseline, better, gold = random_systems(seed)
+    systems = [better, baseline[1:] + baseline[:1]]
+    found = paired_significance(baseline, systems, gold, trials=2000)
+    for system, p_value in zip(systems, found.p_values, strict=True):
+        observed, differences = all_exchanges(baseline, system, gold)
+        larger = sum(difference > observed for difference in differences)
+        share = max(larger, 2) / len(differences)
+        assert p_value >= 2 / len(differences)
+        assert p_value == pytest.approx(share, abs=4 * (share / 2000) ** 0.5)  # four standard errors
+
+
+@pytest.mark.parametrize("differing", [0, 1, 2, 5, 9])
+@pytest.mark.parametrize("test", TRIALS)
+def test_few_sentence_pairs_decide_nothing(test: TestName, differing: int) -> None:
+    gold = [GOLD] * 9
+    baseline = [RIGHT] * 9
+    system = [WRONG] * differing + [RIGHT] * (9 - differing)
+    observed, differences = all_exchanges(baseline, system, gold)
+    exact = sum(difference >= observed for difference in differences) / len(differences)
+    found = paired_significance(baseline, [system], gold, test=test, trials=5000)
+    if test == "ar":
+        assert found.p_values == (exact,)
+    assert exact <= found.p_values[0] <= 1
+    assert found.identical == (differing == 0,)
+
+
+@pytest.mark.parametrize("test", TRIALS)
+def test_identical_systems_do_not_differ(test: TestName) -> None:
+    baseline, better, gold = random_systems(0, size=100)
+    same = [Alignment(list(alignment)) for alignment in baseline]
+    found = paired_significance(baseline, [same, better], gold, test=test, trials=200)
+    assert found.p_values == pytest.approx((1, 1 / 201))
+    assert found.identical == (True, False)
+
+
+def test_other_links_of_the_same_worth_are_not_identical() -> None:
+    found = paired_significance([WRONG] * 20, [[Alignment([(0, 0), (0, 1)])] * 20], [GOLD] * 20, trials=50)
+    assert found.p_values == (1.0,)
+    assert found.identical == (False,)
+
+
+def test_result_is_reproducible_and_signed() -> None:
+    baseline, better, gold = random_systems(1, size=30)
+    found = paired_significance(baseline, [better], gold, trials=100)
+    assert found == paired_significance(tuple(baseline), [tuple(better)], tuple(gold), trials=100)
+    assert found.signature.startswith("nrefs:1|ar:100|seed:12345|version:")
+    resampled = paired_significance(baseline, [better], gold, test="bs")
+    assert resampled.signature.startswith("nrefs:1|bs:1000|seed:12345|version:")
+    assert alignment_error_rate(better, gold).aer < alignment_error_rate(baseline, gold).aer
+
+
+def test_what_cannot_be_tested_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="got the test 't', expected one of ar, bs"):
+        paired_significance([RIGHT], [[WRONG]], [GOLD], test="t")  # type: ignore[arg-type] # the point of the test
+    with pytest.raises(InvalidInputError, match="got 0 trials, expected at least 1"):
+        paired_significance([RIGHT], [[WRONG]], [GOLD], trials=0)
+    with pytest.raises(InvalidInputError, match="got 1 hypotheses for 2 gold alignments"):
+        paired_significance([RIGHT] * 2, [[WRONG]], [GOLD] * 2)
+
+
+def test_calibrated_log_odds() -> None:
+    given = np.array([[1e-9, 0.05, 0.3], [0.5, 0.9, 1 - 1e-9]])
+    for p, found in zip(given.flat, calibrated(given).flat, strict=True):
+        odds = math.log(p / (1 - p)) + 1.4
+        assert found == pytest.approx(1 / (1 + math.exp(-odds)), rel=1e-9)
+    assert calibrated([0, 1]).tolist() == [0, 1]
+
+
+def scored_text(seed: int) -> tuple[list[Scores], list[GoldAlignment]]:
+    """Links that are right as often as their scores say."""
+    generator = random.Random(seed)
+    scores, gold = list[Scores](), list[GoldAlignment]()
+    for _ in range(400):
+        links = {(i, j): generator.random() for i in range(6) for j in range(4) if generator.random() < 0.4}
+        right = [link for link, score in links.items() if generator.random() < score]
+        missed = [(7, j) for j in range(generator.randint(0, 2))]
+        sure = Alignment([link for link in right if generator.random() < 0.7] + missed)
+        scores.append(links)
+        gold.append(GoldAlignment(sure, Alignment(right)))
+    return scores, gold
+
+
+def test_reliability_by_its_definition() -> None:
+    scores, gold = scored_text(0)
+    found = reliability(scores, gold)
+    assert found.error < 0.03
+    pairs = [(p, link in pair.possible) for links, pair in zip(scores, gold, strict=True) for link, p in links.items()]
+    error = 0.0
+    for number, one in enumerate(found.bins):
+        inside = [(p, right) for p, right in pairs if number <= p * BINS < number + 1]
+        assert one.links == len(inside)
+        assert one.precision == pytest.approx(sum(right for _, right in inside) / len(inside))
+        error += abs(math.fsum(p for p, _ in inside) - sum(right for _, right in inside)) / len(pairs)
+    assert found.error == pytest.approx(error)
+    sure_of_all = [dict.fromkeys(links, 1.0) for links in scores]
+    wrong = sum(not right for _, right in pairs) / len(pairs)
+    assert reliability(sure_of_all, gold).error == pytest.approx(wrong)
+    assert [one.links for one in reliability(sure_of_all, gold).bins] == [0] * 9 + [len(pairs)]
+
+
+def test_curve_by_its_definition() -> None:
+    scores, gold = scored_text(1)
+    curve = score_curve(scores, gold)
+    assert tuple(curve) == THRESHOLDS
+    for least, score in curve.items():
+        kept = [{link for link, p in links.items() if p >= least} for links in scores]
+        links = sum(map(len, kept))
+        sure = sum(len(one & pair.sure.links) for one, pair in zip(kept, gold, strict=True))
+        possible = sum(len(one & pair.possible.links) for one, pair in zip(kept, gold, strict=True))
+        all_sure = sum(len(pair.sure) for pair in gold)
+        assert score.aer == pytest.approx(100 * (1 - (sure + possible) / (links + all_sure)))
+        assert (score.precision, score.recall) == pytest.approx((100 * possible / links, 100 * sure / all_sure))
+
+
+def test_scores_of_nothing_are_refused() -> None:
+    gold = [GoldAlignment(Alignment([(0, 0)]))]
+    with pytest.raises(InvalidInputError, match="got no link"):
+        reliability([{}], gold)
+    for measure in (reliability, score_curve):
+        with pytest.raises(InvalidInputError, match="of 2 sentence pairs and gold alignments of 1"):
+            measure([{}, {}], gold)
+
+
+SOURCE, TARGET = ["a", "é"], ["x", "y", "z"]
+FOUND = ScoredAlignment(Alignment([(0, 0), (1, 2)]), np.array([[0.5, 0.1], [0.2, 0.2], [0.0, 0.9]]))
+BARE = ScoredAlignment(FOUND.links)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "0-0 1-2\n"),
+        ({"base": 1}, "1-1 2-3\n"),
+        ({"scores": True}, "0-0:0.8022 1-2:0.9733\n"),
+        ({"scores": True, "base": 1}, "1-1:0.8022 2-3:0.9733\n"),
+        ({"min_score": 0.9}, "1-2\n"),
+        ({"style": "naacl"}, "7 1 1 S\n7 2 3 S\n"),
+        ({"style": "naacl", "scores": True}, "7 1 1 S 0.8022\n7 2 3 S 0.9733\n"),
+        ({"style": "tsv"}, "a é\tx y z\t0-0 1-2\n"),
+        ({"style": "tsv", "scores": True, "base": 1}, "a é\tx y z\t1-1:0.8022 2-3:0.9733\n"),
+    ],
+)
+def test_formats(options: Any, text: str) -> None:
+    output = Output(**options)
+    assert output.text(7, SOURCE, TARGET, FOUND.at_least(output.min_score)) == text
+    if not output.scored:
+        assert output.text(7, SOURCE, TARGET, BARE.at_least(output.min_score)) == text
+
+
+def test_formats_are_read_back() -> None:
+    scored = Output(scores=True).text(1, SOURCE, TARGET, FOUND)
+    assert parse_pharaoh(scored) == FOUND.links
+    assert parse_scored_pharaoh(scored) == {(0, 0): 0.8022, (1, 2): 0.9733}
+    sentences: Any = {"sources": ["a é"], "targets": ["x y z"]}
+    for options, read in (
+        ({"style": "naacl", "scores": True}, {"format": "naacl", **sentences}),
+        ({"style": "tsv", "scores": True}, {"format": "tsv"}),
+        ({"scores": True, "base": 1}, {"format": "talp", "base": 1}),
+    ):
+        text = Output(**options).text(1, SOURCE, TARGET, FOUND)
+        assert read_gold(io.StringIO(text), **read) == [GoldAlignment(FOUND.links)]
+    record = json.loads(Output("matrix").text(1, SOURCE, TARGET, FOUND))
+    assert record == {
+        "source": SOURCE,
+        "target": TARGET,
+        "links": [[0, 0, 0.8022], [1, 2, 0.9733]],
+        "probabilities": [[0.5, 0.1], [0.2, 0.2], [0.0, 0.9]],
+        "corpus_statistics": False,
+    }
+    assert [Output(style).nothing() for style in ("pharaoh", "naacl", "tsv", "matrix")] == [
+        "\n",
+        "",
+        "\t\t\n",
+        "null\n",
+    ]
+
+
+@pytest.mark.parametrize("line", ["0-0:1.5", "0-0:", "0-0:.5", "0-0:2", "0-0:-0.1", "0p0:0.5"])
+def test_scores_that_are_none(line: str) -> None:
+    for parse in (parse_pharaoh, parse_scored_pharaoh):
+        with pytest.raises(InvalidInputError, match="expected i-j"):
+            parse(line)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"style": "giza"}, "got the format 'giza', expected one of pharaoh, naacl, tsv, matrix, npz"),
+        ({"style": "naacl", "base": 0}, "got base 0 for naacl, which counts from 1"),
+        ({"style": "matrix", "base": 1}, "got base 1 for matrix, which counts from 0"),
+        ({"style": "npz", "base": 1}, "got base 1 for npz, which counts from 0"),
+        ({"base": 2}, "got base 2, expected 0 or 1"),
+        ({"min_score": 1.5}, "got min_score 1.5"),
+    ],
+)
+def test_what_is_refused(options: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        Output(**options)
+
+
+def aligned(seed: int, pairs: int = 100) -> list[Alignment]:
+    """Sentences of 8 words to 10, a link for each source word at random."""
+    draw = random.Random(seed)
+    return [Alignment([(source, draw.randrange(10)) for source in range(8)]) for _ in range(pairs)]
+
+
+def noisy(gold: list[Alignment], seed: int) -> list[Alignment]:
+    """Every other link is one of the gold."""
+    return [
+        Alignment([links if place % 2 else other for place, (links, other) in enumerate(zip(one, two, strict=True))])
+        for one, two in zip(gold, aligned(seed), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_wrong_reading_is_found_and_a_right_one_left_alone(seed: int) -> None:
+    gold = [Alignment([(i + 1, j + 1) for i, j in links]) for links in aligned(seed)]
+    golden = list(map(GoldAlignment, gold))
+    system = noisy(gold, seed + 10)
+    right = alignment_error_rate(system, golden).aer
+    assert find_correction(system, golden) is None
+    assert find_correction(aligned(seed + 20), golden) is None  # as bad in every reading
+    exchanged = [links.transposed() for links in system]
+    less, more = ([Alignment([(i + d, j + d) for i, j in links]) for links in gold] for d in (-1, 1))
+    for read, reading, expected in ((exchanged, "swapped", right), (less, "one more", 0.0), (more, "one less", 0.0)):
+        found = find_correction(read, golden)
+        assert isinstance(found, Correction)
+        assert found == (reading, alignment_error_rate(read, golden).aer, expected)
+    assert find_correction(exchanged[:20], golden[:20]) is None  # too few to tell
+
+
+def test_first_words_are_missed_in_many_links_alone() -> None:
+    from_1 = [Alignment([(1, 2), (2, 1)])] * 500
+    assert lacks_first_words(from_1)
+    assert not lacks_first_words(from_1[1:])
+    assert not lacks_first_words([*from_1, Alignment([(0, 3)])])
+    assert not lacks_first_words([*from_1, Alignment([(3, 0)])])

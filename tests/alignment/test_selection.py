@@ -1,12 +1,15 @@
 """Consistency counted by hand and link by link, and which candidates the two rules choose."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from alignment.links import Alignment
-from alignment.selection import Choice, consistency, highest_norm, most_consistent
+from alignment.selection import Choice, consistency, highest_norm, most_consistent, row_word_ids
+from alignment.tokenization import EncodedSentence
+from captum_norm import InvalidInputError
 
 Corpus = tuple[list[Alignment], list[list[str]], list[list[str]]]
 
@@ -118,3 +121,18 @@ def test_highest_norm_is_the_mean_over_all_entries() -> None:
 def test_choices_have_an_order_and_a_text() -> None:
     assert min(Choice("AWO", 0), Choice("AWI", 2), Choice("AWI", 0)) == Choice("AWI", 0)
     assert [str(Choice("AWI", 2)), str(Choice("AWO", 0, 3))] == ["AWI layer 2", "AWO layer 0 head 3"]
+
+
+def test_rows_by_hand() -> None:
+    # Step:      0     1    2    3     4
+    # emits:     lang  Hä   user .     </s>
+    # reads:     </s>  lang Hä   user  .
+    target = EncodedSentence([9, 5, 6, 7, 2], [None, 0, 0, 1, None])
+    assert row_word_ids(target, "AWO") == [None, 0, 0, 1, None]
+    assert row_word_ids(target, "AWI") == [None, None, 0, 0, 1]
+
+
+def test_other_settings_are_refused() -> None:
+    setting: Any = "awi"
+    with pytest.raises(InvalidInputError, match="got the setting 'awi', expected AWO or AWI"):
+        row_word_ids(EncodedSentence([2], [None]), setting)

@@ -1,21 +1,37 @@
-"""The experiment on a random model: every reading against the aligner."""
+"""A sweep against its parts, and as tables, records and figures: every number from its result."""
 
+import io
+from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
+from rich.table import Table
 
 import alignment.aligner
 import alignment.gradients
 import alignment.sweep
-from alignment.aer import AER
+from alignment.aer import AER, paired_significance
 from alignment.aligner import WordAligner
 from alignment.corpora import ParallelGold
 from alignment.gradients import gradient_maps
 from alignment.recipes import RECIPES
 from alignment.selection import Choice, Setting
-from alignment.sweep import Reading, Sweep, sweep
+from alignment.sweep import (
+    Reading,
+    Sweep,
+    corpora_tables,
+    head_figure,
+    layer_figure,
+    records,
+    spread_tables,
+    sweep,
+    tables,
+)
 from alignment.teacher_forcing import attention_maps, word_maps
 from captum_norm import AttentionWeights, InvalidInputError, NormAttribution
 from tests.alignment.toy import toy_gradients
@@ -132,3 +148,241 @@ def test_the_model_is_left_as_it_was(trial: Any) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+LAYERS, HEADS = 2, 2
+ATTENTION: dict[Any, str] = {"norm": "norms", "weights": "weights"}
+"""The titles of the methods that read attention."""
+
+
+def rows(table: Table) -> list[list[str]]:
+    """What is printed, title and header first, cut at spaces."""
+    console = Console(file=io.StringIO(), width=400)
+    console.print(table.title, soft_wrap=True)  # above a narrow table it has several lines
+    table.title = None
+    console.print(table)
+    return [line.split() for line in cast(io.StringIO, console.file).getvalue().splitlines()]
+
+
+def rate(swept: Sweep, method: str, setting: Setting, layer: int, head: int | None = None) -> str:
+    return f"{swept.results[Reading(cast(Any, method), Choice(setting, layer, head))].score.aer:.1f}"
+
+
+def test_records(trial: Any, swept: Sweep) -> None:
+    found = list(records(swept))
+    for record, (reading, result) in zip(found, swept.results.items(), strict=True):
+        score = result.score
+        place = reading.place
+        assert list(record.items()) == [
+            ("corpus", "Trial"),
+            ("direction", "de-en"),
+            ("method", reading.method),
+            ("setting", place.setting),
+            ("layer", place.layer),
+            ("head", place.head),
+            ("recipe", reading.recipe),
+            ("aer", score.aer),
+            ("aer_interval", score._ci),
+            ("precision", score.precision),
+            ("recall", score.recall),
+            ("f1", score.f1),
+            ("links", score.links),
+        ]
+    model, tokenizer, corpus = trial
+    plain = list(records(sweep(model, tokenizer, corpus, gradients=False, n_bootstrap=1)))
+    assert {record["aer_interval"] for record in plain} == {None}
+    assert len(plain) == len(found) - len(KINDS) * len(SETTINGS)
+
+
+def test_table_of_layers(swept: Sweep) -> None:
+    title, header, *body = rows(tables(swept)[0])
+    assert " ".join(title) == "AER by setting and layer, the paper's recipe"
+    assert " ".join(header) == "method AWO 0 AWO 1 AWI 0 AWI 1"
+    attention = [
+        [title, *(rate(swept, method, setting, layer) for setting in SETTINGS for layer in range(LAYERS))]
+        for method, title in ATTENTION.items()
+    ]
+    baselines = [[rate(swept, kind, setting, 0) for setting in SETTINGS] for kind in KINDS]
+    titles = (["saliency"], ["gradient", "×", "input"])
+    expected = [[*name, awo, "–", awi, "–"] for name, (awo, awi) in zip(titles, baselines, strict=True)]
+    assert body == attention + expected
+
+
+def test_table_of_heads(swept: Sweep) -> None:
+    title, header, *body = rows(tables(swept)[1])
+    setting = swept.chosen["auto"].setting
+    assert " ".join(title) == f"AER by head, {setting}, the paper's recipe"
+    assert " ".join(header) == "layer method head 0 head 1"
+    assert body == [
+        ["layer", str(layer), title, *(rate(swept, method, setting, layer, head) for head in range(HEADS))]
+        for layer in range(LAYERS)
+        for method, title in ATTENTION.items()
+    ]
+
+
+def test_table_of_rules(swept: Sweep) -> None:
+    title, header, *body = rows(tables(swept)[2])
+    assert " ".join(title) == "AER of norms chosen without gold"
+    assert header == ["rule", "choice", "AER"]
+    chosen = {
+        **swept.chosen,
+        "(by gold)": swept.best("norm").reading.place,
+        "(by gold, one head)": swept.best("norm", per_head=True).reading.place,
+    }
+    assert any(
+        rate(swept, "norm", place.setting, place.layer) != rate(swept, "weights", place.setting, place.layer)
+        for place in swept.chosen.values()
+    )
+    assert [" ".join(row) for row in body] == [
+        f"{rule} {choice} {rate(swept, 'norm', choice.setting, choice.layer, choice.head)}"
+        for rule, choice in chosen.items()
+    ]
+
+
+def other_rates(swept: Sweep, seed: int) -> Sweep:
+    """The sweep of a model whose readings have other rates."""
+    generator = np.random.default_rng(seed)
+    return with_rates(swept, lambda: 100 * generator.random())
+
+
+def with_rates(swept: Sweep, rate: Callable[[], float]) -> Sweep:
+    """The sweep of a model whose readings have these rates."""
+
+    def other(score: Any) -> Any:
+        changed = copy(score)
+        changed.score = rate()
+        return changed
+
+    results = {reading: replace(result, score=other(result.score)) for reading, result in swept.results.items()}
+    return replace(swept, results=results)
+
+
+def test_table_of_correlations(swept: Sweep) -> None:
+    swept = other_rates(swept, 0)
+    title, header, *body = rows(tables(swept)[3])
+    assert " ".join(title) == "AER of single heads against their mean norm"
+    assert " ".join(header) == "setting Spearman Pearson AER of the head with the highest norm"
+    expected = []
+    for setting in SETTINGS:
+        places = [Choice(setting, layer, head) for layer in range(LAYERS) for head in range(HEADS)]
+        rates = [swept.results[Reading("norm", place)].score.aer for place in places]
+        maps = [np.concatenate([word_map.ravel() for word_map in swept.maps["norm", place]]) for place in places]
+        norms = [float(entries.mean()) for entries in maps]
+        ranks = [np.argsort(np.argsort(values)) for values in (rates, norms)]
+        numbers = [np.corrcoef(pair)[0, 1] for pair in (ranks, [rates, norms])]
+        highest = rates[int(np.argmax(norms))]
+        expected.append([setting, *(f"{number:.2f}" for number in numbers), f"{highest:.1f}"])
+    assert body == expected
+
+
+def test_heads_of_one_rate_correlate_with_nothing(swept: Sweep) -> None:
+    alike = with_rates(swept, lambda: 30.0)
+    assert [row[1:3] for row in rows(tables(alike)[3])[2:]] == [["–", "–"]] * len(SETTINGS)
+
+
+def test_tables_of_several_models(swept: Sweep) -> None:
+    models = [other_rates(swept, seed) for seed in range(3)]
+    layers, rules, against = map(rows, spread_tables(models))
+    assert " ".join(layers[0]).endswith("the paper's recipe, mean ± population SD of 3 models")
+
+    def cell(numbers: list[float], digits: int = 1) -> list[str]:
+        return [f"{np.mean(numbers):.{digits}f}", "±", f"{np.std(numbers):.{digits}f}"]
+
+    def rates(place: Choice) -> list[float]:
+        return [model.results[Reading("norm", place)].score.aer for model in models]
+
+    places = [Choice(setting, layer) for setting in SETTINGS for layer in range(LAYERS)]
+    assert layers[2] == ["norms", *(part for place in places for part in cell(rates(place)))]
+    assert rules[2] == ["auto", *cell(rates(swept.chosen["auto"]))]
+    pairs = [model.norm_correlation("AWI") for model in models]
+    assert against[3][1:7] == [*cell([one.spearman for one in pairs], 2), *cell([one.pearson for one in pairs], 2)]
+    with pytest.raises(InvalidInputError, match="got models of 2 layers of 2 heads and 3 layers of 2 heads"):
+        spread_tables([swept, replace(swept, layers=3)])
+
+
+@pytest.mark.parametrize(("table", "rule"), list(enumerate(AUTO_RULES)))
+def test_tables_of_several_corpora(swept: Sweep, table: int, rule: str) -> None:
+    corpus = replace(swept.corpus, name="Other", gold=swept.corpus.gold[::-1])
+    scored = {
+        reading: replace(result, score=AER([corpus.gold]).corpus_score(result.alignments, None, 1))
+        for reading, result in swept.results.items()
+    }
+    corpora = [swept, replace(swept, corpus=corpus, results=scored)]
+    title, header, *body = rows(corpora_tables(corpora)[table])
+    assert " ".join(title) == f"AER by recipe, {rule}; p of the difference from norms"
+    assert header == ["recipe", "method", "Trial", "Other", "mean", "p,", "all", "pairs"]
+    expected = []
+    for recipe in RECIPES:
+        found = [[one.results[Reading(method, one.chosen[rule], recipe)] for one in corpora] for method in ATTENTION]
+        links = [list(one.alignments) + list(other.alignments) for one, other in found]
+        gold = [*swept.corpus.gold, *corpus.gold]
+        [p_value] = paired_significance(links[0], [links[1]], gold, trials=1000).p_values
+        p = ["", f" {p_value:.3f}{' *' if p_value < 0.05 else ''}"]
+        for name, (one, other), ending in zip(ATTENTION.values(), found, p, strict=True):
+            rates = one.score.aer, other.score.aer
+            expected.append(f"{recipe} {name} {rates[0]:.1f} {rates[1]:.1f} {sum(rates) / 2:.1f}{ending}")
+    assert [" ".join(row) for row in body] == expected
+    assert any(row[2] != row[3] for row in body)
+
+
+@pytest.mark.parametrize(("place", "rule"), [(4, "auto"), (5, "auto, one head")])
+def test_tables_of_recipes(swept: Sweep, place: int, rule: str) -> None:
+    title, header, *body = rows(tables(swept)[place])
+    auto = swept.chosen[rule]
+    assert " ".join(title) == f"AER by recipe, {auto}; p of the difference from norms"
+    assert header == ["recipe", "method", "AER", "95", "%", "precision", "recall", "p"]
+    expected = []
+    for recipe in RECIPES:
+        found = [swept.results[Reading(method, auto, recipe)] for method in ATTENTION]
+        names = list(ATTENTION.values())
+        if recipe == "paper":
+            best = [swept.best(cast(Any, kind)) for kind in KINDS]
+            found += best
+            titles = ("saliency", "gradient × input")
+            names += [f"{title}, {result.reading.place.setting}" for title, result in zip(titles, best, strict=True)]
+        others = [result.alignments for result in found[1:]]
+        p_values = paired_significance(found[0].alignments, others, swept.corpus.gold, trials=1000).p_values
+        for name, result, p_value in zip(names, found, (None, *p_values), strict=True):
+            score = result.score
+            p = "" if p_value is None else f" {p_value:.3f}" + (" *" if p_value < 0.05 else "")
+            numbers = f"{score.aer:.1f} ± {score._ci:.1f} {score.precision:.1f} {score.recall:.1f}"
+            expected.append(f"{recipe} {name} {numbers}{p}")
+    assert [" ".join(row) for row in body] == expected
+
+
+def assert_panels(figure: Any, title: str, matrices: dict[str, list[list[str]]], names: list[list[str]]) -> None:
+    assert figure.get_suptitle() == title
+    assert [axes.get_title() for axes in figure.axes] == list(matrices)
+    for axes, matrix in zip(figure.axes, matrices.values(), strict=True):
+        [image] = axes.images
+        found = image.get_array()
+        assert [[f"{value:.1f}" for value in row] for row in found] == matrix
+        texts = {text.get_position(): text.get_text() for text in axes.texts}
+        assert texts == {(x, y): number for y, row in enumerate(matrix) for x, number in enumerate(row)}
+        assert [
+            [label.get_text() for label in labels] for labels in (axes.get_yticklabels(), axes.get_xticklabels())
+        ] == (names)
+        assert image.get_clim() == (0, 100)
+
+
+def test_figures(swept: Sweep) -> None:
+    layers = ["layer 0", "layer 1"]
+    assert_panels(
+        layer_figure(swept),
+        "AER (%), Trial de–en",
+        {
+            title: [[rate(swept, method, setting, layer) for layer in range(LAYERS)] for setting in SETTINGS]
+            for method, title in ATTENTION.items()
+        },
+        [["AWO", "AWI"], layers],
+    )
+    setting = swept.chosen["auto"].setting
+    assert_panels(
+        head_figure(swept),
+        f"AER (%), Trial de–en, {setting}",
+        {
+            title: [[rate(swept, method, setting, layer, head) for head in range(HEADS)] for layer in range(LAYERS)]
+            for method, title in ATTENTION.items()
+        },
+        [layers, ["head 0", "head 1"]],
+    )

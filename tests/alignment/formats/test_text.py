@@ -1,13 +1,19 @@
-"""Words, and files of lines."""
+"""Words, files of lines, links in Pharaoh format, parallel text, and lines that begin with a sentence id."""
 
 import gzip
+import io
 import lzma
+import os
+import random
 from pathlib import Path
 
 import pytest
 
+from alignment import Alignment, format_pharaoh, parse_pharaoh, read_parallel, read_pharaoh, write_pharaoh
+from alignment.formats import read_identified
 from alignment.formats.text import split_words, write_text
-from captum_norm.text.lines import read_lines
+from captum_norm import InvalidInputError
+from captum_norm.text.lines import quoted, read_lines
 
 COMPRESS = {"": lambda content: content, ".gz": gzip.compress, ".xz": lzma.compress}
 
@@ -28,3 +34,131 @@ def test_written_lines_come_back_and_bytes_are_reproducible(tmp_path: Path, suff
 def test_words_are_split_at_spaces_and_tabs_alone() -> None:
     assert split_words(" 1\u00a0000  \u3000 francs\t!") == ["1\u00a0000", "\u3000", "francs", "!"]
     assert split_words("") == []
+
+
+def test_line_is_written_in_ascending_order() -> None:
+    assert format_pharaoh(Alignment([(10, 0), (2, 3), (2, 1)])) == "2-1 2-3 10-0"
+    assert format_pharaoh(Alignment()) == ""
+
+
+def test_line_is_parsed_whatever_its_spaces() -> None:
+    assert parse_pharaoh(" 10-0\t2-1  2-1 \r") == Alignment([(2, 1), (10, 0)])
+    assert parse_pharaoh("") == Alignment()
+
+
+@pytest.mark.parametrize(
+    "token", ["1", "1p2", "-1-2", "1-2-3", "1-", "a-b", "1_0-2", "+1-2", "²-1", "1-2:1.5", "9" * 5000 + "-1"]
+)
+def test_what_is_no_link_is_named(token: str) -> None:
+    with pytest.raises(InvalidInputError, match="expected i-j") as raised:
+        parse_pharaoh(f"0-0 {token}")
+    assert quoted(token) in str(raised.value)
+
+
+def test_files_come_back(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    alignments = [Alignment([(rng.randrange(30), rng.randrange(30)) for _ in range(size)]) for size in (5, 0, 40, 1)]
+    path = tmp_path / "hyp.xz"
+    write_pharaoh(path, iter(alignments))
+    assert list(read_pharaoh(path)) == alignments
+
+
+def test_alignments_are_read_as_lines_arrive() -> None:
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end, "rb") as reader, os.fdopen(write_end, "wb", buffering=0) as writer:
+        alignments = read_pharaoh(reader)
+        for link in ((0, 1), (2, 0)):
+            writer.write("{}-{}\n".format(*link).encode())
+            assert next(alignments) == Alignment([link])
+
+
+def test_file_and_line_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "hyp.talp"
+    path.write_text("0-0\n0-0 x\n")
+    with pytest.raises(InvalidInputError) as raised:
+        list(read_pharaoh(path))
+    expected = f"{path}, line 2: got 'x', expected i-j; read sure and possible links with read_gold"
+    assert str(raised.value) == expected
+
+
+PAIRS = [("das Haus", "the house"), ("", "nothing"), ("ein | Strich", "a\u00a0line")]
+
+
+def test_separated_and_two_files_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "both").write_text("".join(f"{source} ||| {target}  \n" for source, target in PAIRS))
+    (tmp_path / "de.gz").write_bytes(gzip.compress("\n".join(source for source, _ in PAIRS).encode()))
+    (tmp_path / "en.xz").write_bytes(lzma.compress("".join(f"{target}\r\n" for _, target in PAIRS).encode()))
+    assert list(read_parallel(tmp_path / "both")) == PAIRS
+    assert list(read_parallel(tmp_path / "de.gz", tmp_path / "en.xz")) == PAIRS
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a ||| x\nb\tc\n", r"line 2: got 0 times \|\|\|, expected source \|\|\| target"),
+        (b"a ||| x\na ||| x ||| 0-0\n", r"line 2: got 2 times \|\|\|"),
+        (b"a ||| x\n\xff ||| x\n", "line 2: got byte 0xff at byte 1"),
+    ],
+)
+def test_malformed_line_is_named_or_handed_over(content: bytes, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        list(read_parallel(io.BytesIO(content)))
+    errors: list[InvalidInputError] = []
+    pairs = list(read_parallel(io.BytesIO(content + b"c ||| z\n"), on_error=errors.append))
+    assert pairs == [("a", "x"), ("", ""), ("c", "z")]
+    with pytest.raises(InvalidInputError, match=message):
+        raise errors.pop()
+    assert not errors
+
+
+def test_line_that_is_not_utf8_in_either_file_costs_its_pair_alone(tmp_path: Path) -> None:
+    (tmp_path / "de").write_bytes(b"a\n\xff\nc\nd\n")
+    (tmp_path / "en").write_bytes(b"x\ny\n\xff\nz\n")
+    errors: list[InvalidInputError] = []
+    pairs = list(read_parallel(tmp_path / "de", tmp_path / "en", on_error=errors.append))
+    assert pairs == [("a", "x"), ("", ""), ("", ""), ("d", "z")]
+    assert [str(error).split(": got")[0] for error in errors] == [f"{tmp_path}/de, line 2", f"{tmp_path}/en, line 3"]
+
+
+@pytest.mark.parametrize(("source", "target", "shorter"), [("a\nb\n", "x\n", "target"), ("a\n", "x\ny\n", "source")])
+def test_file_that_ends_early_is_named(source: str, target: str, shorter: str) -> None:
+    streams = {"source": io.StringIO(source), "target": io.StringIO(target)}
+    for name, stream in streams.items():
+        stream.name = name
+    reader = read_parallel(streams["source"], streams["target"], on_error=lambda _: None)
+    assert next(reader) == ("a", "x")
+    with pytest.raises(InvalidInputError, match=f"{shorter}, line 2: got no such line"):
+        next(reader)
+
+
+def named(name: str, content: str) -> io.StringIO:
+    stream = io.StringIO(content)
+    stream.name = name
+    return stream
+
+
+def test_texts_of_the_same_id_come_together(tmp_path: Path) -> None:
+    path = tmp_path / "en"
+    path.write_text("7\ta  house\nx y\t\n9\ta\ttab\n", encoding="utf-8")
+    expected = [("une maison", "a  house"), ("", ""), ("là", "a\ttab")]
+    assert read_identified(named("fr", "7\tune maison\nx y\t\n9\tlà\n"), path) == expected
+    assert read_identified(path) == [(text,) for _, text in expected]
+    assert read_identified(named("fr", ""), named("en", "")) == []
+
+
+@pytest.mark.parametrize(
+    ("french", "english", "message"),
+    [
+        ("0\ta\n1 b\n", "", r"fr, line 2: got '1 b', expected a sentence id, a tab and the text"),
+        ("0\ta\n\n", "", r"fr, line 2: got '', expected a sentence id"),
+        ("\ta\n", "", r"fr, line 1: got '\\ta', expected a sentence id"),
+        ("0\ta\n1\tb\n0\tc\n", "", "fr, line 3: got the sentence id '0' again, expected each once"),
+        ("0\ta\n1\tb\n", "0\tx\n2\ty\n", "en, line 2: got the sentence id '2', expected the sentence id '1', as in fr"),
+        ("0\ta\n1\tb\n", "1\tx\n0\ty\n", "en, line 1: got the sentence id '1', expected the sentence id '0', as in fr"),
+        ("0\ta\n1\tb\n", "0\tx\n", "en, line 2: got the end, expected the sentence id '1', as in fr"),
+        ("0\ta\n", "0\tx\n1\ty\n", "en, line 2: got the sentence id '1', expected the end, as in fr"),
+    ],
+)
+def test_errors_of_identified_texts_name_file_and_line(french: str, english: str, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"^{message}"):
+        read_identified(named("fr", french), named("en", english))
