@@ -405,7 +405,7 @@ class BidirectionalAligner(TextAligner):
         """Yield each pair's index and the map made of both directions', or an error that says why there is none.
 
         Other combinations than ``"add"`` and ``"multiply"`` make no map, which is an
-        :class:`~captum_norm.InvalidInputError`.
+        :class:`~captum_norm.errors.InvalidInputError`.
         """
         if self.combine not in MAP_COMBINATIONS:
             raise InvalidInputError(f"{self.combine} makes no map of both directions; expected add or multiply")

@@ -1,7 +1,7 @@
 """Decodes a word map into an alignment.
 
 Maps are (T, S + 1), or (T, S) with ``null=False``, without the null column; finite and, unless said, not negative.
-A map or a number that is not as described raises :class:`~captum_norm.InvalidInputError`.
+A map or a number that is not as described raises :class:`~captum_norm.errors.InvalidInputError`.
 
 Ties go to the lowest source index, with the null column last; ties between paths to the lowest source index of the last
 link. A row of zeros carries no information; its word gets no link.
@@ -50,7 +50,7 @@ def mutual_argmax(word_map: ArrayLike, *, null: bool = True) -> Alignment:
 def threshold(word_map: ArrayLike, *, share: float, null: bool = True) -> Alignment:
     """Link every entry above a share of its row's sum, null column included; a word may get several links.
 
-    The share is at least 0 and below 1; any other raises :class:`~captum_norm.InvalidInputError`.
+    The share is at least 0 and below 1; any other raises :class:`~captum_norm.errors.InvalidInputError`.
 
     >>> threshold([[5, 4, 1]], share=0.3)
     Alignment([(0, 0), (1, 0)])

@@ -2,8 +2,8 @@
 
 A word map is a float array (T, S + 1): one row per target word, one column per source word and, last, the null column
 for what belongs to no source word. With ``null=False`` it has no null column and is (T, S). Maps are finite and, unless
-it is said, not negative; others raise :class:`~captum_norm.InvalidInputError`, as do numbers that are not as described.
-Functions return maps of the same shape, in float64.
+it is said, not negative; others raise :class:`~captum_norm.errors.InvalidInputError`, as do numbers that are not as
+described. Functions return maps of the same shape, in float64.
 """
 
 from collections.abc import Sequence
