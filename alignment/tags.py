@@ -362,8 +362,8 @@ def parse_markup(text: str) -> Markup:
     """Read the tags in a line of XML or HTML.
 
     Single tags are comments, CDATA sections, processing instructions, tags that end with ``/>``, HTML's void elements
-    (:data:`alignment.markup.VOID`) without an end tag, and whole elements whose content is no text
-    (:data:`alignment.markup.CODES`, ``it`` only with ``pos``). The names of the two tags of a pair are equal but for
+    (:data:`alignment.tags.VOID`) without an end tag, and whole elements whose content is no text
+    (:data:`alignment.tags.CODES`, ``it`` only with ``pos``). The names of the two tags of a pair are equal but for
     case; ``bpt`` and ``ept``, ``bx`` and ``ex``, ``sc`` and ``ec`` form pairs if their numbers are equal (``rid``,
     ``i``, ``startRef`` or ``id``).
 
