@@ -36,7 +36,7 @@ from .errors import UnsupportedModelError as UnsupportedModelError
 from .errors import UnsupportedScopeError as UnsupportedScopeError
 from .explanation import Explanation as Explanation
 from .explanation import explain as explain
-from .forward.layer import Layer as Layer
+from .forward.record import Layer as Layer
 from .forward.session import Session as Session
 from .generation import GenerationAttribution as GenerationAttribution
 from .generation import GenerationResult as GenerationResult

@@ -4,6 +4,7 @@ import gzip
 import io
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from tqdm import tqdm
 from transformers import BertModel
 
 from captum_norm import NormAttribution, NormMeter, ValueZeroing, progress
-from captum_norm.attr.feed_forward_reducer import FeedForwardReducer
+from captum_norm.attr.feed_forward import feed_forward_norms
 from captum_norm.bars import advance, bar, count_lines, is_asked, line_bar, to_stderr
 from captum_norm.cli import main
+from captum_norm.forward.record import Layer
 from captum_norm.methods import METHODS
+from captum_norm.models import Scope
 from tests import encoder_decoders, families, tiny
 from tests.classifiers import classifier
 
@@ -80,24 +83,24 @@ def test_a_bar_moves_while_the_vectors_of_a_layer_are_formed(
     mask = torch.ones_like(ids)
     mask[1, 7:] = 0  # of padded queries no vectors are formed, but they are done with
     forming: list[list[int]] = []
-    update, finish = tqdm.update, FeedForwardReducer.finish
+    update, measure = tqdm.update, feed_forward_norms
 
     def updating(bar: "tqdm[object]", count: float = 1) -> bool | None:
         if forming:
             forming[-1].append(int(count))
         return update(bar, count)
 
-    def finishing(reducer: FeedForwardReducer, tensors: Any) -> None:
+    def measuring(layer: Layer, scopes: Sequence[Scope]) -> Any:
         forming.append([])
-        finish(reducer, tensors)
+        return measure(layer, scopes)
 
     monkeypatch.setattr(tqdm, "update", updating)
-    monkeypatch.setattr(FeedForwardReducer, "finish", finishing)
-    meter = NormMeter(families.build("bert"), memory_budget=1)
+    monkeypatch.setattr("captum_norm.attr.meter.feed_forward_norms", measuring)
     with progress(delay=0):
+        meter = NormMeter(families.build("bert"), memory_budget=1)
         meter.measure({"input_ids": ids, "attention_mask": mask}, scopes=["atb_ff"], layers=layers)
     queries, measured = 3 * 11, 2 if layers is None else 1
-    assert (queries * (2 + measured),) * 2 in finished
+    assert (queries * measured,) * 2 in finished
     assert len(forming) == measured
     for steps in forming:
         assert steps.count(1) >= queries - 4, steps
@@ -107,7 +110,7 @@ def test_the_vectors_of_one_stack(finished: list[object]) -> None:
     model, inputs = encoder_decoders.build("t5"), encoder_decoders.inputs("t5", batch=2, source=9, target=6)
     with progress(delay=0):
         NormMeter(model).measure(inputs, scopes=["atb_ff"], stacks=["cross"])
-    queries = 2 * 2 * (9 + 6 + 6) + 2 * 2 * 6  # those of attention, and once more those of decoder to encoder
+    queries = 2 * 2 * 6  # of decoder to encoder
     assert (queries, queries) in finished
 
 

@@ -12,7 +12,6 @@ from captum_norm import (
     AttentionBlockAttribution,
     NormAttribution,
     NormMeter,
-    UnsupportedModelError,
     UnsupportedScopeError,
 )
 from tests import families, feed_forwards, oracle
@@ -26,8 +25,6 @@ SMOOTH = {
     if not parts.experts and parts.activation is not torch.nn.functional.relu
 }
 """Families whose networks have slopes without jumps, which a difference quotient can follow."""
-WITHOUT_LAST_ROWS = {"flint"}
-"""Families of which a query's attention depends on the other queries."""
 
 
 def test_each_kind_has_a_representative() -> None:
@@ -55,7 +52,8 @@ def test_a_family(name: str) -> None:
         tolerance = 1e-5
         exact = exact_layers(name, model, inputs)
     else:
-        tolerance = 1e-6 if family.single else 1e-11
+        # The oracle's eager softmax is in float32, that of scaled dot-product attention is not.
+        tolerance = 4e-6 if family.single else 1e-11
         single = NormMeter(model).measure(inputs, **asked)
         # The oracle sees the same parameters in float64: what a float32 model rounds is part of the deviation.
         model, inputs = model.double(), inputs.double() if inputs.is_floating_point() else inputs
@@ -73,11 +71,7 @@ def test_a_family(name: str) -> None:
     expect_the_same_in_pieces(model, inputs, asked, stacks, 1e-5 if family.narrow else 1e-11)
     if not family.signal:
         expect_the_same_if_padded(model, inputs, (*scopes, *behind)[-1], thorough=name in REPRESENTATIVES)
-        if name in WITHOUT_LAST_ROWS:
-            with pytest.raises(UnsupportedModelError, match="ask for all rows, without last="):
-                expect_the_last_rows(model, inputs, tolerance)
-        else:
-            expect_the_last_rows(model, inputs, tolerance)
+        expect_the_last_rows(model, inputs, tolerance)
     expect_gradients(name, model, inputs, (*scopes, *behind)[-1])
     expect_an_interrupt(family, model, inputs)
     with torch.no_grad():

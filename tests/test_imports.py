@@ -188,7 +188,7 @@ def test_files_import_what_their_place_allows() -> None:
     [
         ("functional/norms.py", "from captum_norm import errors"),
         ("functional/norms.py", "import numpy"),
-        ("models/blocks.py", "from captum_norm.forward.recording import record"),
+        ("models/blocks.py", "from captum_norm.forward.record import record"),
         ("models/blocks.py", "from captum_norm import NormAttribution"),
         ("models/blocks.py", "import fairseq.models"),
         ("forward/recording.py", "def late():\n    import captum_norm.attr.norms"),

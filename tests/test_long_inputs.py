@@ -11,7 +11,7 @@ import transformers as hf
 from benchmarks.norms import peak_bytes
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution, NormMeter
 from captum_norm.cli import main
-from captum_norm.forward.parts import CHUNK_ROWS, WORKING_COPIES, parts_of, rows_at_once
+from captum_norm.forward.record import CHUNK_ROWS, WORKING_COPIES, parts_of, rows_at_once
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import Part
 from tests import families, tiny
@@ -88,7 +88,7 @@ def test_no_part_is_larger_than_the_budget(kind: Any, monkeypatch: pytest.Monkey
             seen.append(part)
             yield part
 
-    monkeypatch.setattr("captum_norm.forward.recording.parts_of", noting)
+    monkeypatch.setattr("captum_norm.forward.record.parts_of", noting)
     kind(model, memory_budget=4 * 40 * 4 * WORKING_COPIES * 5).maps(inputs)
     assert {part.rows.stop - part.rows.start for part in seen if part.rows.stop > 16} == {5}
 

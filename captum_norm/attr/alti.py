@@ -9,7 +9,7 @@ from torch import Tensor
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.segments import LayerSegments
 from captum_norm.errors import InvalidInputError
-from captum_norm.forward.layer import Layer
+from captum_norm.forward.record import Layer
 from captum_norm.forward.room import piece_elements
 from captum_norm.functional import l1_distances, nearness, own_keys
 from captum_norm.models.caches import refuse_chains

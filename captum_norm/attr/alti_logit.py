@@ -1,33 +1,33 @@
 """Attributes the updates of a logit to the input tokens: ALTI-Logit, and direct logit attribution."""
 
 from collections.abc import Collection, Sequence
-from functools import partial
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from captum_norm.attr.alti import alti_map
+from captum_norm.attr.base import LayerMap, check_map, checked_map
 from captum_norm.attr.frozen.head import HeadNetwork, HeadReading, read_head
 from captum_norm.attr.frozen.results import Decomposition
-from captum_norm.attr.logit_tracing import ChainingReducer, Spread, Tracing
-from captum_norm.attr.logit_updates import LogitUpdates, ScaleReducer, Step, UpdateReducer, residual_path
+from captum_norm.attr.logit_tracing import Spread, Tracing
+from captum_norm.attr.logit_updates import LogitUpdates, Step, block_updates, residual_path, residual_step
 from captum_norm.attr.meter import MeterOptions
 from captum_norm.attr.output import OutputAttribution
 from captum_norm.checks import one_of
-from captum_norm.forward.checks import expect_number, finite_results
+from captum_norm.errors import InvalidInputError
+from captum_norm.forward.checks import expect_finite, expect_number, finite_results
 from captum_norm.forward.gradients import gradients_on
+from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, layer_indices
-from captum_norm.forward.session import LayerTask
 from captum_norm.forward.stacking import scores_of_inputs
-from captum_norm.models.attention import AttentionCall
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Position, Readout
-from captum_norm.models.stacks import StackName
+from captum_norm.models.stacks import Place, StackName
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 
 
@@ -192,39 +192,45 @@ class ALTILogit(OutputAttribution):
 
     def _run(self, call: ModelCall, values: OutputValues, *, maps: bool) -> Tracing:
         steps, reading = self._read(call, values)
+        if not len(reading.examples):
+            raise InvalidInputError(
+                f"the value explained depends on no position of {type(self.model).__name__}, as a difference of equal "
+                "outputs does; there is nothing to trace"
+            )
         blocks = self.session.blocks(call, feed_forward=True)
         path = [step for step in steps if step.place.role != "encoder"]
         directions, constant = residual_path(self.model, path, reading)
         found = Tracing(call, self.spread, reading, path, constant, several=values.several)
 
-        def make(task: LayerTask | None, attention: AttentionCall) -> list[Any]:
-            if task is None:
-                raise ValueError("updates need the block")
-            reducers: list[Any] = []
-            if task.place in directions:
-                note = partial(found.updates_by_place.__setitem__, task.place)
-                reducers.append(UpdateReducer(task, attention, reading, directions[task.place], note))
-            return [*reducers, ChainingReducer(found, alti_map, task, attention)] if maps else reducers
+        def reduce(layer: Layer) -> LayerMap | None:
+            if layer.place in directions:
+                found.updates_by_place[layer.place] = block_updates(layer, reading, directions[layer.place])
+            if not maps:
+                return None
+            made = checked_map(alti_map, "ALTI", layer)
+            found.advance(layer.place, made.map, made.delta)
+            return made
 
-        kept = Request(weights=maps)
-        _, found.causal = self.session.reduce(call, kept, make, blocks, feed_forward=True)
+        recording = self.session.record(call, Request(weights=maps), reduce, blocks, feed_forward=True)
+        found.causal = recording.causal
+        for role, layers in recording.layers.items():
+            for number, made in layers:
+                if made is not None:
+                    check_map(self.model, type(self).__name__, call, Place(role, number), made)
         found.accept(self._modules)
         return found
 
     def _read(self, call: ModelCall, values: OutputValues) -> tuple[list[Step], HeadReading]:
         """Run the model once for its head, and for the norms on the residual path."""
         blocks, steps = self.session.blocks(call, feed_forward=True), list[Step]()
-
-        def make(task: LayerTask | None, _: AttentionCall) -> list[ScaleReducer]:
-            if task is None:
-                raise ValueError("norms need the block")
-            steps.append(Step(task.place, task.block))
-            return [ScaleReducer(steps[-1], task)] if ScaleReducer.applies(task.block) else []
-
         queries_first = any(block.queries_first for block in blocks.values())
         network = HeadNetwork(self._hooked(blocks), call, queries_first=queries_first)
         with network.watching(self.model) as outputs:
-            self.session.reduce(call, Request(), make, blocks, feed_forward=True)
+            self.session.record(
+                call, Request(), lambda layer: steps.append(residual_step(layer)), blocks, feed_forward=True, passes=0
+            )
+        for step in steps:
+            expect_finite(self.model, step.place, *(scale for scale in (step.scale, step.second) if scale is not None))
         reading = read_head(network, call, outputs[-1], values)
         expect_number(self.model, reading.number)
         return steps, reading

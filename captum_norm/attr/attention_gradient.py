@@ -122,11 +122,10 @@ class AttentionTimesGradient(AttentionMapAttribution):
                 if not attention.query.requires_grad:
                     # With frozen parameters, the graph begins here.
                     attention = replace(attention, query=attention.query.detach().requires_grad_())
-                with stacks.attending(attention) as place:
-                    output, weights = attention.run()
-                    stacks.look(weights)
+                place, output, weights = stacks.attend(attention)
                 every.setdefault(place.role, []).append(weights)
-                return output
+                # The value is the model's own, the gradient that of the weights.
+                return attention.output().detach() + (output - output.detach())
 
             with call.attention_through(attend), gradients_through(self.model):
                 output = call.run()

@@ -2,24 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any, ClassVar, Literal, Protocol, Unpack, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.attr.interface import MapsInterface
+from captum_norm.attr.layer_norms import expect_agreement
 from captum_norm.attr.meter import MeterOptions, refuse_unknown
-from captum_norm.attr.segments import LayerSegments, SegmentReducer
-from captum_norm.checks import as_truth, one_of, shown
-from captum_norm.errors import InvalidInputError, MethodError, UnsupportedModelError
+from captum_norm.attr.segments import LayerSegments
+from captum_norm.checks import as_count, as_truth, one_of, shown
+from captum_norm.errors import CaptumNormError, InvalidInputError, MethodError, NonFiniteError, UnsupportedModelError
+from captum_norm.forward.checks import expect_complete, expect_finite
 from captum_norm.forward.head import ObservedHead
-from captum_norm.forward.layer import Layer, LayerReducer
-from captum_norm.forward.recording import Reducer
+from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, Segments, as_layers, as_segments, as_stacks, refuse_towers
-from captum_norm.forward.session import LayerTask, Session
+from captum_norm.forward.session import Session
 from captum_norm.forward.stacking import scores_of_inputs, stacked_maps
-from captum_norm.models.attention import AttentionCall
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
@@ -27,23 +26,26 @@ from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import Position, position_rows
-from captum_norm.models.stacks import encoder_of
+from captum_norm.models.stacks import Place, encoder_of
 from captum_norm.results.aggregation import AGGREGATIONS, with_prefix_rows
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix, only_layer
 
 
-class MapReducer(Reducer, Protocol):
-    """Computes the map of one layer.
+class LayerMap(NamedTuple):
+    """A method's answer for one layer.
 
     Attributes:
         map: (B, [H,] Q, K).
         delta: completeness error, (B,).
+        precision: the least precise dtype of the layer's own computation, which sets the error's tolerance.
+        discrepancy: the difference of fast and directly computed norms, (B,), and the dtype that sets its tolerance;
+            or None.
     """
 
-    @property
-    def map(self) -> Tensor: ...  # noqa: D102
-
+    map: Tensor
     delta: Tensor
+    precision: torch.dtype
+    discrepancy: tuple[Tensor, torch.dtype] | None = None
 
 
 class AttentionMapAttribution(MapsInterface):
@@ -121,7 +123,7 @@ class AttentionMapAttribution(MapsInterface):
             raise InvalidInputError(
                 f"got per_head=True; {name} returns one map a layer; override maps_of for maps of single heads"
             )
-        return self.reduced_maps(call, request, partial(LayerReducer, self.layer_map, name))
+        return self.reduced_maps(call, request, lambda layer: checked_map(self.layer_map, name, layer))
 
     def segment_map(self, layer: Layer, segments: LayerSegments) -> Tensor:  # noqa: ARG002 - of a method's own
         """Compute the map of one layer's segments, (B, Q or 1, G), for a method that is ``segmented``."""
@@ -130,38 +132,35 @@ class AttentionMapAttribution(MapsInterface):
     def segment_maps(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the maps of the segments requested, by default :meth:`segment_map` of each layer."""
         name, segments = f"{type(self).__name__}.segment_map", cast(Segments, request.segments)
-        return self.reduced_maps(call, request, partial(SegmentReducer, self.segment_map, name, segments))
+
+        def reduce(layer: Layer) -> LayerMap:
+            own = LayerSegments.of(segments, len(layer.call.query), layer.call.key.shape[2], layer.call.query.device)
+            shape = (len(layer.call.query), 1 if own.together else layer.call.query.shape[2], own.count)
+            return checked_map(lambda one: self.segment_map(one, own), name, layer, shape)
+
+        return self.reduced_maps(call, request, reduce)
 
     def reduced_maps(
-        self,
-        call: ModelCall,
-        request: Request,
-        make: Callable[[LayerTask, AttentionCall], MapReducer],
-        *,
-        feed_forward: bool = False,
+        self, call: ModelCall, request: Request, reduce: Callable[[Layer], LayerMap], *, feed_forward: bool = False
     ) -> AttributionMaps:
-        """Compute and check the maps of the layers requested by reducers.
+        """Compute and check the maps of the layers requested.
 
         Args:
             call: the model's call.
             request: which layers.
-            make: makes a layer's reducer from its task and its attention call.
-            feed_forward: whether the reducers need the feed-forward blocks' tensors.
+            reduce: the method's function of a layer.
+            feed_forward: whether it needs the feed-forward blocks' tensors.
         """
         blocks = self.session.blocks(call, feed_forward=feed_forward)
         # One map per layer is kept, as of mean attention weights.
-        one_map = replace(request, weights=True)
-        stacks, causal = self.session.reduce(
-            call,
-            one_map,
-            lambda task, attention: [make(cast(LayerTask, task), attention)],
-            blocks,
-            feed_forward=feed_forward,
-        )
-        maps = {role: [(number, made.map) for number, (made,) in layers] for role, layers in stacks.items()}
-        deltas = {role: [made.delta for _, (made,) in layers] for role, layers in stacks.items()}
+        found = self.session.record(call, replace(request, weights=True), reduce, blocks, feed_forward=feed_forward)
+        for role, layers in found.layers.items():
+            for number, made in layers:
+                check_map(self.model, f"{type(self).__name__}.layer_map", call, Place(role, number), made)
+        maps = {role: [(number, made.map) for number, made in layers] for role, layers in found.layers.items()}
+        deltas = {role: [made.delta for _, made in layers] for role, layers in found.layers.items()}
         segmented = request.segments is not None
-        return stacked_maps(call, maps, deltas if self.decomposes else {}, causal=causal, segmented=segmented)
+        return stacked_maps(call, maps, deltas if self.decomposes else {}, causal=found.causal, segmented=segmented)
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Aggregate maps over layers: maps (B, L, Q, K), weights of the queries (B, P, Q) -> (B, P, K)."""
@@ -275,7 +274,7 @@ class AttentionMapAttribution(MapsInterface):
         with torch.set_grad_enabled(self.session.differentiable):
             call = self.session.bind(inputs, additional_forward_args, request.stacks)
             if request.last is not None:
-                call = self.session.of_last(call, request.last)
+                call = call.of_last(as_count("last", request.last))
         request = replace(request, segments=as_segments(call, request, segments, together))
         if self.text_alone and call.towers:
             refuse_towers(type(self).__name__, call)
@@ -287,3 +286,60 @@ class AttentionMapAttribution(MapsInterface):
         maps = self.session.explain(lambda: maps_of(call, request))
         self._head.observe(call, maps)
         return maps
+
+
+def checked_map(
+    layer_map: Callable[[Layer], Any], name: str, layer: Layer, shape: tuple[int, ...] | None = None
+) -> LayerMap:
+    """Compute the map of one layer by a method's function, whose mistakes are not the model's.
+
+    Args:
+        layer_map: the function.
+        name: its name, for messages.
+        layer: the layer.
+        shape: of the map; (B, Q, K) if None.
+
+    Raises:
+        MethodError: if the function fails, writes into the layer's tensors, or returns anything else than a tensor of
+            that shape.
+    """
+    shape = shape or (len(layer.call.query), layer.call.query.shape[2], layer.call.key.shape[2])
+    delta, before = layer.error(), _versions(layer)
+    try:
+        made: Any = layer_map(layer)
+    except (CaptumNormError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise MethodError(f"{name} failed in {layer.place}: {type(error).__name__}: {error}") from error
+    if _versions(layer) != before:
+        raise MethodError(f"{name} wrote into a tensor of {layer.place}; work on a copy: clone()")
+    if not isinstance(made, Tensor) or made.shape != shape:
+        got = f"a tensor of shape {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+        raise MethodError(
+            f"{name} returned {got} for {layer.place}; expected a tensor of shape {shape}, a number for each query "
+            "and key of each example"
+        )
+    return LayerMap(made.to(layer.dtype), delta, layer.block.precision())
+
+
+def _versions(layer: Layer) -> list[int]:
+    """Count the writes into a layer's tensors."""
+    tensors = (layer.weights, layer.values, *(value for value in vars(layer.tensors).values()))
+    return [value._version for value in tensors if isinstance(value, Tensor) and not value.is_inference()]
+
+
+def check_map(model: nn.Module, method: str, call: ModelCall, place: Place, made: LayerMap) -> None:
+    """Refuse a map that is not finite, or vectors that do not add up.
+
+    Raises:
+        NonFiniteError: if there is NaN or infinity.
+        IncompleteDecompositionError: if the vectors are not what the model computed.
+    """
+    expect_finite(model, place, made.delta)
+    expect_complete(model, place, made.delta, made.precision)
+    if made.discrepancy is not None:
+        expect_agreement(model, place, *made.discrepancy)
+    found, (queries, _) = made.map.detach(), call.positions_of(place.role)
+    rows = found if queries.real is None or found.shape[-2] == 1 else found[queries.real.to(found.device)]
+    if not rows.isfinite().all():
+        raise NonFiniteError(f"the map that {method} returned for {place} contains NaN or infinity")

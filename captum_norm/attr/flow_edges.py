@@ -5,8 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from captum_norm.forward.layer import Layer
-from captum_norm.forward.recording import FeedForwardTensors
+from captum_norm.forward.record import FeedForwardTensors, Layer
 from captum_norm.forward.room import piece_elements
 from captum_norm.functional import Carry, head_nearness, length, relative_error
 from captum_norm.models.factors import multiplied
@@ -36,13 +35,8 @@ class FeedForwardEdges(NamedTuple):
     feed_forward: Tensor
 
 
-def block_edges(layer: Layer, channels: int = 1) -> BlockEdges:
-    """Compute the edges into the stream behind an attention block, in a parallel layer behind the whole layer.
-
-    Args:
-        layer: the layer.
-        channels: how many of its heads are channels of one head, with gates of their own.
-    """
+def block_edges(layer: Layer) -> BlockEdges:
+    """Compute the edges into the stream behind an attention block, in a parallel layer behind the whole layer."""
     whole, written = layer.output, None
     if layer.block.layout.minus is not None:
         behind, block = network_of(layer)
@@ -52,7 +46,7 @@ def block_edges(layer: Layer, channels: int = 1) -> BlockEdges:
     most = piece_elements(layer.budget, whole)
     near = torch.stack(
         [
-            head_nearness(y, alphas, values, layer.projection, most, channels=channels)
+            head_nearness(y, alphas, values, layer.projection, most, channels=layer.channels)
             for y, alphas, values in zip(whole, layer.scaled_weights, layer.values, strict=True)
         ]
     )
@@ -76,12 +70,12 @@ def feed_forward_edges(layer: Layer) -> FeedForwardEdges:
     return FeedForwardEdges(near[0] * share, near[1] * share)
 
 
-def feed_forward_error(layer: Layer, real: Tensor | None) -> Tensor:
+def feed_forward_error(layer: Layer) -> Tensor:
     """Relative error of residual stream and feed-forward output as what the model computed, (B,)."""
     behind, block = network_of(layer)
     carry, whole, stream = _end(layer, behind, block)
     error = carry.constant(behind.written, stream, carry.scales(behind.written, behind.total)) - whole
-    return relative_error(length(error), length(whole), real)
+    return relative_error(length(error), length(whole), layer.real)
 
 
 def network_of(layer: Layer) -> tuple[FeedForwardTensors, FeedForwardBlock]:

@@ -5,16 +5,13 @@ from typing import Unpack, cast
 
 from torch import Tensor
 
-from captum_norm.attr.base import AttentionMapAttribution
-from captum_norm.attr.layer_results import LayerResults
+from captum_norm.attr.base import AttentionMapAttribution, LayerMap
+from captum_norm.attr.layer_norms import LayerResults, layer_norms
 from captum_norm.attr.meter import MeterOptions
-from captum_norm.attr.norm_reducer import NormReducer
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.forward.recording import BlockTensors, FeedForwardTensors
+from captum_norm.forward.record import BlockTensors, FeedForwardTensors, Layer
 from captum_norm.forward.request import Request
-from captum_norm.forward.session import LayerTask
 from captum_norm.functional import Carry, Scales, apply_linear, inverse_scale
-from captum_norm.models.attention import AttentionCall
 from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.objects import Explainable
@@ -55,39 +52,42 @@ class GlobEnc(AttentionMapAttribution):
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the norms at the ends of the layers."""
-        return self.reduced_maps(call, request, _EndReducer, feed_forward=True)
+        if request.per_head:
+            return super().maps_of(call, request)  # refuses
+        return self.reduced_maps(call, request, globenc, feed_forward=True)
 
 
-class _EndReducer(NormReducer):
-    """Norms at the end of a post-norm layer, of vectors that bypass its feed-forward network."""
+def globenc(layer: Layer) -> LayerMap:
+    """Compute the norms at the end of a post-norm layer, of vectors that bypass its feed-forward network.
 
-    def __init__(self, task: LayerTask, call: AttentionCall) -> None:
-        block, behind = task.block, task.block.feed_forward
-        if behind is not None and (behind.parallel or behind.residual_factor is not None):
-            raise UnsupportedModelError(
-                f'the feed-forward network after "{block.name}" reads the stream before attention, or a factor '
-                "multiplies the stream around it; expected post-norm layers without such a factor"
-            )
-        if behind is None or behind.final_norm is None:
-            reason = block.without_feed_forward or f"its layout is {block.layout.style}"
-            raise UnsupportedModelError(
-                f'found no normalisation of the feed-forward residual sum after "{block.name}": {reason}; '
-                "expected post-norm layers"
-            )
-        self._second = behind.final_norm.read(task.dtype)
-        carry = replace(block.carry("atb", task.dtype), residual=True, second=self._second)
-        super().__init__(task, call, {END: carry}, LayerResults())
+    Raises:
+        UnsupportedModelError: if the layer is of another kind.
+    """
+    block, behind = layer.block, layer.block.feed_forward
+    if behind is not None and (behind.parallel or behind.residual_factor is not None):
+        raise UnsupportedModelError(
+            f'the feed-forward network after "{block.name}" reads the stream before attention, or a factor '
+            "multiplies the stream around it; expected post-norm layers without such a factor"
+        )
+    if behind is None or behind.final_norm is None:
+        reason = block.without_feed_forward or f"its layout is {block.layout.style}"
+        raise UnsupportedModelError(
+            f'found no normalisation of the feed-forward residual sum after "{block.name}": {reason}; '
+            "expected post-norm layers"
+        )
+    second = behind.final_norm.read(layer.dtype)
+    carry = replace(block.carry("atb", layer.dtype), residual=True, second=second)
 
-    @property
-    def map(self) -> Tensor:
-        return self.results.norms[END]
+    def scales_of(steps: Carry, tensors: BlockTensors) -> Scales:
+        return steps.scales(tensors.projected, tensors.total, cast(FeedForwardTensors, tensors.behind).total)
 
-    def scales(self, carry: Carry, tensors: BlockTensors) -> Scales:
-        return carry.scales(tensors.projected, tensors.total, cast(FeedForwardTensors, tensors.behind).total)
-
-    def ends(self, scope: Scope, tensors: BlockTensors) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - there is one
+    def end_of(_: Scope, tensors: BlockTensors) -> tuple[Tensor, Tensor]:
         """Return the residual stream, and the layer's output without the network's share."""
         end = cast(FeedForwardTensors, tensors.behind)
         written = end.total - (tensors.total if tensors.normed is None else tensors.normed)
-        around = apply_linear(self._second, written) * inverse_scale(self._second, end.total)
+        around = apply_linear(second, written) * inverse_scale(second, end.total)
         return tensors.residual, cast(Tensor, end.normed) - around
+
+    results = LayerResults()
+    layer_norms(layer, {END: carry}, results, scales_of=scales_of, end_of=end_of)
+    return LayerMap(results.norms[END], results.deltas[0][0], block.precision([END]), results.discrepancy)

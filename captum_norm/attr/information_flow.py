@@ -1,31 +1,27 @@
 """Follows information flow routes: how near each part of the residual stream is to the whole, block by block."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr.base import AttentionMapAttribution
+from captum_norm.attr.base import AttentionMapAttribution, LayerMap, check_map, checked_map
 from captum_norm.attr.flow_edges import block_edges, feed_forward_edges, feed_forward_error
 from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.attr.flow_routes import FlowRoutes
 from captum_norm.checks import as_number, as_truth
 from captum_norm.errors import InvalidInputError
-from captum_norm.forward.layer import Layer, LayerReducer
-from captum_norm.forward.recording import BlockTensors
+from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request
-from captum_norm.forward.session import LayerTask
 from captum_norm.forward.stacking import stack_name
 from captum_norm.functional import own_keys
-from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import check_scopes
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.known import refuse_mixing
 from captum_norm.models.outputs import Position, positions_of_examples, read_position, real_positions
-from captum_norm.models.stacks import Role
+from captum_norm.models.stacks import Place, Role
 from captum_norm.results.aggregation import encoder_decoder_rollout
 from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
 
@@ -114,11 +110,7 @@ class InformationFlow(AttentionMapAttribution):
 
     def layer_map(self, layer: Layer) -> Tensor:
         """Add up the importances of one layer by key, (B, Q, K)."""
-        return self._by_key(layer, 1)
-
-    @staticmethod
-    def _by_key(layer: Layer, channels: int) -> Tensor:
-        edges = block_edges(layer, channels)
+        edges = block_edges(layer)
         importance = edges.heads.sum(1)
         if not layer.cross:
             beside = edges.residual if edges.feed_forward is None else edges.residual + edges.feed_forward
@@ -132,8 +124,9 @@ class InformationFlow(AttentionMapAttribution):
         blocks = self.session.blocks(call)
         # Behind a parallel layer, the stream holds the feed-forward output, too.
         parallel = any(block.layout.minus is not None for block in blocks.values())
-        reducer = partial(_FlowReducer, self.model, self._by_key)
-        return self.reduced_maps(call, request, reducer, feed_forward=parallel)
+        return self.reduced_maps(
+            call, request, lambda layer: _checked(self.model, self.layer_map, layer), feed_forward=parallel
+        )
 
     def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
         """Roll out the importances to every decoder position."""
@@ -145,21 +138,24 @@ class InformationFlow(AttentionMapAttribution):
         blocks = self.session.blocks(call, feed_forward=True)
         crossed = call.encoder is not None
 
-        def make(task: LayerTask | None, attention: AttentionCall) -> list[_FlowReducer]:
-            if task is None:
-                raise ValueError("edges need the block")
-            if task.block.feed_forward is None and not (crossed and task.place.role == "decoder"):
-                check_scopes(self.model, ["atb_ff_res"], task.block)
+        def reduce(layer: Layer) -> LayerMap:
+            block = layer.block
+            if block.feed_forward is None and not (crossed and layer.place.role == "decoder"):
+                check_scopes(self.model, ["atb_ff_res"], block)
 
-            def layer_map(layer: Layer, channels: int) -> Tensor:
-                edges = block_edges(layer, channels)
-                sequential = layer.block.feed_forward is not None and edges.feed_forward is None
-                routes.add(task.place, edges, feed_forward_edges(layer) if sequential else None, task.real)
+            def layer_map(one: Layer) -> Tensor:
+                edges = block_edges(one)
+                sequential = block.feed_forward is not None and edges.feed_forward is None
+                routes.add(one.place, edges, feed_forward_edges(one) if sequential else None, one.real)
                 return edges.heads.sum(1)
 
-            return [_FlowReducer(self.model, layer_map, task, attention)]
+            return _checked(self.model, layer_map, layer)
 
-        _, causal = self.session.reduce(call, Request(weights=True), make, blocks, feed_forward=True)
+        found = self.session.record(call, Request(weights=True), reduce, blocks, feed_forward=True)
+        causal = found.causal
+        for role, layers in found.layers.items():
+            for number, made in layers:
+                check_map(self.model, type(self).__name__, call, Place(role, number), made)
         positions = call.output_positions
         shown = positions.shift_back(real_positions(call), 1)
         if every:
@@ -171,13 +167,13 @@ class InformationFlow(AttentionMapAttribution):
         shifts = {role: call.positions_of(role)[0].shift for role in roles}
         names = {role: stack_name(role, causal=causal) for role in roles}
         top, texts = roles[-1], call.tokens
-        found = []
+        graphs = []
         for example in range(call.batch):
             own = {role: 0 if shift is None else int(shift[example]) for role, shift in shifts.items()}
             places = [place - own[top] for place in outputs[example]]
             tokens = None if texts is None else texts[example]
-            found.append(routes.graph(example, places, names=names, shifts=own, tokens=tokens))
-        return found
+            graphs.append(routes.graph(example, places, names=names, shifts=own, tokens=tokens))
+        return graphs
 
     def _read(self, position: Position, *, causal: bool) -> Any:
         """Return the position explained, or the one that the head reads."""
@@ -191,29 +187,12 @@ class InformationFlow(AttentionMapAttribution):
         return chosen
 
 
-class _FlowReducer(LayerReducer):
-    """Computes importances of a layer, and checks the sum behind its feed-forward network if there is one."""
-
-    def __init__(
-        self, model: nn.Module, layer_map: Callable[[Layer, int], Tensor], task: LayerTask, call: AttentionCall
-    ) -> None:
-        if task.block.layout.minus is not None:
-            check_scopes(model, ["atb_ff_res"], task.block)
-        super().__init__(self._mapped, "InformationFlow.layer_map", task, call)
-        self._map_of, self._real = layer_map, task.real
-        # A gate on single channels makes each a head of its own.
-        own = call if call.ungated is None else call.ungated
-        self._channels = call.query.shape[1] // own.query.shape[1]
-        self._behind: Tensor | None = None
-
-    def _mapped(self, layer: Layer) -> Tensor:
-        if layer.tensors.behind is not None:
-            self.precision = layer.block.precision(["atb_ff_res"])
-            self._behind = feed_forward_error(layer, self._real)
-        return self._map_of(layer, self._channels)
-
-    def finish(self, tensors: BlockTensors | None) -> None:
-        """Make the map, and check both sums."""
-        super().finish(tensors)
-        if self._behind is not None:
-            self.delta = torch.maximum(self.delta, self._behind.to(self.delta))
+def _checked(model: nn.Module, layer_map: Callable[[Layer], Tensor], layer: Layer) -> LayerMap:
+    """Compute importances of a layer, and the error of the sum behind its feed-forward network if there is one."""
+    if layer.block.layout.minus is not None:
+        check_scopes(model, ["atb_ff_res"], layer.block)
+    made = checked_map(layer_map, "InformationFlow.layer_map", layer)
+    if layer.tensors.behind is None:
+        return made
+    delta = torch.maximum(made.delta, feed_forward_error(layer).to(made.delta))
+    return made._replace(delta=delta, precision=layer.block.precision(["atb_ff_res"]))

@@ -10,7 +10,7 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.attr.meter import count_layers
-from captum_norm.checks import as_truth, shown
+from captum_norm.checks import as_count, as_truth, shown
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.checks import delta_for, finite_results
 from captum_norm.forward.request import Request
@@ -213,7 +213,7 @@ class MapsInterface(Attribution, ABC):
         """
         call, request = self.call_of(inputs, additional_forward_args, Request())
         refuse_mixing(self.model)
-        scores, delta = self.explain_last(call, self.session.of_last(call, last), request)
+        scores, delta = self.explain_last(call, call.of_last(as_count("last", last)), request)
         return finite_results(self.model, (scores, delta))
 
     def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:

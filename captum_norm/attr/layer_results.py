@@ -1,43 +1,20 @@
 """Combines the results of single layers to measurements of stacks, and these to maps."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from captum_norm.attr.layer_norms import LayerResults
 from captum_norm.attr.measurements import Measurements
 from captum_norm.forward.stacking import maps_of_call, real_keys, real_queries, stacked
 from captum_norm.functional import Baseline
-from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.positions import Positions
 from captum_norm.models.stacks import Role, StackName
 from captum_norm.results.maps import AttributionMaps
 from captum_norm.results.stacks import STACKS
-
-
-@dataclass(eq=False)
-class LayerResults:
-    """Results of one layer, filled in by its reducers: as in :class:`Measurements`, without the axis L.
-
-    Attributes:
-        block: the attention block; None for attention weights alone.
-        queries: Q.
-        deltas: completeness errors, (B,) each.
-    """
-
-    block: Block | None = None
-    queries: int = 0
-    weights: Tensor | None = None
-    norms: dict[Scope, Tensor] = field(default_factory=dict)
-    head_norms: Tensor | None = None
-    transformed_norms: Tensor | None = None
-    mixing_ratio: dict[str, Tensor] = field(default_factory=dict)
-    residual_norm: Tensor | None = None
-    norm_scale: Tensor | None = None
-    deltas: list[Tensor] = field(default_factory=list)
 
 
 def assemble(
@@ -62,7 +39,7 @@ def assemble(
         return stacked((vars(layer).pop(name) for layer in results), axes, places)
 
     blocks = [layer.block for _, layer in layers if layer.block is not None]
-    deltas = [torch.stack(layer.deltas).amax(0) for layer in results if layer.deltas]
+    deltas = [torch.stack([delta for delta, _ in layer.deltas]).amax(0) for layer in results if layer.deltas]
     return Measurements(
         weights=field_of("weights", by_pair),
         norms={

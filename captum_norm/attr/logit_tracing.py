@@ -1,6 +1,6 @@
 """Traces what layers add to output values back to the input tokens, by what each position stands for."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,13 +14,9 @@ from captum_norm.attr.frozen.results import Decomposition
 from captum_norm.attr.logit_updates import BlockUpdates, LogitUpdates, Step, stacked_heads
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError
 from captum_norm.forward.checks import TOLERANCE, finite_results
-from captum_norm.forward.layer import Layer, LayerReducer
-from captum_norm.forward.recording import BlockTensors
 from captum_norm.forward.request import Request, layer_indices
-from captum_norm.forward.session import LayerTask
 from captum_norm.forward.stacking import stacked_maps
 from captum_norm.functional import own_keys
-from captum_norm.models.attention import AttentionCall
 from captum_norm.models.call import ModelCall
 from captum_norm.models.positions import Positions
 from captum_norm.models.precision import coarsest
@@ -30,28 +26,6 @@ from captum_norm.results.aggregation import normalize_rows
 from captum_norm.results.maps import AttributionMaps, SourceAndPrefix
 
 Spread = Literal["all", "attention"]
-
-
-class ChainingReducer(LayerReducer):
-    """Computes a layer's map, and hands it on in the order of the layers.
-
-    Args:
-        found: takes it.
-        layer_map: computes it.
-        task: the layer.
-        call: its attention call.
-    """
-
-    def __init__(
-        self, found: "Tracing", layer_map: Callable[[Layer], Tensor], task: LayerTask, call: AttentionCall
-    ) -> None:
-        super().__init__(layer_map, "ALTI", task, call)
-        self._found, self._place = found, task.place
-
-    def finish(self, tensors: BlockTensors | None) -> None:
-        """Compute the map."""
-        super().finish(tensors)
-        self._found.advance(self._place, self.map, self.delta)
 
 
 @dataclass(eq=False)

@@ -9,8 +9,8 @@ the frozen head reads the last layer's output, times residual multipliers; in po
 through the frozen norms in between. Positions are mixed by attention alone, so only those that the head reads count.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -18,11 +18,8 @@ from torch import Tensor, nn
 
 from captum_norm.attr.frozen.head import HeadReading
 from captum_norm.errors import UnsupportedScopeError
-from captum_norm.forward.checks import expect_finite
-from captum_norm.forward.recording import BlockTensors
-from captum_norm.forward.session import LayerTask
+from captum_norm.forward.record import Layer
 from captum_norm.functional import Normalization, apply_transposed, inverse_scale
-from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block, check_scopes
 from captum_norm.models.factors import multiplied
 from captum_norm.models.projections import NormReader
@@ -71,35 +68,15 @@ class Step:
     second: Tensor | None = None
 
 
-class ScaleReducer:
-    """Keeps 1/σ of the norms on a layer's residual path."""
-
-    def __init__(self, step: Step, task: LayerTask) -> None:
-        self._step, self._dtype = step, task.dtype
-
-    @staticmethod
-    def applies(block: Block) -> bool:
-        """Whether a layer has such norms."""
-        behind = block.feed_forward
-        return block.final_norm is not None or (behind is not None and behind.final_norm is not None)
-
-    def consume(self, weights: Tensor, part: Part) -> None:
-        """Do nothing: attention's weights do not matter."""
-
-    def finish(self, tensors: BlockTensors | None) -> None:
-        """Note the scales."""
-        step, behind = self._step, self._step.block.feed_forward
-        if tensors is None:
-            raise ValueError("norms need the tensors of the block")
-        with torch.no_grad():
-            if step.block.final_norm is not None:
-                step.scale = _scale(step.block.final_norm, tensors.total, self._dtype)
-            if behind is not None and behind.final_norm is not None and tensors.behind is not None:
-                step.second = _scale(behind.final_norm, tensors.behind.total, self._dtype)
-
-    def check(self, model: nn.Module, place: Place) -> None:
-        """Raise if they are not finite."""
-        expect_finite(model, place, *(scale for scale in (self._step.scale, self._step.second) if scale is not None))
+def residual_step(layer: Layer) -> Step:
+    """Return a layer as a step of the residual path, with 1/σ of the norms on it."""
+    step, behind, tensors = Step(layer.place, layer.block), layer.block.feed_forward, layer.recorded
+    with torch.no_grad():
+        if step.block.final_norm is not None:
+            step.scale = _scale(step.block.final_norm, tensors.total, layer.dtype)
+        if behind is not None and behind.final_norm is not None and tensors.behind is not None:
+            step.second = _scale(behind.final_norm, tensors.behind.total, layer.dtype)
+    return step
 
 
 def _scale(norm: NormReader, whole: Tensor, dtype: torch.dtype) -> Tensor:
@@ -191,82 +168,47 @@ class BlockUpdates:
     bias: Tensor
 
 
-@dataclass(eq=False)
-class UpdateReducer:
-    """Reduces a layer to what it adds to output values.
+def block_updates(layer: Layer, reading: HeadReading, directions: Directions) -> BlockUpdates:
+    """Compute what a layer adds to output values.
 
-    Attributes:
-        task: the layer.
-        call: its attention call.
-        reading: the positions.
+    Args:
+        layer: the layer.
+        reading: the positions that are read.
         directions: those at this layer.
-        done: called with the updates once they are known.
     """
+    block, dtype, tensors = layer.block, layer.dtype, layer.recorded
+    device = tensors.projected.device
+    examples, positions = reading.examples.to(device), reading.positions.to(device)
 
-    task: LayerTask
-    call: AttentionCall
-    reading: HeadReading
-    directions: Directions
-    done: Callable[[BlockUpdates], object]
-    _weights: dict[int, Tensor] = field(default_factory=dict)
+    def at(tensor: Tensor) -> Tensor:
+        return tensor.to(device)[examples, positions].to(dtype)
 
-    def __post_init__(self) -> None:
-        # One example's rows at a time.
-        examples, positions = self.reading.examples.tolist(), self.reading.positions.tolist()
-        self._rows: Mapping[int, list[tuple[int, int]]] = {
-            example: [(n, positions[n]) for n, other in enumerate(examples) if other == example]
-            for example in sorted(set(examples))
-        }
-        own = self.call.ungated
-        self._heads = (self.call if own is None else own).query.shape[1]
-
-    def consume(self, weights: Tensor, part: Part) -> None:
-        """Keep the weights of the positions read."""
-        batch, queries = self.call.query.shape[0], self.call.query.shape[2]
-        first, stop, _ = part.examples.indices(batch)
-        start, end, _ = part.rows.indices(queries)
-        for example in range(first, stop):
-            for n, position in self._rows.get(example, ()):
-                if start <= position < end:
-                    self._weights[n] = weights[example - first, :, position - start].to(self.task.dtype)
-
-    def finish(self, tensors: BlockTensors | None) -> None:
-        """Compute the updates."""
-        if tensors is None:
-            raise ValueError("updates need the tensors of the block")
-        block, dtype, device = self.task.block, self.task.dtype, tensors.projected.device
-        rows = self.reading.examples.to(device), self.reading.positions.to(device)
-
-        def at(tensor: Tensor) -> Tensor:
-            return tensor.to(device)[rows].to(dtype)
-
-        g, bias = self.directions.attention.to(device, dtype), torch.zeros(len(rows[0]), dtype=dtype, device=device)
-        stream = (g * at(tensors.residual)).sum(-1)
-        carry = block.carry("attn_res", dtype)
-        g, added = _through(carry.branch, g, at(tensors.projected))
-        shift = block.projection.bias(dtype)
-        bias = bias + added if shift is None else bias + added + g @ shift
-        inner = (g @ block.projection.weight(dtype).T).unflatten(-1, (self.call.query.shape[1], -1))
-        by_head, by_key = [torch.empty(0)] * len(g), [torch.empty(0)] * len(g)
-        values = self.call.values_by_head
-        for example, chosen in self._rows.items():
-            own = values[example].to(device, dtype)
-            for n, _ in chosen:
-                updates = self._weights[n].to(device) * (own @ inner[n].unsqueeze(-1)).squeeze(-1)
-                by_head[n], by_key[n] = updates.sum(1), updates.sum(0)
-        feed_forward, behind = None, block.feed_forward
-        if behind is not None and tensors.behind is not None:
-            g = self.directions.feed_forward.to(device, dtype)
-            written = at(tensors.behind.written)
-            g, added = _through(behind.carry("atb_ff_res", dtype).branch, g, written)
-            feed_forward, bias = (g * written).sum(-1), bias + added
-        # A gate on single channels makes each a head of its own.
-        heads = torch.stack(by_head).unflatten(1, (self._heads, -1)).sum(-1)
-        self._weights.clear()
-        self.done(BlockUpdates(heads, torch.stack(by_key), feed_forward, stream, bias))
-
-    def check(self, model: nn.Module, place: Place) -> None:
-        """Do nothing: the sum of all updates is checked."""
+    g, bias = directions.attention.to(device, dtype), torch.zeros(len(examples), dtype=dtype, device=device)
+    stream = (g * at(tensors.residual)).sum(-1)
+    carry = block.carry("attn_res", dtype)
+    g, added = _through(carry.branch, g, at(tensors.projected))
+    shift = block.projection.bias(dtype)
+    bias = bias + added if shift is None else bias + added + g @ shift
+    inner = (g @ block.projection.weight(dtype).T).unflatten(-1, (layer.call.query.shape[1], -1))
+    heads = g.new_zeros(len(g), layer.call.query.shape[1])
+    keys = g.new_zeros(len(g), layer.call.key.shape[2])
+    places = list(zip(reading.examples.tolist(), reading.positions.tolist(), strict=True))
+    for part, made in layer.parts():
+        weights = layer.gated(made, part)
+        first, start = part.examples.start, part.rows.start
+        for n, (example, position) in enumerate(places):
+            if first <= example < first + len(weights) and start <= position < start + weights.shape[2]:
+                row = weights[example - first, :, position - start].to(device, dtype)
+                updates = row * (layer.values[example].to(device) @ inner[n].unsqueeze(-1)).squeeze(-1)
+                heads[n], keys[n] = updates.sum(1), updates.sum(0)
+    feed_forward, behind = None, block.feed_forward
+    if behind is not None and tensors.behind is not None:
+        g = directions.feed_forward.to(device, dtype)
+        written = at(tensors.behind.written)
+        g, added = _through(behind.carry("atb_ff_res", dtype).branch, g, written)
+        feed_forward, bias = (g * written).sum(-1), bias + added
+    by_head = heads.unflatten(1, (-1, layer.channels)).sum(-1)
+    return BlockUpdates(by_head, keys, feed_forward, stream, bias)
 
 
 def _through(norm: Normalization | None, g: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,24 +1,24 @@
 """Measures norms, mixing ratios and weights of all layers in one forward pass."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr.feed_forward_reducer import FeedForwardReducer
-from captum_norm.attr.layer_results import LayerResults, assemble
+from captum_norm.attr.feed_forward import feed_forward_norms
+from captum_norm.attr.layer_norms import LayerResults, layer_norms
+from captum_norm.attr.layer_results import assemble
 from captum_norm.attr.measurements import Measurements
-from captum_norm.attr.norm_reducer import NormReducer
-from captum_norm.checks import as_truth, entries, shown
+from captum_norm.checks import as_count, as_truth, entries, shown
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
-from captum_norm.forward.checks import expect_finite, finite_results
-from captum_norm.forward.recording import BlockTensors
+from captum_norm.forward.checks import finite_results
+from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, as_layers, as_stacks
-from captum_norm.forward.session import LayerTask, Session
+from captum_norm.forward.session import Session
 from captum_norm.forward.stacking import stack_name
 from captum_norm.functional import Baseline, own_keys, ratio
-from captum_norm.models.attention import AttentionCall, Part
+from captum_norm.models.attention import Part
 from captum_norm.models.blocks import Block, check_scopes
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
@@ -154,7 +154,7 @@ class NormMeter:
         with torch.set_grad_enabled(self._session.differentiable):
             call = self._session.bind(inputs, additional_forward_args, request.stacks)
             if last is not None:
-                call = self._session.of_last(call, last)
+                call = call.of_last(as_count("last", last))
         session = self._session
         return finite_results(session.model, session.explain(lambda: measure(session, call, request)))
 
@@ -195,90 +195,87 @@ def measure(session: Session, call: ModelCall, request: Request) -> dict[StackNa
         CaptumNormError: see :meth:`NormMeter.measure`.
     """
     feed_forward = not FEED_FORWARD_SCOPES.isdisjoint(request.scopes)
-    if feed_forward and request.reach:
-        # Counting the layers is far cheaper than forming the vectors of layers not requested.
-        request = request.counted(session.sizes(call))
-    blocks = session.blocks(call, feed_forward=feed_forward) if request.scopes or request.head_norms else {}
-    twice = feed_forward and any(block.forms_vectors(scope) for block in blocks.values() for scope in request.scopes)
-
-    def make(task: LayerTask | None, attention: AttentionCall) -> list[_Measuring]:
-        results = LayerResults(None if task is None else task.block, attention.query.shape[2])
-        found: list[_Measuring] = []
-        if task is not None:
-            block = task.block
-            check_scopes(session.model, request.scopes, block)
-            formed = [scope for scope in request.scopes if block.forms_vectors(scope)]
-            carries = {scope: block.carry(scope, task.dtype) for scope in request.scopes if scope not in formed}
-            if request.head_norms:
-                refuse_channel_gates(session.model, attention)
-            if carries or request.head_norms:
-                options = {"per_head": request.head_norms, "with_maps": request.maps}
-                found.append(NormReducer(task, attention, carries, results, **options))
-            if formed:
-                found.append(FeedForwardReducer(task, attention, formed, results))
-        if request.weights:
-            found.append(_WeightReducer(attention, results, per_head=request.per_head))
-        return found
-
-    stacks, causal = session.reduce(call, request, make, blocks or None, feed_forward=feed_forward, twice=twice)
-    baseline = session.baseline if feed_forward else None
+    blocks = session.blocks(call, feed_forward=feed_forward) if request.scopes or request.head_norms else None
+    formed = {scope for block in (blocks or {}).values() for scope in request.scopes if block.forms_vectors(scope)}
+    weighed = request.weights or request.head_norms or not formed.issuperset(request.scopes)
+    recording = session.record(
+        call,
+        request,
+        lambda layer: layer_results(session.model, layer, request, with_block=blocks is not None),
+        blocks,
+        feed_forward=feed_forward,
+        passes=weighed + bool(formed),
+    )
+    baseline = session.options.baseline if feed_forward else None
     measured: dict[StackName, Measurements] = {}
-    for role, layers in stacks.items():
-        results = [(number, reducers[0].results) for number, reducers in layers]
-        measured[stack_name(role, causal=causal)] = assemble(call, role, results, request.scopes, baseline)
+    for role, layers in recording.layers.items():
+        for number, results in layers:
+            results.check(session.model, Place(role, number))
+        measured[stack_name(role, causal=recording.causal)] = assemble(call, role, layers, request.scopes, baseline)
     return measured
 
 
-def refuse_channel_gates(model: nn.Module, attention: AttentionCall) -> None:
-    """Refuse norms of single heads whose channels have gates of their own.
+def layer_results(model: nn.Module, layer: Layer, request: Request, *, with_block: bool) -> LayerResults:
+    """Compute what is requested of one layer.
 
-    Raises:
-        UnsupportedModelError: if the model has them.
+    Args:
+        model: the model, for messages.
+        layer: the layer.
+        request: what is requested.
+        with_block: whether anything but attention weights is.
     """
-    own = attention.ungated
-    if own is not None and own.query.shape[1] != attention.query.shape[1]:
-        raise UnsupportedModelError(
-            f"a gate multiplies each channel of attention's output in {type(model).__name__}; norms of single heads "
-            "are not available, ask for those of all heads"
-        )
+    results = LayerResults(queries=layer.call.query.shape[2])
+    collect = _collecting(layer, results, per_head=request.per_head) if request.weights else None
+    formed: list[Scope] = []
+    if with_block:
+        block = results.block = layer.block
+        check_scopes(model, request.scopes, block)
+        formed = [scope for scope in request.scopes if block.forms_vectors(scope)]
+        carries = {scope: block.carry(scope, layer.dtype) for scope in request.scopes if scope not in formed}
+        if request.head_norms and layer.channels > 1:
+            raise UnsupportedModelError(
+                f"a gate multiplies each channel of attention's output in {type(model).__name__}; norms of single "
+                "heads are not available, ask for those of all heads"
+            )
+        if carries or request.head_norms:
+            per_head, with_maps = request.head_norms, request.maps
+            layer_norms(layer, carries, results, per_head=per_head, with_maps=with_maps, consume=collect)
+            collect = None
+    if formed:
+        norms, ratios, delta = feed_forward_norms(layer, formed)
+        results.norms |= norms
+        results.mixing_ratio |= ratios
+        results.deltas.append((delta, layer.block.precision(formed)))
+    if collect is not None:
+        for part, weights in layer.parts():
+            collect(part, weights)
+    if request.weights:
+        _measure_weights(layer, results, per_head=request.per_head)
+    return results
 
 
-class _WeightReducer:
-    """Reduces attention weights: per head or averaged over heads, with the mixing ratios of the average."""
+def _collecting(layer: Layer, results: LayerResults, *, per_head: bool) -> Callable[[Part, Tensor], None]:
+    """Return a function that keeps the attention weights of each part: per head or averaged over heads."""
+    own = layer.attention
+    shape = [*own.query.shape[:3], own.key.shape[2]]
+    if not per_head:
+        del shape[1]
+    kept = results.weights = own.value.new_empty(shape, dtype=accumulation_dtype(own.value.dtype))
 
-    ungated = True
+    def collect(part: Part, weights: Tensor) -> None:
+        kept[part.examples, ..., part.rows, :] = weights if per_head else weights.mean(1, dtype=kept.dtype)
 
-    def __init__(self, call: AttentionCall, results: LayerResults, *, per_head: bool) -> None:
-        call = call.ungated or call
-        self.results, self._per_head, self._cross = results, per_head, call.cross
-        shape = [*call.query.shape[:3], call.key.shape[2]]
-        if not self._per_head:
-            del shape[1]
-        results.weights = call.value.new_empty(shape, dtype=accumulation_dtype(call.value.dtype))
-
-    @property
-    def _weights(self) -> Tensor:
-        # The results alone hold them, since they are freed one layer after the other.
-        return cast(Tensor, self.results.weights)
-
-    def consume(self, weights: Tensor, part: Part) -> None:
-        self._weights[part.examples, ..., part.rows, :] = (
-            weights if self._per_head else weights.mean(1, dtype=self._weights.dtype)
-        )
-
-    def finish(self, _: BlockTensors | None) -> None:
-        mean = self._weights.mean(1) if self._per_head else self._weights
-        # In cross-attention no weight is the query's own.
-        own = mean.new_zeros(mean.shape[:2]) if self._cross else own_keys(mean)
-        others = (mean.sum(-1) - own).clamp(min=0)
-        self.results.mixing_ratio |= {"weights": ratio(others, own), "weights_res": ratio(others, own + 1)}
-
-    def check(self, model: nn.Module, place: Place) -> None:
-        """Raise if weights are not finite."""
-        expect_finite(model, place, self._weights.detach().sum())
+    return collect
 
 
-_Measuring = NormReducer | FeedForwardReducer | _WeightReducer
+def _measure_weights(layer: Layer, results: LayerResults, *, per_head: bool) -> None:
+    """Add the mixing ratios of the mean attention weights, without and with the residual connection."""
+    weights = cast(Tensor, results.weights)
+    mean = weights.mean(1) if per_head else weights
+    # In cross-attention no weight is the query's own.
+    own = mean.new_zeros(mean.shape[:2]) if layer.cross else own_keys(mean)
+    others = (mean.sum(-1) - own).clamp(min=0)
+    results.mixing_ratio |= {"weights": ratio(others, own), "weights_res": ratio(others, own + 1)}
 
 
 def count_layers(session: Session, inputs: Inputs, additional_forward_args: Any = None) -> int:

@@ -11,7 +11,7 @@ from captum_norm.attr.measurements import Measurements
 from captum_norm.attr.meter import MeterOptions, measure
 from captum_norm.attr.segments import LayerSegments, segment_norms
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
-from captum_norm.forward.layer import Layer
+from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request
 from captum_norm.models.blocks import check_scopes
 from captum_norm.models.call import ModelCall
@@ -63,7 +63,7 @@ class ScopedNorms(AttentionMapAttribution):
 
     def segment_map(self, layer: Layer, segments: LayerSegments) -> Tensor:
         """Compute the norms of the segments' sums in one layer."""
-        return segment_norms(replace(layer, scope=self.scope), segments)
+        return segment_norms(layer.at(self.scope), segments)
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Aggregate maps over layers; the rollout of ``attn`` adds the residual connection that its vectors lack."""

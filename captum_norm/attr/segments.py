@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.forward.layer import Layer, LayerReducer
+from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Segments
 from captum_norm.forward.room import piece_elements
-from captum_norm.forward.session import LayerTask
 from captum_norm.functional import add_own, length, members, segment_vectors
-from captum_norm.models.attention import AttentionCall
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,33 +83,6 @@ class LayerSegments:
 def segment_norms(layer: Layer, segments: LayerSegments) -> Tensor:
     """Compute ‖Σ_{j in g} v_ij‖, or ‖Σ_i Σ_{j in g} v_ij‖ of queries together: (B, Q or 1, G)."""
     return segments.measured(layer, lambda _, vectors: length(vectors))
-
-
-class SegmentReducer(LayerReducer):
-    """Reduces one layer to a map of segments.
-
-    Args:
-        segment_map: makes the map of the layer, (B, Q or 1, G).
-        name: its name, for messages.
-        segments: those requested.
-        task: the layer.
-        call: its attention call.
-    """
-
-    def __init__(
-        self,
-        segment_map: Callable[[Layer, LayerSegments], Tensor],
-        name: str,
-        segments: Segments,
-        task: LayerTask,
-        call: AttentionCall,
-    ) -> None:
-        self._segments = LayerSegments.of(segments, len(call.query), call.key.shape[2], call.query.device)
-        super().__init__(lambda layer: segment_map(layer, self._segments), name, task, call)
-
-    def _expected(self, layer: Layer) -> tuple[int, ...]:
-        batch, queries, _ = super()._expected(layer)
-        return batch, 1 if self._segments.together else queries, self._segments.count
 
 
 def summed_columns(maps: Tensor, segments: Segments) -> Tensor:

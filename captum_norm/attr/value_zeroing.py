@@ -13,8 +13,7 @@ from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.bars import bar
 from captum_norm.errors import CaptumNormError, NonFiniteError, UnsupportedModelError
 from captum_norm.forward.checks import TOLERANCE
-from captum_norm.forward.parts import CHUNK_BYTES
-from captum_norm.forward.recording import record
+from captum_norm.forward.record import CHUNK_BYTES, record
 from captum_norm.forward.request import Request, check_seen, layer_indices
 from captum_norm.forward.stacking import of_last_rows, stacked_maps
 from captum_norm.functional import cosine_distance, length
@@ -74,8 +73,8 @@ class ValueZeroing(AttentionMapAttribution):
         around = set(layer_of(self.model, blocks, [module for module in blocks if blocks[module].cross]).values())
         session.expect_room(call, replace(request, weights=True))
         calls: list[_LayerCall] = []
-        with session.progress(call) as advance, _recorded(around, calls):
-            causal = record(call, lambda *_: (), None, advance)
+        with _recorded(around, calls):
+            causal = record(call, lambda _: None, session.options).causal
         if not calls:
             raise not_run(self.model, around)
         shared = self._shared(call, around) if call.batch > 1 else [set[_Path]()] * len(calls)
@@ -115,7 +114,7 @@ class ValueZeroing(AttentionMapAttribution):
         """
         alone: list[_LayerCall] = []
         with torch.no_grad(), _recorded(layers, alone):
-            record(call.example(0), lambda *_: (), None)
+            record(call.example(0), lambda _: None, self.session.options)
         return [one.as_long_as(call.batch) for one in alone]
 
     def _distances(
@@ -123,7 +122,7 @@ class ValueZeroing(AttentionMapAttribution):
     ) -> Tensor:
         """Compute one example's map of one layer, (1, Q, K), with ``count`` keys."""
         step, columns = self._copies(one.output, call.budget), []
-        dtype = torch.promote_types(self.session.accumulate, one.output.dtype)
+        dtype = torch.promote_types(self.session.options.accumulate, one.output.dtype)
         for start in range(0, count, step):
             keys = slice(start, min(start + step, count))
             outputs, live = self._zeroed(call, one, keys, place)
@@ -149,9 +148,10 @@ class ValueZeroing(AttentionMapAttribution):
             output, weights = replace(attention, **first).run()
             weights = weights[0, :, :, keys]
             heads = attention.value[0, :, keys].repeat_interleave(len(weights) // attention.value.shape[1], dim=0)
+            heads = heads.to(weights.dtype)
             live.append(weights.any(0))
             lost = torch.einsum("hqk,hkd->kqhd", weights, heads)
-            return torch.cat([output, output - lost])
+            return torch.cat([output, (output - lost).to(output.dtype)])
 
         with call.attention_through(attend):
             outputs = one.run(1 + keys.stop - keys.start)

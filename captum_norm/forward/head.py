@@ -109,7 +109,8 @@ class _BehindAttention:
         self._streams: list[Tensor] = []
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        output, _ = self._stacks.attend(call)
+        self._stacks.enter(call)
+        output = call.output()
         self._start = output.detach().requires_grad_()
         self._streams.clear()
         return self._start.clone()  # a model may write into it

@@ -1,7 +1,7 @@
 """Says which maps are requested of a model, and checks that the model has them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.libraries.registry import library_of
-from captum_norm.models.stacks import TEXT_STACKS, Place, Role, Sizes, StackName, StackSize, encoder_of
+from captum_norm.models.stacks import TEXT_STACKS, Place, Role, StackName, StackSize, encoder_of
 from captum_norm.results.stacks import STACKS
 
 
@@ -67,19 +67,9 @@ class Request:
         return self.stacks is None or role in self.stacks
 
     def has(self, place: Place) -> bool:
-        """Whether a layer may be requested; negative indices are known only at the last layer."""
-        some = self.layers is None or self.reach > 0 or place.index in self.layers
+        """Whether a layer may be requested; negative indices count from the last."""
+        some = self.layers is None or place.index in self.layers or min(self.layers) < 0
         return some and self.has_stack(place.role)
-
-    @property
-    def reach(self) -> int:
-        """How far back from the last layer the negative indices go."""
-        return max(0, -min(self.layers or (), default=0))
-
-    def counted(self, stacks: Sizes) -> "Request":
-        """The same without negative indices, if all stacks requested have the same number of layers."""
-        counts = {stack.layers for role, stack in stacks.items() if self.has_stack(role)}
-        return replace(self, layers=layer_indices(self.layers, *counts)) if len(counts) == 1 else self
 
     def layer_count(self, stack: StackSize) -> int:
         """Number of layers requested of a stack."""

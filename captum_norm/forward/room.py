@@ -27,13 +27,10 @@ def positions(call: ModelCall, role: Role, stack: StackSize) -> tuple[int, int]:
     return queries.length or stack.queries, keys.length or stack.keys
 
 
-def total_queries(call: ModelCall, stacks: Sizes, twice: Callable[[Place], bool] | None = None) -> int:
-    """Number of queries of all attention calls in a forward pass; those of some layers count ``twice``."""
-    total = 0
-    for role, stack in stacks.items():
-        again = 0 if twice is None else sum(twice(Place(role, index)) for index in range(stack.layers))
-        total += (stack.layers + again) * call.batch * positions(call, role, stack)[0]
-    return total
+def total_queries(call: ModelCall, stacks: Sizes, chosen: Callable[[Place], bool]) -> int:
+    """Number of queries of the attention calls of some layers in a forward pass."""
+    layers = {role: sum(chosen(Place(role, index)) for index in range(stack.layers)) for role, stack in stacks.items()}
+    return sum(count * call.batch * positions(call, role, stacks[role])[0] for role, count in layers.items())
 
 
 def may_be_large(call: ModelCall) -> bool:

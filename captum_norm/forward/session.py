@@ -1,12 +1,11 @@
-"""Runs a model and hands what passes its attention layers to reducers; the model is left as it was."""
+"""Understands a model once, and runs it as often as asked; the model is left as it was."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from captum_norm.bars import bar, is_asked
 from captum_norm.checks import as_count, as_truth, one_of
@@ -17,12 +16,11 @@ from captum_norm.errors import (
     UnsupportedScopeError,
 )
 from captum_norm.forward.checks import refuse_autocast, refuse_non_finite_weights
-from captum_norm.forward.recording import Reducer, no_bar, record
+from captum_norm.forward.record import Layer, Options, Recording, no_bar, record
 from captum_norm.forward.request import Request, check_seen, layer_indices
 from captum_norm.forward.room import expect_room, may_be_large, total_queries
 from captum_norm.functional import Baseline
 from captum_norm.memory import MemoryBudget
-from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs, bind_inputs
@@ -32,34 +30,12 @@ from captum_norm.models.libraries.refusals import refusal_of
 from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place, Role, Sizes
-from captum_norm.models.verification import on_excerpt, stack_sizes, verify, verify_cache, verify_last
+from captum_norm.models.verification import on_excerpt, stack_sizes, verify
 from captum_norm.models.wrappers import class_of
 
 Result = TypeVar("Result")
-Kind = TypeVar("Kind", bound=Reducer)
 Blocks = Mapping[nn.Module, Block]
 """The attention blocks of a model, by the modules that attend."""
-
-
-@dataclass(frozen=True, eq=False)
-class LayerTask:
-    """What a reducer is told about its layer.
-
-    Attributes:
-        place: where it is in the model.
-        block: the attention block.
-        dtype: what to compute in.
-        budget: how much memory pieces of the computation may take.
-        baseline: where the paths of the integrated gradients through an activation start.
-        real: True at real queries, (B, Q), or None if all are.
-    """
-
-    place: Place
-    block: Block
-    dtype: torch.dtype
-    budget: MemoryBudget
-    baseline: Baseline
-    real: Tensor | None
 
 
 class Session:
@@ -98,9 +74,11 @@ class Session:
         differentiable: bool = False,
     ) -> None:
         self.model, self.tokenizer = opened(model, tokenizer)
-        self.accumulate = one_of("accumulate", accumulate, (torch.float32, torch.float64))
-        self.memory_budget = None if memory_budget is None else as_count("memory_budget", memory_budget)
-        self.baseline: Baseline = one_of("baseline", baseline, get_args(Baseline))
+        self.options = Options(
+            one_of("accumulate", accumulate, (torch.float32, torch.float64)),
+            MemoryBudget(None if memory_budget is None else as_count("memory_budget", memory_budget)),
+            one_of("baseline", baseline, get_args(Baseline)),
+        )
         self.differentiable = as_truth("differentiable", differentiable)
         self._blocks: Blocks | None = None
         self._known: KnownModel | None = None
@@ -117,7 +95,7 @@ class Session:
     def bind(
         self, inputs: Inputs, additional_forward_args: Any = None, stacks: Collection[Role] | None = None
     ) -> ModelCall:
-        """Bind inputs to the model and verify, once, that explaining the model does not change its output.
+        """Bind inputs to the model; at its first call, see its stacks of layers.
 
         Args:
             inputs: see :meth:`captum_norm.NormMeter.measure`.
@@ -129,35 +107,12 @@ class Session:
             UnsupportedModelError: the model computes something else than with attention weights.
             NonFiniteError: its weights contain NaN or infinity.
         """
-        budget = MemoryBudget(self.memory_budget)
-        call = bind_inputs(self.model, inputs, additional_forward_args, budget, self.tokenizer, stacks)
+        call = bind_inputs(self.model, inputs, additional_forward_args, self.options.budget, self.tokenizer, stacks)
         if call.known.sizes is None:
             with self._naming_reasons(), norms_taken_once(self.model):
                 verify(call)
-        if call.before.cache is not None:
-            with self._naming_reasons():
-                verify_cache(call)
         if call.known is not self._known:
             self._known, self._blocks = call.known, None
-        return call
-
-    def of_last(self, call: ModelCall, count: int) -> ModelCall:
-        """Restrict the rows of a call's maps to the last positions; verify once that this changes no output.
-
-        Where the model's own attention function makes no weights, it computes the output of all positions, and weights
-        are made for the last ones alone.
-
-        Args:
-            call: the call.
-            count: how many positions.
-
-        Raises:
-            InvalidInputError: if the sequence has fewer positions, or padding.
-            UnsupportedModelError: if an output changes.
-        """
-        call = call.of_last(as_count("last", count))
-        with self._naming_reasons():
-            verify_last(call)
         return call
 
     def sizes(self, call: ModelCall) -> Sizes:
@@ -209,66 +164,59 @@ class Session:
                 self._blocks = None
                 return work()
 
-    def reduce(
+    def record(
         self,
         call: ModelCall,
         request: Request,
-        make: Callable[[LayerTask | None, AttentionCall], Sequence[Kind]],
+        reduce: Callable[[Layer], Result],
         blocks: Blocks | None = None,
         *,
         feed_forward: bool = False,
-        twice: bool = False,
-    ) -> tuple[dict[Role, list[tuple[int, Sequence[Kind]]]], bool]:
+        passes: int = 1,
+    ) -> Recording[Result]:
         """Run the model once and reduce the layers requested, each as soon as its tensors exist.
 
         Args:
             call: of the model.
             request: which layers.
-            make: makes the reducers of a layer; gets None if ``blocks`` is None.
+            reduce: makes a layer's result.
             blocks: the model's blocks; None if only attention weights are needed.
-            feed_forward: also hand on the tensors of the feed-forward blocks.
-            twice: whether the reducers compute attention a second time, for the progress bar.
+            feed_forward: also record the tensors of the feed-forward blocks.
+            passes: how often ``reduce`` treats each query, for the progress bar.
 
         Returns:
-            for each stack requested, its layers in the order of the request: their numbers and reducers; and whether
-            the model is causal, False for an encoder–decoder model.
+            for each stack requested, its layers in the order of the request.
 
         Raises:
             NotEnoughMemoryError: the maps requested take more memory than is free.
             UnsupportedModelError: a stack that was requested was not seen.
-            CaptumNormError: a check of a reducer fails.
+            CaptumNormError: a check of the layers fails.
         """
-        found: dict[Role, list[Sequence[Kind]]] = {}
-        chosen, reach = request.layers, request.reach
-
-        def reducers_of(place: Place, block: Block | None, attention: AttentionCall) -> Sequence[Kind]:
-            layers, last = found.setdefault(place.role, []), place.index - reach
-            # No negative index can reach that layer any more.
-            if chosen is not None and reach > 0 and last >= 0 and last not in chosen:
-                layers[last] = ()
-            layers.append(make(self._task(call, place, block), attention) if request.has(place) else ())
-            return layers[-1]
-
         self.expect_room(call, request)
-        with self.progress(call, request if twice else None) as advance:
-            causal = record(call, reducers_of, blocks, advance, feed_forward=feed_forward)
-        check_seen(call, found, request)
-        kept = {}
-        for role, layers in found.items():
-            if request.has_stack(role):
-                indices = layer_indices(chosen, len(layers))
-                kept[role] = [(index, layers[index]) for index in indices]
-                for index in indices:
-                    for reducer in layers[index]:
-                        reducer.check(self.model, Place(role, index))
-        return kept, causal
+        chosen: dict[Role, list[int]] = {}
+        if request.layers is not None:
+            chosen = {role: layer_indices(request.layers, size.layers) for role, size in self.sizes(call).items()}
 
-    def _task(self, call: ModelCall, place: Place, block: Block | None) -> LayerTask | None:
-        if block is None:
-            return None
-        queries, _ = call.positions_of(place.role)
-        dtype = torch.promote_types(self.accumulate, block.dtype)
-        return LayerTask(place, block, dtype, call.budget, self.baseline, queries.real)
+        def is_chosen(place: Place) -> bool:
+            some = request.layers is None or place.index in chosen.get(place.role, ())
+            return some and request.has_stack(place.role)
+
+        with self._progress(call, is_chosen, passes) as advance:
+            found, causal = record(
+                call,
+                reduce,
+                self.options,
+                blocks,
+                chosen=is_chosen,
+                feed_forward=feed_forward,
+                advance=advance,
+            )
+        check_seen(call, found, request)
+        if request.layers is None:
+            return Recording(found, causal)
+        by_number = {role: dict(layers) for role, layers in found.items()}
+        ordered = {role: [(number, layers[number]) for number in chosen[role]] for role, layers in by_number.items()}
+        return Recording(ordered, causal)
 
     def expect_room(self, call: ModelCall, request: Request) -> None:
         """Refuse maps that will not fit in memory.
@@ -277,16 +225,17 @@ class Session:
             NotEnoughMemoryError: if they will not.
         """
         if may_be_large(call):
-            expect_room(call, request, self.sizes(call), self.accumulate)
+            expect_room(call, request, self.sizes(call), self.options.accumulate)
 
     @contextmanager
-    def progress(self, call: ModelCall, twice: Request | None = None) -> Iterator[Callable[[int], object]]:
-        """Show a bar over the queries of all layers; those of layers in ``twice`` count twice."""
-        if not is_asked():
+    def _progress(
+        self, call: ModelCall, chosen: Callable[[Place], bool], passes: int
+    ) -> Iterator[Callable[[int], object]]:
+        """Show a bar over the queries of some layers, each treated in so many passes."""
+        if not passes or not is_asked():
             yield no_bar
             return
-        total = total_queries(call, self.sizes(call), None if twice is None else twice.has)
-        with bar(self.name, total, "queries") as shown:
+        with bar(self.name, passes * total_queries(call, self.sizes(call), chosen), "queries") as shown:
             yield shown.update
 
     @contextmanager

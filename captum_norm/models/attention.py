@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from captum_norm.models.precision import accumulation_dtype
+
 EagerAttention = Callable[..., tuple[Tensor, Tensor]]
 """From a module, queries, keys, values and a mask to output, (B, Q, H, d), and weights, (B, H, Q, K)."""
 
@@ -19,17 +21,24 @@ class Part(NamedTuple):
     rows: slice
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class OwnAttention:
-    """The model's own function for an attention call, which makes no weights, such as scaled dot-product attention.
+    """What the model itself does in an attention call.
 
     Attributes:
-        output: computes the output of all queries, (B, Q, H, d).
+        run: the model's own function, to output, (B, Q, H, d), and weights, (B, H, Q, K), if it makes any.
         mask: makes what is added to the scores of some queries, (B or 1, 1 or H, rows, K), or None.
+        weights: those that it made when it was run.
     """
 
-    output: Callable[[], Tensor]
+    run: Callable[[], tuple[Tensor, Tensor | None]]
     mask: Callable[[slice], Tensor | None]
+    weights: Tensor | None = None
+
+    def output(self) -> Tensor:
+        """Run the model's own function; return its output."""
+        output, self.weights = self.run()
+        return output
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +52,10 @@ class AttentionCall:
         query: (B, H, Q, d).
         key: (B, H or fewer, K, d).
         value: the same shape as ``key``.
-        mask: what the model adds to the scores, or None; None, too, if ``own`` makes it.
+        mask: in a part of a call, what is added to the scores, or None.
         cross: whether keys and values come from another sequence than queries.
         options: further arguments of ``eager``.
-        own: the model's own function for the call, if few queries' weights are needed and it makes none itself.
+        own: what the model itself does; None in a part of a call.
         ungated: if weights and values hold a gate (:class:`captum_norm.models.gates.Gate`), the call without it.
     """
 
@@ -76,24 +85,32 @@ class AttentionCall:
         """Return attention's output alone, (B, Q, H, d)."""
         return self.run()[0] if self.own is None else self.own.output()
 
+    def whole(self) -> "AttentionCall":
+        """Return the call with its mask made for all queries, without what the model itself does."""
+        return self.part(Part(slice(None), slice(None)))
+
     def over_keys(self, count: int) -> "AttentionCall":
         """Return the same call over ``count`` keys, the queries' own last.
 
         A static cache has room for further keys behind these, which are dropped; a sliding window has forgotten the
         first ones, which come back masked.
         """
-        own = self.key.shape[2]
-        missing = count - own
+        held = self.key.shape[2]
+        missing = count - held
         if missing == 0:
             return self
 
         def sized(option: Any, fill: float = 0) -> Any:
-            if not isinstance(option, Tensor) or option.dim() < 3 or option.shape[-1] != own:
+            if not isinstance(option, Tensor) or option.dim() < 3 or option.shape[-1] != held:
                 return option
             return functional.pad(option, (missing, 0), value=fill) if missing > 0 else option[..., :count]
 
-        mask = self.query.new_zeros(1, 1, 1, own) if self.mask is None and missing > 0 else self.mask
-        masked = torch.finfo(mask.dtype).min if mask is not None and mask.is_floating_point() else 0
+        def mask_of(rows: slice) -> Tensor | None:
+            mask = self.own.mask(rows) if self.own is not None else self.mask
+            if mask is None and missing > 0:
+                mask = self.query.new_zeros(1, 1, 1, held)
+            return sized(mask, torch.finfo(mask.dtype).min) if mask is not None else None
+
         # Where a product takes the weights for queries, they have one column for each key.
         query = sized(self.query) if self.key is self.value else self.query
         key, value = (
@@ -101,7 +118,14 @@ class AttentionCall:
             for heads in (self.key, self.value)
         )
         options = {name: sized(option) for name, option in self.options.items()}
-        return replace(self, query=query, key=key, value=value, mask=sized(mask, masked), options=options)
+        return replace(
+            self,
+            query=query,
+            key=key,
+            value=value,
+            own=OwnAttention(lambda: (self.output(), None), mask_of),
+            options=options,
+        )
 
     def part(self, part: Part, keys: slice = slice(None)) -> "AttentionCall":
         """Restrict the call to some queries of some examples, and to some keys."""
@@ -119,45 +143,95 @@ class AttentionCall:
             return mask[part.examples] if mask.dim() == 4 and mask.shape[0] == len(self.query) > 1 else mask
 
         own = None if self.own is None else self.own.mask(part.rows)
+        key = self.key[part.examples, :, keys]
         return replace(
             self,
             query=self.query[part.examples, :, part.rows],
-            key=self.key[part.examples, :, keys],
-            value=self.value[part.examples, :, keys],
+            key=key,
+            value=key if self.value is self.key else self.value[part.examples, :, keys],
             mask=cut(self.mask) if own is None else of_examples(own)[..., keys],
             own=None,
             options={name: cut(option) for name, option in self.options.items()},
         )
 
 
-def rows_of_mask(
-    mask: Tensor | None, query: Tensor, keys: int, rows: slice, *, causal: bool, masked: float
+def scaled_dot_product(
+    _module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    position_bias: Tensor | None = None,
+    **_options: Any,
+) -> tuple[Tensor, Tensor]:
+    """Compute the output and the weights of scaled dot-product attention, which makes no weights itself.
+
+    As its kernels do, in float32 or better.
+    """
+    dtype, group = accumulation_dtype(query.dtype), query.shape[1] // key.shape[1]
+    if group > 1:
+        key, value = (heads.repeat_interleave(group, dim=1) for heads in (key, value))
+    scores = (
+        query.to(dtype) @ key.to(dtype).transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    )
+    for summand in (mask, position_bias):
+        scores = scores if summand is None else scores + summand
+    weights = scores.softmax(-1)
+    if mask is not None:
+        # The kernels give nothing to a query whose keys are all masked.
+        weights = weights.masked_fill(mask.isneginf().all(-1, keepdim=True), 0)
+    # In memory as the kernels leave it, which models rely on.
+    output = (weights @ value.to(dtype)).transpose(1, 2).contiguous()
+    return output.to(value.dtype), weights
+
+
+def mask_rows(
+    mask: Any,
+    query: Tensor,
+    keys: int,
+    rows: slice,
+    *,
+    causal: bool,
+    masked: float,
+    padding: Tensor | None = None,
+    window: int | None = None,
 ) -> Tensor | None:
-    """Return what scaled dot-product attention adds to the scores of some queries.
+    """Return what an attention function that makes no weights adds to the scores of some queries.
 
     Args:
-        mask: its mask, to be added, or bool, True where queries attend; with two to four axes.
+        mask: its mask over queries and keys: to be added, or bool, True where queries attend, with two to four axes;
+            or a block mask of ``flex_attention``; or None.
         query: (B, H, Q, d).
         keys: K.
         rows: which queries.
-        causal: whether query i attends to the keys 0 to i.
+        causal: whether, without a mask, query i attends to the keys 0 to i.
         masked: what masked scores get.
+        padding: True at real keys, (B, K), or None.
+        window: without a mask, how many keys to either side a query attends to, its own included; all if None.
 
     Returns:
         (B or 1, H or 1, rows or 1, K), or None.
     """
-    if mask is None and not causal:
-        return None
-    if mask is None:
-        queries, places = (torch.arange(count, device=query.device) for count in (query.shape[2], keys))
-        mask = (places <= queries[rows].unsqueeze(1))[None, None]
-    else:
+    batch, heads, queries, _ = query.shape
+    if hasattr(mask, "mask_mod"):
+        from torch.nn.attention.flex_attention import create_mask  # slow to import
+
+        mask = create_mask(mask.mask_mod, batch, heads, queries, keys, device=query.device.type)[:, :, rows]
+    elif mask is not None:
         mask = mask.reshape(*[1] * (4 - mask.dim()), *mask.shape)
         mask = mask[:, :, rows] if mask.shape[2] > 1 else mask
-    if mask.dtype != torch.bool:
-        return mask
+    elif causal or padding is not None or window is not None:
+        places = torch.arange(queries, device=query.device)[rows].unsqueeze(1)
+        distance = places - torch.arange(keys, device=query.device)
+        mask = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
+        mask = mask[None, None] if window is None else (mask & (distance.abs() < window))[None, None]
+        mask = mask if padding is None else mask & padding.bool()[:, None, None]
+    if mask is None or mask.dtype != torch.bool:
+        return mask  # type: ignore[no-any-return]
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, masked)
 
 
 AttentionFunction = Callable[[AttentionCall], Tensor]
-"""Replaces a model's attention; returns its output, (B, Q, H, d)."""
+"""Told of an attention call; returns its output, (B, Q, H, d), which is :meth:`AttentionCall.output` to observe it."""

@@ -96,8 +96,9 @@ def read_before(
     if cache is None:
         if virtual is not None and not virtual.attend:
             return Before(past=virtual.number)
-        # Some models read a cache, such as a prefix, only if they also extend it.
-        if "use_cache" in parameters and arguments.get("use_cache") is None:
+        # A cache is of use to nobody here, but where positions restart its absence tells transformers to see several
+        # sequences in one: then the model's own default decides.
+        if "use_cache" in parameters and arguments.get("use_cache") is None and arguments.get("position_ids") is None:
             arguments["use_cache"] = False
         return Before(virtual=0 if virtual is None else virtual.number)
     if virtual is not None:

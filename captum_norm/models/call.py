@@ -99,21 +99,19 @@ class ModelCall:
 
     @contextmanager
     def attention_through(self, function: AttentionFunction) -> Iterator[None]:
-        """Put the model in ``eval()`` and run its attention through ``function``; restore both on exit.
+        """Put the model in ``eval()`` and tell ``function`` of its attention calls; undo both on exit.
 
-        Of a model with towers, only the stacks watched run through it, and images that a tower attends to one after
-        the other come as one sequence.
+        Of a model with towers, it is told of the stacks watched alone, and of images that a tower attends to one after
+        the other as of one sequence.
         """
-        with ExitStack() as stack:
+        with evaluating(self.model), ExitStack() as stack:
             if self.towers:
                 watched = [tower for name, tower in self.towers.items() if name in self.watched]
                 function = stack.enter_context(gathering_chunks(watched, function))
                 function = self._watching(function)
             if self.before.past:
                 function = self._over_all_keys(function)
-            own = self.last is not None and not self.before.past
-            stack.enter_context(self.library.attention_through(self.model, function, own=own))
-            stack.enter_context(evaluating(self.model))
+            stack.enter_context(self.library.attention_through(self.model, function))
             yield
 
     @property

@@ -1,25 +1,44 @@
-"""Temporarily hooks modules, for the calling thread alone, and puts models in ``eval()``."""
+"""Observes models: hooks for the calling thread alone, and the one place where everything is undone.
 
+Hooks carry numbers in the order of their making, so what :func:`evaluating` undoes is whatever was made inside of it,
+by whomever, and undoing it twice does no harm.
+"""
+
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import partial
-from threading import get_ident
+from itertools import count
+from threading import RLock, get_ident
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.models.modules import modules_of
-from captum_norm.models.offloading import parameters_kept
-from captum_norm.models.threads import EXPLAINING, explaining
+from captum_norm.models.offloading import kept_parameters, put_back
 
 Hook = Callable[..., Any]
 Received = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a module."""
 End = Literal["input", "output", "arguments", "result"]
+SWITCHES = ("training", "can_use_fastpath")
+"""Attributes that are False while a model is explained; the second lets fairseq fuse whole layers."""
+
 # Class of a compiled module.
 COMPILED = "OptimizedModule"
+
+EXPLAINING = RLock()
+"""Held by the thread that explains a model: one at a time. Meanwhile no other thread may call or change that model."""
+
+# A child process has no thread that would release the lock.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=EXPLAINING.acquire, after_in_parent=EXPLAINING.release, after_in_child=EXPLAINING.release
+    )
+
+numbers = count()
+"""Numbers for the changes made to models, in their order."""
 
 
 def first_tensor(value: Any) -> Tensor | None:
@@ -74,6 +93,29 @@ def unobserved() -> Iterator[None]:
         _observing.reset(token)
 
 
+class _Hook:
+    """A hook on a module; silent in other threads, and for modules that are run on inputs of our own."""
+
+    def __init__(self, end: End, function: Hook) -> None:
+        self.end, self.function = end, function
+        self.thread, self.number = get_ident(), next(numbers)
+
+    def __call__(self, module: nn.Module, *seen: Any) -> Any:
+        # If the hook is removed meanwhile, other threads call it with fewer arguments.
+        if get_ident() != self.thread or not is_observed():
+            return None
+        if self.end == "input":
+            return self.function(module, first_argument(*seen))
+        if self.end == "arguments":
+            return self.function(module, seen)
+        _, output = seen
+        return self.function(module, first_tensor(output) if self.end == "output" else output)
+
+
+# The threads that have hooks now.
+_open: list[int] = []
+
+
 @contextmanager
 def hooked(hooks: Iterable[tuple[nn.Module, End, Hook]]) -> Iterator[None]:
     """Hook modules for the calling thread while the context is open.
@@ -83,39 +125,32 @@ def hooked(hooks: Iterable[tuple[nn.Module, End, Hook]]) -> Iterator[None]:
             first tensor there or None; at ``"arguments"``, (args, kwargs); at ``"result"``, everything that the module
             returns. What it returns, unless None, replaces the arguments or the result.
     """
-    thread = get_ident()
-
-    # If the hook is removed meanwhile, other threads call it with fewer arguments.
-    def at_start(hook: Hook, chosen: Callable[[Any, Any], Any], *seen: Any) -> Any:
-        if get_ident() != thread or not is_observed():
-            return None
-        module, args, kwargs = seen
-        return hook(module, chosen(args, kwargs))
-
-    def at_output(hook: Hook, chosen: Callable[[Any], Any], *seen: Any) -> Any:
-        if get_ident() != thread or not is_observed():
-            return None
-        module, _, output = seen
-        return hook(module, chosen(output))
-
     with ExitStack() as stack:
-        for module, end, hook in hooks:
+        _open.append(get_ident())
+        stack.callback(_open.remove, get_ident())
+        for module, end, function in hooks:
             if end in ("output", "result"):
-                found = first_tensor if end == "output" else _whole
-                handle = module.register_forward_hook(partial(at_output, hook, found))
+                handle = module.register_forward_hook(_Hook(end, function))
             else:
-                chosen = first_argument if end == "input" else _all_arguments
-                handle = module.register_forward_pre_hook(partial(at_start, hook, chosen), with_kwargs=True)
+                handle = module.register_forward_pre_hook(_Hook(end, function), with_kwargs=True)
             stack.callback(handle.remove)
         yield
 
 
-def _whole(output: Any) -> Any:
-    return output
+def _remove_hooks(modules: Iterable[nn.Module], since: int) -> None:
+    """Remove this thread's hooks of ours with numbers from ``since`` on."""
+    thread = get_ident()
+    for module in modules:
+        own = vars(module)
+        for kind in ("_forward_pre_hooks", "_forward_hooks"):
+            left = [key for key, hook in own[kind].items() if _is_ours(hook, thread, since)]
+            for key in left:
+                own[kind].pop(key, None)
+                own[f"{kind}_with_kwargs"].pop(key, None)
 
 
-def _all_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Received:
-    return args, kwargs
+def _is_ours(hook: object, thread: int, since: int) -> bool:
+    return isinstance(hook, _Hook) and hook.thread == thread and hook.number >= since
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -125,26 +160,68 @@ def is_compiled(module: nn.Module) -> bool:
     return hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
 
 
+undone: list[Callable[[int], object]] = []
+"""What else is undone on leaving :func:`evaluating`: functions of the first number of the changes to undo."""
+
+
+class _Undone:
+    """Undoes, on exit, whatever was changed inside; entering it only looks."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules, self._first = modules, next(numbers)
+        own = [(vars(module), name) for module in modules for name in SWITCHES]
+        self.switched = [(held, name, held[name]) for held, name in own if held.get(name)]
+        self._parameters, self._gradients = kept_parameters(modules), torch.is_grad_enabled()
+        self._modes = torch._C._len_torch_function_stack()
+
+    def __enter__(self) -> "_Undone":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for held, name, value in self.switched:
+            held[name] = value
+        while torch._C._len_torch_function_stack() > self._modes:
+            torch._C._pop_torch_function_stack()
+        torch.set_grad_enabled(self._gradients)
+        put_back(self._parameters)
+        _undo(self._modules, self._first)
+
+
+def _undo(modules: Iterable[nn.Module], since: int) -> None:
+    _remove_hooks(modules, since)
+    for undo in undone:
+        undo(since)
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in ``eval()`` and run compiled modules uncompiled; restore each module's mode on exit.
+    """Put a model in ``eval()`` and run compiled modules uncompiled; on exit, undo whatever was changed inside.
 
-    Other threads wait if they explain any model or, when a module was in training mode, if they call this one.
+    Undone are modes, hooks of ours, entries of ours in transformers' registry of attention functions, torch's function
+    modes, and whether gradients are enabled. Another thread that explains a model waits; none may call this one.
+
+    Args:
+        model: the model.
+
+    Example:
+        >>> model = nn.Linear(2, 2).train()
+        >>> with evaluating(model):
+        ...     model.training
+        False
+        >>> model.training
+        True
     """
-    with EXPLAINING, ExitStack() as stack:
+    outermost = not EXPLAINING._is_owned() and get_ident() not in _open  # type: ignore[attr-defined]
+    with EXPLAINING:
         # Read under the lock: before, another thread may have had the model in eval mode.
         modules = modules_of(model)
-        training = [module for module in modules if module.training]
-        if training:
-            stack.enter_context(explaining(model))
-        if any(map(is_compiled, modules)):
-            # A compiler would trace our hooks, too, and compile anew for every call.
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(parameters_kept(modules))
-        for module in training:
-            module.training = False
-        try:
+        if outermost:  # what an interrupt at the very end of an earlier call left
+            _undo(modules, 0)
+        # Of two, one survives an interrupt on its way out.
+        with _Undone(modules), _Undone(modules) as before, ExitStack() as stack:
+            if any(map(is_compiled, modules)):
+                # A compiler would trace our hooks, too, and compile anew for every call.
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            for held, name, _ in before.switched:
+                held[name] = False
             yield
-        finally:
-            for module in training:
-                module.training = True

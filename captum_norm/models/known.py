@@ -1,6 +1,6 @@
 """Caches what is known about a model while its modules, dtypes, devices, attention and autocast stay the same."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -30,8 +30,7 @@ class KnownModel:
         mixing: the layer that mixes positions other than by attention, if a forward pass found one.
         sizes: sizes of its stacks of layers on an excerpt; None before the first forward pass in this state.
         processes: the processes that have its shards; None if it is in this one alone.
-        caches: the kinds of caches that it was verified with.
-        last: whether it was verified with its own attention function for all but the last positions.
+        causal: whether its only stack looks back alone, seen on an excerpt.
     """
 
     state: State
@@ -39,8 +38,7 @@ class KnownModel:
     mixing: str | None
     sizes: Sizes | None = None
     processes: Any = None
-    caches: set[object] = field(default_factory=set)
-    last: bool = False
+    causal: bool | None = None
 
 
 Watched = frozenset[str]

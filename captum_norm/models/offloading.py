@@ -131,19 +131,23 @@ def _whole(tensor: Any) -> Any:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
 
 
-@contextmanager
-def parameters_kept(modules: Collection[nn.Module]) -> Iterator[None]:
-    """On exit, give the modules of a FullyShardedDataParallel their parameters back.
+KeptParameters = list[tuple[nn.Module, dict[str, Any]]]
+
+
+def kept_parameters(modules: Collection[nn.Module]) -> KeptParameters:
+    """Note the parameters of the modules of a FullyShardedDataParallel, for :func:`put_back`.
 
     Where they are the original ones (``use_orig_params``), a gradient with respect to inputs alone leaves views.
     """
-    sharded = any(type(module).__name__ == "FullyShardedDataParallel" for module in modules)
-    managed = [module for module in modules if sharded and getattr(module, "_fsdp_use_orig_params", False)]
-    kept = [(module, dict(module._parameters)) for module in managed]
-    try:
-        yield
-    finally:
-        for module, parameters in kept:
-            module._parameters.update(parameters)
-            for name in parameters.keys() & vars(module).keys():
-                del vars(module)[name]
+    if not any(type(module).__name__ == "FullyShardedDataParallel" for module in modules):
+        return []
+    managed = (module for module in modules if getattr(module, "_fsdp_use_orig_params", False))
+    return [(module, dict(module._parameters)) for module in managed]
+
+
+def put_back(kept: KeptParameters) -> None:
+    """Give modules the parameters back that were noted."""
+    for module, parameters in kept:
+        module._parameters.update(parameters)
+        for name in parameters.keys() & vars(module).keys():
+            del vars(module)[name]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from captum_norm.models.attention import AttentionCall, AttentionFunction
+from captum_norm.models.attention import AttentionCall, AttentionFunction, OwnAttention
 from captum_norm.models.hooks import Received, hooked
 from captum_norm.models.libraries.library import forward_parameters
 from captum_norm.results.maps import Modality, Patches
@@ -272,14 +272,11 @@ def gathering_chunks(towers: Iterable[nn.Module], function: AttentionFunction) -
     def attend(call: AttentionCall) -> Tensor:
         if counts.get(call.module, 1) == 1:
             return function(call)
-        queries, width = call.query.shape[2], call.value.shape[-1]
-        output = call.query.new_empty(len(call.query), queries, call.query.shape[1], width)
+        output = call.output()
         chunks = waiting[call.module]
         chunks.append((call, output))
         if len(chunks) == counts[call.module]:
-            whole = function(_joined([chunk for chunk, _ in chunks]))
-            for (_, place), part in zip(chunks, whole.split([len(place[0]) for _, place in chunks], 1), strict=True):
-                place.copy_(part)
+            function(_joined(chunks))
         return output
 
     modules = (module for tower in towers for module in tower.modules())
@@ -288,14 +285,16 @@ def gathering_chunks(towers: Iterable[nn.Module], function: AttentionFunction) -
         yield attend
 
 
-def _joined(chunks: list[AttentionCall]) -> AttentionCall:
+def _joined(chunks: list[tuple[AttentionCall, Tensor]]) -> AttentionCall:
     """One call over all chunks, each of which attends to itself."""
-    query, key, value = (torch.cat([getattr(chunk, name) for chunk in chunks], 2) for name in ("query", "key", "value"))
-    length = query.shape[2]
-    mask = query.new_full((length, length), torch.finfo(query.dtype).min)
-    start = 0
-    for chunk in chunks:
-        end = start + chunk.query.shape[2]
-        mask[start:end, start:end] = 0
-        start = end
-    return replace(chunks[0], query=query, key=key, value=value, mask=mask[None, None], own=None)
+    calls = [call for call, _ in chunks]
+    query, key, value = (torch.cat([getattr(call, name) for call in calls], 2) for name in ("query", "key", "value"))
+    sizes = torch.tensor([call.query.shape[2] for call in calls])
+    chunk = torch.arange(len(sizes)).repeat_interleave(sizes).to(query.device)
+
+    def mask(rows: slice) -> Tensor:
+        apart = chunk[rows].unsqueeze(1) != chunk
+        return query.new_zeros(apart.shape).masked_fill(apart, torch.finfo(query.dtype).min)[None, None]
+
+    own = OwnAttention(lambda: (torch.cat([output for _, output in chunks], 1), None), mask)
+    return replace(calls[0], query=query, key=key, value=value, own=own)

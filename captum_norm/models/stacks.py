@@ -1,7 +1,6 @@
 """Checks a forward pass's attention calls by stack: one, an encoder–decoder model's three, or those of towers."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -130,16 +129,14 @@ class Stacks:
         self._several = several
         self._found = found
         self._past, self._grows = past, grows
-        self._ahead = False
-        self._place: Place
+        self._directed = False
 
-    @contextmanager
-    def attending(self, call: AttentionCall) -> Iterator[Place]:
-        """Check a call, whose weights go to :meth:`look` meanwhile, each example's from the first query on.
+    def enter(self, call: AttentionCall) -> Place:
+        """Check a call and count it.
 
         Raises:
-            UnsupportedModelError: if self-attention has keys of another sequence, or if sequence lengths or causality
-                differ from earlier calls of the stack.
+            UnsupportedModelError: if self-attention has keys of another sequence, or if sequence lengths differ from
+                earlier calls of the stack.
         """
         role, module = self._members.role(call), call.module
         batch, heads, queries, _ = call.query.shape
@@ -163,35 +160,36 @@ class Stacks:
                 f"{type(module).__name__} attends over {batch} × {queries} positions, unlike the {size.layers} "
                 f"attention layers before it ({size.batch} × {size.queries}); pass one stack of layers alone"
             )
-        self._place = Place(role, size.layers)
-        self._ahead = False
+        place = Place(role, size.layers)
         size.layers += 1
         self.queries[module] = queries
-        yield self._place
-        if role == "self":
-            self._expect_same_direction(module)
+        return place
 
-    def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        """Run and check a call in one piece; return its output and weights."""
-        with self.attending(call):
-            output, weights = call.run()
-            self.look(weights)
-        return output, weights
-
-    def look(self, weights: Tensor) -> None:
-        """Check the weights of some examples from their first query on, (B, H, Q, K).
+    def attend(self, call: AttentionCall) -> tuple[Place, Tensor, Tensor]:
+        """Check a call, and compute its output from its weights in one piece; return its place and both.
 
         Raises:
             NonFiniteError: if the first query's weights contain NaN or infinity.
+            UnsupportedModelError: see :meth:`enter`.
         """
+        place = self.enter(call)
+        output, weights = call.run()
         first = weights[:, :, 0].detach()
         if not first.isfinite().all():
-            raise NonFiniteError(f"the attention weights of {self._place} contain NaN or infinity")
-        past = self._past if self._place.role in EXTENDED else 0
-        self._ahead |= bool(first[..., past + 1 :].any())
+            raise NonFiniteError(f"the attention weights of {place} contain NaN or infinity")
+        past = self._past if place.role in EXTENDED else 0
+        self.note_direction(place, call.module, ahead=bool(first[..., past + 1 :].any()))
+        return place, output, weights
 
-    def _expect_same_direction(self, module: nn.Module) -> None:
-        causal, declared = not self._ahead, bool(getattr(module, "is_causal", False))
+    def note_direction(self, place: Place, module: nn.Module, *, ahead: bool) -> None:
+        """Note whether a layer's first query attends to later keys.
+
+        Raises:
+            UnsupportedModelError: if causality differs from earlier layers of the only stack.
+        """
+        if place.role != "self":
+            return
+        causal, declared = not ahead, bool(getattr(module, "is_causal", False))
         if not self._several:
             causal = declared
         elif self._members.towers:
@@ -199,20 +197,20 @@ class Stacks:
             causal = causal or declared
         # A padded first query attends anywhere, and one behind a cache may be padded.
         causal = causal or self._grows
-        if self._place.index > 0 and causal != self.causal:
+        if self._directed and causal != self.causal:
             raise UnsupportedModelError(
-                f"{type(module).__name__} is {'causal' if causal else 'not causal'}, unlike the {self._place.index} "
-                "attention layers before it; pass one stack of layers alone"
+                f"{type(module).__name__} is {'causal' if causal else 'not causal'}, unlike the attention layers "
+                "before it; pass one stack of layers alone"
             )
-        self.causal = causal
+        self.causal, self._directed = causal, True
 
 
 def _tower_positions(call: AttentionCall) -> tuple[Positions, Positions]:
     """Positions of a tower's queries and keys: those are real that a query attends to or, without a mask, all."""
     queries, keys = call.query.shape[2], call.key.shape[2]
     attended = torch.ones(len(call.query), keys, dtype=torch.bool, device=call.key.device)
-    if call.mask is not None and call.mask.dim() == 4:
-        allowed = call.mask if call.mask.dtype == torch.bool else call.mask > torch.finfo(call.mask.dtype).min / 2
-        attended = allowed[..., :keys].any(1).any(1).expand_as(attended)
+    mask = call.whole().mask
+    if mask is not None and mask.dim() == 4:
+        attended = (mask > torch.finfo(mask.dtype).min / 2)[..., :keys].any(1).any(1).expand_as(attended)
     asking = attended if not call.cross else attended.new_ones(len(call.query), queries)
     return Positions(queries, asking), Positions(keys, attended)

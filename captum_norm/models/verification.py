@@ -1,18 +1,18 @@
-"""Checks once per model that explaining it does not change its outputs."""
+"""Sees a model's stacks of layers, and whether they mix positions otherwise, once per model on a few positions."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
-from transformers.cache_utils import Cache
+from torch import Tensor
 
-from captum_norm.errors import InvalidInputError
-from captum_norm.models.agreement import attending_plainly, expect_same_output
-from captum_norm.models.caches import cache_kind
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.models.attention import AttentionCall
 from captum_norm.models.call import ModelCall
+from captum_norm.models.hooks import evaluating, first_tensor
 from captum_norm.models.layers import mixing_layer
-from captum_norm.models.stacks import Sizes
+from captum_norm.models.precision import coarsest, step_of
+from captum_norm.models.stacks import Sizes, Stacks
 
 Result = TypeVar("Result")
 EXCERPT = 16
@@ -20,44 +20,52 @@ EXCERPT = 16
 
 
 def verify(call: ModelCall) -> None:
-    """Check that a model's outputs are the same while it is explained; note its sizes and mixing layer.
+    """Note the sizes of a model's stacks, their direction, and a layer that mixes positions otherwise.
 
     Raises:
-        UnsupportedModelError: if not; see :func:`captum_norm.models.agreement.expect_same_output`.
+        UnsupportedModelError: if the model computes something else while it is observed, as by fused operations.
     """
     # A single position attends only to itself.
     if call.positions.several:
-        call.known.mixing, sizes = on_excerpt(call, _verify)
+        stacks = on_excerpt(call, _expect_same_output)
+        layer = on_excerpt(call, lambda excerpt: mixing_layer(excerpt, stacks.queries))
+        names = {module: name for name, module in call.model.named_modules()}
+        call.known.mixing = None if layer is None else f'"{names[layer]}" ({type(layer).__name__})'
         # Without its inputs, a tower has not been seen.
-        call.known.sizes = sizes or None
+        call.known.sizes, call.known.causal = stacks.sizes or None, stacks.causal
 
 
-def verify_cache(call: ModelCall) -> None:
-    """Check the same of a call with a cache, once for each kind of cache.
+def _expect_same_output(call: ModelCall) -> Stacks:
+    outputs: list[Any] = []
+    stacks = seen_stacks(call, outputs)
+    with torch.no_grad(), evaluating(call.model):
+        outputs.append(call.run())
+    observed, plain = (_real(first_tensor(output), call) for output in outputs)
+    if observed is None or plain is None or observed.shape != plain.shape:
+        return stacks
+    error, size = ((difference).float().norm() for difference in (observed - plain, plain))
+    accepted = step_of(coarsest(torch.float32, plain.dtype)) ** 0.5  # half of the digits
+    if error > accepted * size:
+        raise UnsupportedModelError(
+            f"{type(call.model).__name__} computes something else by itself than while it is observed: relative "
+            f"difference {float(error / size):.1e}, accepted {accepted:.0e} for {plain.dtype}; to explain it, run it "
+            f"in the same way{call.library.with_weights}"
+        )
+    return stacks
 
-    Raises:
-        UnsupportedModelError: see :func:`verify`.
-    """
-    kind = cache_kind(cast(Cache, call.before.cache))
-    if kind not in call.known.caches:
-        expect_same_output(call)
-        call.known.caches.add(kind)
 
-
-def verify_last(call: ModelCall) -> None:
-    """Check the same of a call with rows of the last positions alone, once for each model.
-
-    Raises:
-        UnsupportedModelError: see :func:`verify`.
-    """
-    if not call.known.last:
-        on_excerpt(call, lambda excerpt: expect_same_output(replace(excerpt, last=1)))
-        call.known.last = True
+def _real(output: Tensor | None, call: ModelCall) -> Tensor | None:
+    """The output at real positions, or all of it if it has no axis of positions."""
+    for positions in (call.decoder, call.positions_of("self")[0]):
+        for real in () if positions.real is None or output is None else (positions.real, positions.real.T):
+            if output is not None and output.shape[:2] == real.shape and output.dim() > 2:
+                return output[real.to(output.device)]
+    return output
 
 
 def stack_sizes(call: ModelCall) -> Sizes:
     """Sizes of a model's stacks of layers on an excerpt of these inputs, or of earlier ones."""
-    return on_excerpt(call, _sizes) if call.known.sizes is None else call.known.sizes
+    return on_excerpt(call, seen_stacks).sizes if call.known.sizes is None else call.known.sizes
 
 
 def on_excerpt(call: ModelCall, work: Callable[[ModelCall], Result]) -> Result:
@@ -68,14 +76,16 @@ def on_excerpt(call: ModelCall, work: Callable[[ModelCall], Result]) -> Result:
         return work(call)
 
 
-def _sizes(call: ModelCall) -> Sizes:
-    with torch.no_grad(), attending_plainly(call) as stacks:
-        call.run()
-    return stacks.sizes
+def seen_stacks(call: ModelCall, outputs: list[Any] | None = None) -> Stacks:
+    """Run a call, and return the stacks of layers that it went through; add its output to ``outputs``."""
+    stacks = call.stacks()
 
+    def attend(attention: AttentionCall) -> Tensor:
+        stacks.attend(attention)
+        return attention.output()
 
-def _verify(call: ModelCall) -> tuple[str | None, Sizes]:
-    stacks = expect_same_output(call)
-    layer = mixing_layer(call, stacks.queries)
-    names = {module: name for name, module in call.model.named_modules()}
-    return None if layer is None else f'"{names[layer]}" ({type(layer).__name__})', stacks.sizes
+    with torch.no_grad(), evaluating(call.model), call.attention_through(attend):
+        output = call.run()
+    if outputs is not None:
+        outputs.append(output)
+    return stacks

@@ -227,7 +227,7 @@ def test_models_that_are_not_understood_are_refused(method: Any, ids: Tensor) ->
 
 
 def test_a_fault_of_ours_is_not_blamed_on_the_inputs(bert: Any, ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("captum_norm.forward.parts.ACCUMULATED_BYTES", None)
+    monkeypatch.setattr("captum_norm.forward.record.ACCUMULATED_BYTES", None)
     with pytest.raises(TypeError, match="not supported between"):
         AttentionWeights(bert).maps(ids)
 

@@ -77,9 +77,9 @@ def test_gradients_flow_through_the_map(name: str) -> None:
 def test_vectors_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     method, ids = own_method()(families.build("bert")), families.inputs("bert")
     needed = 2 * ids.numel() * ids.shape[1] * method.model.config.hidden_size * 4
-    monkeypatch.setattr("captum_norm.forward.layer.free_bytes", lambda _: needed)
+    monkeypatch.setattr("captum_norm.forward.record.free_bytes", lambda _: needed)
     method.maps(ids)
-    monkeypatch.setattr("captum_norm.forward.layer.free_bytes", lambda _: needed - 1)
+    monkeypatch.setattr("captum_norm.forward.record.free_bytes", lambda _: needed - 1)
     with pytest.raises(NotEnoughMemoryError, match="the vectors of a layer"):
         method.maps(ids)
 

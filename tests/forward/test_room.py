@@ -17,8 +17,8 @@ from captum_norm import (
     NormMeter,
     NotEnoughMemoryError,
 )
-from captum_norm.attr.norm_reducer import NormReducer
 from captum_norm.forward import room
+from captum_norm.forward.record import Layer
 from captum_norm.forward.stacking import stacked
 from tests import encoder_decoders, families
 
@@ -225,13 +225,13 @@ def test_layers_chosen_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.equal(maps.convergence_delta, deltas[:, layers])
     alive: list[Any] = []
     counts = []
-    begin = NormReducer.__init__
+    begin = Layer.__init__
 
-    def counting(reducer: NormReducer, *arguments: Any, **options: Any) -> None:
-        alive.append(weakref.ref(reducer))
-        begin(reducer, *arguments, **options)
+    def counting(layer: Layer, *arguments: Any, **options: Any) -> None:
+        alive.append(weakref.ref(layer))
+        begin(layer, *arguments, **options)
         counts.append(sum(one() is not None for one in alive))
 
-    monkeypatch.setattr(NormReducer, "__init__", counting)
+    monkeypatch.setattr(Layer, "__init__", counting)
     method.maps(ids, layers=[-2, 0])
-    assert max(counts) == 3
+    assert max(counts) == 1

@@ -100,16 +100,19 @@ class GraphNetwork(FrozenNetwork):
 
     def attention(self, call: AttentionCall) -> Tensor:
         self._attended += 1
+        call = call.whole()
         temperature = self._rules.temperature
         if temperature is None:
             mask = None if call.mask is None else call.mask.detach()
-            output, _ = self._stacks.attend(replace(call, query=call.query.detach(), key=call.key.detach(), mask=mask))
+            _, output, _ = self._stacks.attend(
+                replace(call, query=call.query.detach(), key=call.key.detach(), mask=mask)
+            )
             return output
         # Where attention weights come in place of the queries, they do in place of the keys.
         self.scored_apart |= call.key is call.value
         query, key, value = (tensor.view_as(tensor) for tensor in (call.query, call.key, call.value))
         with AttentionRules(temperature, self._inside_attention):
-            output, _ = self._stacks.attend(replace(call, query=query, key=key, value=value))
+            _, output, _ = self._stacks.attend(replace(call, query=query, key=key, value=value))
         output = output.view_as(output)
         self._keep(output, output)
         for tensor in (query, key, value):

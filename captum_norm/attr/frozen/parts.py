@@ -104,14 +104,16 @@ class PartsNetwork(FrozenNetwork):
                 'separated from earlier ones; expected its linear maps inside, or bias="apart"'
             )
 
+        call = call.whole()
+
         def first(option: Any) -> Any:
             return option[:1] if isinstance(option, Tensor) and option.dim() > 2 else option
 
         tensors = {name: getattr(call, name)[:1] for name in ("query", "key", "value")}
         options = {name: first(option) for name, option in call.options.items()}
-        output, weights = self.stacks.attend(replace(call, **tensors, mask=first(call.mask), options=options))
+        _, output, weights = self.stacks.attend(replace(call, **tensors, mask=first(call.mask), options=options))
         heads = call.value[1:].repeat_interleave(weights.shape[1] // call.value.shape[1], dim=1)
-        return torch.cat([output, (weights @ heads).transpose(1, 2)])
+        return torch.cat([output, (weights @ heads.to(weights.dtype)).transpose(1, 2).to(output.dtype)])
 
     def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
         copies = self._copies(inputs).to(accumulation_dtype(inputs.dtype))

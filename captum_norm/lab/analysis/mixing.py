@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from captum_norm.attr import AttentionMapAttribution, Measurements
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.forward.layer import Layer
+from captum_norm.forward.record import Layer
 from captum_norm.functional import Normalization, apply_linear, spearman
 from captum_norm.lab.analysis.analysis import AffineMap, Analysis, AnalysisContext
 from captum_norm.lab.analysis.results import AnalysisResult, Cell, Plot, Table, columns

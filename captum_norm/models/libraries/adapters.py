@@ -6,13 +6,11 @@ model takes a few forward passes and many runs of single modules, between which 
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from captum_norm.models.libraries.replaced_forward import replaced_attributes
 
 DORA = "DoraLinearLayer"
 """PEFT's class of them; those of embeddings and convolutions derive from it."""
@@ -27,7 +25,11 @@ def norms_taken_once(model: nn.Module) -> Iterator[None]:
     The norms are kept, not the matrices: understanding a model takes no more memory than running it.
     """
     if any(_is_dora(module) for module in model.modules()):
-        with replaced_attributes(model, lambda module: _once(module) if _is_dora(module) else ()):
+        with ExitStack() as stack:
+            for module in filter(_is_dora, model.modules()):
+                for name, method in list(_once(module)):
+                    stack.callback(vars(module).pop, name, None)  # which uncovers its class's
+                    vars(module)[name] = method
             yield
     else:
         yield

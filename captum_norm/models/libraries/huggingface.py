@@ -1,14 +1,14 @@
-"""Sends every attention call of a Hugging Face model through one function of ours.
+"""Observes every attention call of a Hugging Face model.
 
-Most models look up their attention function by name in ``AttentionInterface`` each time they run. We register a name
-whose function calls the model file's own ``eager_attention_forward``, and select it in the model's configuration while
-a context is open. Model files that do not use the interface are set to eager attention, which is then intercepted
-(:mod:`captum_norm.models.libraries.own_code`).
+Most models look up their attention function in transformers' registry each time they run, under the implementation that
+their configuration names. While a context is open, that name leads to a function that notes the call and hands it on
+to the model's own function: no configuration, mask or output changes. Files that do not use the registry are observed
+in their own products (:mod:`captum_norm.models.libraries.own_code`).
 """
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -16,163 +16,152 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
+from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.models.attention import AttentionCall, AttentionFunction, OwnAttention, rows_of_mask
-from captum_norm.models.hooks import Received, hooked
-from captum_norm.models.libraries.library import Library, Towers, forward_parameters
-from captum_norm.models.libraries.own_code import AttentionProducts
+from captum_norm.models.attention import AttentionCall, AttentionFunction, OwnAttention, mask_rows, scaled_dot_product
+from captum_norm.models.hooks import numbers, undone
+from captum_norm.models.libraries.library import Library, Towers
+from captum_norm.models.libraries.own_code import AttentionProducts, watching_sequences
 from captum_norm.models.modules import modules_of
-from captum_norm.models.threads import explaining
 from captum_norm.models.wrappers import class_of, config_of, unwrapped
 
-NAME = "captum_norm"
-# The name under which model files import the interface.
+# The name under which model files import the registry.
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-CONFIG_KEY = "_attn_implementation_internal"
+
+# What attention calls of this thread are told to.
+_current: ContextVar[AttentionFunction | None] = ContextVar("current attention function", default=None)
+# Every registry that has had an entry of ours, by its identity: files may have one of their own.
+_registries: dict[int, Any] = {id(ALL_ATTENTION_FUNCTIONS): ALL_ATTENTION_FUNCTIONS}
 
 
-# What attention goes through while a context is open.
-_current: ContextVar[AttentionFunction] = ContextVar("current attention function")
-# Whether calls come with the model's own function and its mask, if these make no weights.
-_with_own: ContextVar[bool] = ContextVar("whether the model's own attention function is handed on", default=False)
-# The attention implementations that models now being explained were set to before, by their configurations' ids.
-_before: dict[int, str | None] = {}
-# Names of the argument with the sequence that cross-attention reads.
-OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states", "cross_attention_states", "key")
+class _Entry:
+    """An entry of the registry that notes a call and runs the model's own function; in other threads, that alone."""
+
+    def __init__(self, name: str, own: Any) -> None:
+        self.name, self.own, self.number = name, own, next(numbers)
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        eager, attend = _in_file_of(module, "eager_attention_forward"), _current.get()
+        own = eager if self.own is None else self.own  # "eager" has no entry
+        if attend is None:
+            return own(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
+        if eager is None:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} calls the attention interface, but its file {type(module).__module__} "
+                "defines no eager_attention_forward to get the attention weights from"
+            )
+        run = partial(own, module, query, key, value, attention_mask, **options)
+        if self.name == "eager":
+            mask: Any = partial(_rows, attention_mask)
+        else:
+            causal = options.get("is_causal")
+            causal = query.shape[2] > 1 and (getattr(module, "is_causal", True) if causal is None else causal)
+            # Functions that never see a mask over queries, such as flash attention, get that of the keys' padding.
+            padding = attention_mask if isinstance(attention_mask, Tensor) and attention_mask.dim() == 2 else None
+            mask = partial(
+                mask_rows,
+                None if padding is not None else attention_mask,
+                query,
+                key.shape[2],
+                causal=causal,
+                masked=-torch.inf if own is sdpa_attention_forward else torch.finfo(query.dtype).min,
+                padding=padding,
+                window=options.get("sliding_window"),
+            )
+        if "scaling" in options and options["scaling"] is None:
+            # Which the other attention functions take for this one.
+            options = options | {"scaling": query.shape[-1] ** -0.5}
+        if own is sdpa_attention_forward:
+            eager = scaled_dot_product  # the file's own may round softmax to float32
+        noted = OwnAttention(run, mask)
+        return attend(AttentionCall(eager, module, query, key, value, None, options=options, own=noted)), None
+
+
+def _rows(mask: Tensor | None, rows: slice) -> Tensor | None:
+    """Select queries of a mask that is added to the scores."""
+    return mask if mask is None or mask.dim() < 3 or mask.shape[-2] == 1 else mask[..., rows, :]
+
+
+def _restore(since: int = 0) -> None:
+    """Remove our entries with numbers from ``since`` on from every registry."""
+    for registry in _registries.values():
+        mapping = registry._local_mapping
+        for name, entry in list(mapping.items()):
+            if isinstance(entry, _Entry) and entry.number >= since:
+                if entry.own is None or registry._global_mapping.get(name) is entry.own:
+                    mapping.pop(name, None)
+                else:
+                    mapping[name] = entry.own
+
+
+undone.append(_restore)
 
 
 @contextmanager
-def attention_through(model: nn.Module, function: AttentionFunction, *, own: bool = False) -> Iterator[None]:
-    """Send every attention call of ``model`` through ``function`` while open.
-
-    The configuration is restored in any case. Other threads that explain or call the model wait.
+def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator[None]:
+    """Tell ``function`` of every attention call of ``model`` while open; what it returns is attention's output.
 
     Args:
-        model: the model.
-        function: the function.
-        own: hand on the model's own attention function, too, where it makes no weights and no mask of all pairs.
+        model: the model, in an open :func:`~captum_norm.models.hooks.evaluating`, which undoes all of this.
+        function: the function; :meth:`AttentionCall.output` is the model's own.
     """
-    AttentionInterface.register(NAME, _dispatch)
-    AttentionMaskInterface.register(NAME, _mask)
-    with explaining(model):
-        modules = modules_of(model)
-        choices = _choices(modules)
-        # The modules whose last call was given another sequence to read.
-        crossing: set[nn.Module] = set()
+    modules = modules_of(model)
+    models = [unwrapped(model), *(module for module in modules if isinstance(module, PreTrainedModel))]
 
-        def attend(call: AttentionCall) -> Tensor:
-            if products is not None:
-                call = products.unwatched_call(call)
-            return function(replace(call, cross=call.module in crossing))
+    def attend(call: AttentionCall) -> Tensor:
+        call = call if products is None else products.unwatched_call(call)
+        return function(replace(call, cross=call.module in crossing))
 
-        models = [unwrapped(model), *(module for module in modules if isinstance(module, PreTrainedModel))]
-        products = None if all(map(_uses_interface, models)) else AttentionProducts(model, attend, own=own)
-        token, own_token = _current.set(attend), _with_own.set(own)
-        before = [getattr(config, CONFIG_KEY) for config, _ in choices]
-        # A model explained inside the explanation of another is set to ours already, and noted.
-        noted = {id(config): told for (config, _), told in zip(choices, before, strict=True) if told != NAME}
-        _before.update(noted)
-        try:
-            for config, name in choices:
-                setattr(config, CONFIG_KEY, name)
-            with _watching(model, crossing), nullcontext() if products is None else products.watching():
-                yield
-        finally:
-            for (config, _), told in zip(choices, before, strict=True):
-                setattr(config, CONFIG_KEY, told)
-            for key in noted:
-                del _before[key]
-            _with_own.reset(own_token)
-            _current.reset(token)
+    products = None if all(map(_uses_interface, models)) else AttentionProducts(model, attend)
+
+    first, token = next(numbers), _current.set(attend)
+    try:
+        for registry, name in _places(modules):
+            _registries[id(registry)] = registry
+            if not isinstance(registry.get(name), _Entry):
+                registry[name] = _Entry(name, registry.get(name))
+        with (
+            watching_sequences(model) if _crosses(model) else nullcontext(set[nn.Module]()) as crossing,
+            nullcontext() if products is None else products.watching(),
+        ):
+            yield
+    finally:
+        _restore(first)
+        _current.reset(token)
 
 
-def _watching(model: nn.Module, crossing: set[nn.Module]) -> AbstractContextManager[None]:
-    """While open, keep ``crossing`` to the modules whose last call was given another sequence to read."""
+def _places(modules: Sequence[nn.Module]) -> list[tuple[Any, str]]:
+    """The registries that modules' files read, and the names under which."""
+    found: dict[tuple[int, str], tuple[Any, str]] = {}
+    for module in modules:
+        name: Any = getattr(vars(module).get("config"), "_attn_implementation", None)
+        registry = None if name is None else _in_file_of(module, INTERFACE)
+        if registry is not None:
+            found[id(registry), name] = registry, name
+    return list(found.values())
+
+
+def _crosses(model: nn.Module) -> bool:
+    """Whether a model may have attention to another sequence."""
     config = config_of(model)
     crosses = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
-    if not crosses and _towers(model) is None:
-        return nullcontext()
-
-    def look(module: nn.Module, received: Received) -> None:
-        args, kwargs = received
-        given = kwargs | dict(zip(forward_parameters(module), args, strict=False))
-        other = (given.get(name) for name in OTHER_SEQUENCE)
-        if any(value is not None and value is not given.get("query") for value in other):
-            crossing.add(module)
-        else:
-            crossing.discard(module)
-
-    names = set(OTHER_SEQUENCE)
-    reading = (module for module in model.modules() if not names.isdisjoint(forward_parameters(module)))
-    return hooked((module, "arguments", look) for module in reading)
-
-
-def _choices(modules: Sequence[nn.Module]) -> list[tuple[Any, str]]:
-    """Return modules' configurations and what to select in each: ours if a file that reads it uses the interface."""
-    found: dict[int, tuple[Any, str]] = {}
-    for module in modules:
-        config = vars(module).get("config")
-        if config and hasattr(config, CONFIG_KEY) and found.get(id(config), (None, ""))[1] != NAME:
-            found[id(config)] = (config, NAME if _uses_interface(module) else "eager")
-    return list(found.values())
+    return crosses or _towers(model) is not None
 
 
 def _uses_interface(module: nn.Module) -> bool:
     """Whether the file that defines the module's class uses the attention interface."""
     return hasattr(sys.modules.get(class_of(module).__module__), INTERFACE)
-
-
-def _dispatch(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> tuple[Tensor, Tensor | None]:
-    """Run in place of an attention function; in a thread that explains nothing, run the model's own."""
-    eager, attend = _in_file_of(module, "eager_attention_forward"), _current.get(None)
-
-    def own() -> tuple[Tensor, Tensor | None]:
-        function = _in_file_of(module, INTERFACE).get_interface(_own_implementation(module.config), eager)
-        return function(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
-
-    if attend is None:
-        return own()
-    if eager is None:
-        raise UnsupportedModelError(
-            f"{type(module).__name__} calls the attention interface, but its file {type(module).__module__} defines no "
-            "eager_attention_forward to get the attention weights from"
-        )
-    if "scaling" in options and options["scaling"] is None:
-        # Which the other attention functions take for this one.
-        options["scaling"] = query.shape[-1] ** -0.5
-    call = AttentionCall(eager, module, query, key, value, attention_mask, options=options)
-    if _hands_on_own(module.config):
-        causal = options.get("is_causal")
-        causal = query.shape[2] > 1 and (getattr(module, "is_causal", True) if causal is None else causal)
-        masked = torch.finfo(query.dtype).min
-        make = partial(rows_of_mask, attention_mask, query, key.shape[2], causal=causal, masked=masked)
-        call = replace(call, mask=None, own=OwnAttention(lambda: own()[0], make))
-    return attend(call), None
-
-
-def _hands_on_own(config: Any) -> bool:
-    """Whether a model's own attention function is asked for, and takes the masks of scaled dot-product attention."""
-    return _with_own.get() and ALL_MASK_ATTENTION_FUNCTIONS.get(_own_implementation(config)) is sdpa_mask
-
-
-def _mask(*args: Any, config: Any = None, **options: Any) -> Any:
-    """Run in place of the function that makes an attention function's mask."""
-    make = eager_mask
-    if config is not None and (_current.get(None) is None or _hands_on_own(config)):
-        make = ALL_MASK_ATTENTION_FUNCTIONS.get(_own_implementation(config), eager_mask)
-    return make(*args, config=config, **options)
-
-
-def _own_implementation(config: Any) -> Any:
-    """Return the attention implementation that a model was set to before another thread began to explain it."""
-    present = getattr(config, CONFIG_KEY)
-    # That thread may have restored it meanwhile.
-    return _before.get(id(config), getattr(config, CONFIG_KEY)) if present == NAME else present
 
 
 def _in_file_of(module: nn.Module, name: str) -> Any:

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from captum_norm.models.attention import AttentionFunction
+
 SequencesSeen = Callable[[nn.Module, Callable[[], None]], tuple[Tensor | None, Tensor | None]]
 """From a model and a function that runs it, the first sequence and the decoder's, True at real positions, (B, S)."""
 
 
-AttentionThrough = Callable[..., AbstractContextManager[None]]
-"""A context of a model, a function and ``own=``, in which every attention call of the model runs the function."""
+AttentionThrough = Callable[[nn.Module, AttentionFunction], AbstractContextManager[None]]
+"""A context in which a function of ours is told of every attention call of a model."""
 
 
 class Towers(NamedTuple):
@@ -31,8 +33,7 @@ class Library:
     Attributes:
         models: which of its models can be explained, for messages.
         fits: whether a model is one of this library's.
-        attention_through: a context in which every attention call of a model runs a function of ours; it leaves the
-            model as it was. With ``own=True`` calls come with the model's own function where it makes no weights.
+        attention_through: a context in which a function of ours is told of every attention call of a model.
         halves: encoder and decoder of an encoder–decoder model; None for any other model, including an encoder alone.
         embeddings: the module that embeds the token ids of a model or of one of its halves, if there is one.
         inputs: the arguments that may be the first sequence, the encoder's in an encoder–decoder model, by preference.

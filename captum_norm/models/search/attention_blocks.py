@@ -20,7 +20,6 @@ from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import first_tensor, hooked, is_observed
 from captum_norm.models.layouts import Site, registered_layouts
 from captum_norm.models.libraries.refusals import refusal_of
-from captum_norm.models.libraries.replaced_forward import not_compared
 from captum_norm.models.precision import coarsest
 from captum_norm.models.probes import affine_test, may_be_affine
 from captum_norm.models.projections import equal, reproduces
@@ -69,7 +68,7 @@ def _find_blocks(
     """Find blocks; ``gated`` has the projections that receive attention's output gated, by attention module."""
     feed_forwards = FeedForwardSearch(refusal_of(call.model, "without_feed_forward")) if feed_forward else None
     search = _Search(call, feed_forwards, gated)
-    with torch.no_grad(), not_compared(), call.attention_through(search.attention), hooked(search.hooks()):
+    with torch.no_grad(), call.attention_through(search.attention), hooked(search.hooks()):
         call.run()
     if not search.stacks.sizes:
         raise UnsupportedModelError(call.unseen)
@@ -117,7 +116,8 @@ class _Search:
             raise RuntimeError("attention is not affine")
         if self._feed_forwards is not None:
             self._feed_forwards.attention_begins(call.module, cross=call.cross)
-        output, _ = self.stacks.attend(call)
+        self.stacks.enter(call)
+        output = call.output()
         if call.cross:
             self._crossing.add(call.module)
         if call.module not in self.blocks:
@@ -289,7 +289,7 @@ def _received_after_attention(
     modules = list(call.model.modules())
     hooks: list[Any] = [(module, "input", note) for module in modules]
     hooks += [(module, "result", randomize) for module in modules if isinstance(module, RANDOMIZED)]
-    with torch.no_grad(), not_compared(), call.attention_through(attend), hooked(hooks):
+    with torch.no_grad(), call.attention_through(attend), hooked(hooks):
         call.run()
     return seen
 

@@ -26,10 +26,10 @@ from tests.classifiers import classifier, randomized
 from tests.families import GROUPED
 
 LLAMA_WITH_BIASES = GROUPED | {"attention_bias": True, "mlp_bias": True}
-# The norms of llama's like work in float32.
+# The norms of llama's like work in float32, and the softmax of these files' eager attention.
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor, str], Tensor], float]] = {
     "fused projection": (lambda: families.build("gpt2"), gpt2_by_hand, 1e-10),
-    "fused by head, parallel": (lambda: families.build("gpt-neox"), gpt_neox_by_hand, 1e-10),
+    "fused by head, parallel": (lambda: families.build("gpt-neox"), gpt_neox_by_hand, 1e-6),
     "grouped": (lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA_WITH_BIASES)), llama_by_hand, 1e-6),
     "grouped, no output bias": (lambda: families.build("qwen2"), llama_by_hand, 1e-6),
 }

@@ -148,9 +148,9 @@ def test_what_a_model_chooses_for_speed_changes_nothing() -> None:
         assert fast.config._attn_implementation == "sdpa"
         for method in (AttentionWeights, AttentionBlockAttribution):
             if name == "falcon-rw":
-                # The eager function of this file adds ALiBi to the scores that its mask holds already.
-                with pytest.raises(UnsupportedModelError, match="FalconForCausalLM computes something else by itself"):
-                    method(fast).maps(inputs)
+                # The eager code of this file adds ALiBi to the scores that its mask holds already: another model.
+                maps = method(fast).maps(inputs)
+                assert maps.convergence_delta is None or maps.convergence_delta.max() < 1e-5
                 continue
             expected, found = (method(each).maps(inputs).self_attention for each in (model, fast))
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

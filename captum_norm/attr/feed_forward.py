@@ -1,18 +1,16 @@
-"""Reduces a layer beyond its feed-forward network to norms, forming the vectors in chunks.
+"""Computes the norms of one layer beyond its feed-forward network, forming the vectors in chunks.
 
 The activations' slopes depend on the query, so norms do not follow from inner products of the model's weights as they
 do for attention. Completeness is checked on the sum of the vectors themselves.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from captum_norm.attr.layer_results import LayerResults
-from captum_norm.forward.checks import expect_complete, expect_finite
-from captum_norm.forward.recording import BlockTensors, FeedForwardTensors
-from captum_norm.forward.session import LayerTask
+from captum_norm.forward.record import BlockTensors, FeedForwardTensors, Layer
 from captum_norm.functional import (
     Baseline,
     FrozenFeedForward,
@@ -24,12 +22,10 @@ from captum_norm.functional import (
     ratio,
     relative_error,
 )
-from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.factors import multiplied
 from captum_norm.models.feed_forward import FeedForwardBlock, Routing
 from captum_norm.models.layouts import Scope
-from captum_norm.models.stacks import Place
 
 # Memory limit for the vectors and their intermediates.
 VECTOR_BYTES = 256 * 2**20
@@ -84,45 +80,38 @@ def parallel_part(block: Block, tensors: BlockTensors, baseline: Baseline, dtype
     return own.reshape(tensors.residual.shape), constant.reshape(tensors.residual.shape)
 
 
-class FeedForwardReducer:
-    """Norms of one layer at one or more scopes beyond its feed-forward network.
+def feed_forward_norms(layer: Layer, scopes: Sequence[Scope]) -> tuple[dict[Scope, Tensor], dict[str, Tensor], Tensor]:
+    """Compute the norms of what each query receives from each key, at scopes beyond the feed-forward network.
 
     Args:
-        task: the attention block; its feed-forward block must not be parallel.
-        call: its attention call.
+        layer: the layer; its feed-forward block must not be parallel.
         scopes: the scopes to measure, all of them the feed-forward block's.
-        results: filled in.
 
-    Attributes:
-        results: the layer's results.
-        delta: largest completeness error over scopes, (B,).
-        precision: the least precise dtype of the layer's own computation, which sets the tolerance.
+    Returns:
+        norms, (B, Q, K), and mixing ratios, (B, Q), by scope, and the largest completeness error, (B,).
     """
+    return _Vectors(layer, scopes).measured()
 
-    def __init__(self, task: LayerTask, call: AttentionCall, scopes: Sequence[Scope], results: LayerResults) -> None:
-        if task.block.feed_forward is None:
+
+class _Vectors:
+    """The vectors of one layer, carried through its feed-forward network."""
+
+    def __init__(self, layer: Layer, scopes: Sequence[Scope]) -> None:
+        if layer.block.feed_forward is None or layer.recorded.behind is None:
             raise ValueError("the block has no feed-forward block")
-        self.precision = task.block.precision(scopes)
-        self._task, self.results = task, results
-        self._block, self._behind, self._dtype = task.block, task.block.feed_forward, task.dtype
-        self._carries = {scope: self._behind.carry(scope, task.dtype) for scope in scopes}
-        self.delta: Tensor
-        batch, self._heads, queries, _ = call.query.shape
-        self._values, self._cross = call.value.transpose(1, 2).to(self._dtype), call.cross
-        self._shape = (batch, queries, call.key.shape[2])
-        self._numbers = task.budget.granted(call.value.device, VECTOR_BYTES) // self._dtype.itemsize
+        self._layer = layer
+        self._block, self._behind, self._dtype = layer.block, layer.block.feed_forward, layer.dtype
+        self._carries = {scope: self._behind.carry(scope, layer.dtype) for scope in scopes}
+        batch, self._heads, queries, _ = layer.call.query.shape
+        self._values, self._cross = layer.call.value.transpose(1, 2).to(self._dtype), layer.cross
+        self._shape = (batch, queries, layer.call.key.shape[2])
+        self._numbers = layer.budget.granted(layer.call.value.device, VECTOR_BYTES) // self._dtype.itemsize
 
-    def consume(self, weights: Tensor, part: Part) -> None:
-        """Do nothing: weights come again when the slopes are known."""
+    def measured(self) -> tuple[dict[Scope, Tensor], dict[str, Tensor], Tensor]:
+        """Return what :func:`feed_forward_norms` does."""
+        tensors, behind = self._layer.recorded, cast(FeedForwardTensors, self._layer.recorded.behind)
+        advance = self._layer.advance
 
-    def finish(self, tensors: BlockTensors | None) -> None:
-        if tensors is None or tensors.behind is None:
-            raise ValueError("feed-forward scopes need the tensors of the feed-forward block")
-        self._finish(tensors, tensors.behind)
-        # Only the results outlive the layer.
-        del self._values
-
-    def _finish(self, tensors: BlockTensors, behind: FeedForwardTensors) -> None:
         def rows(tensor: Tensor) -> Tensor:
             return tensor.to(self._dtype).flatten(0, 1)
 
@@ -139,10 +128,10 @@ class FeedForwardReducer:
         onward = {scope: steps.scales(written, summed) for scope, steps in self._carries.items()}
         sums = {scope: _Sums(end, self._shape) for scope in self._carries}
         left = len(end)
-        for weights, example, position in self._queries(behind):
+        for weights, example, position in self._queries():
             flat, done = example * self._shape[1] + position, 0
             routing = None if behind.routing is None else Routing(*(table[flat] for table in behind.routing))
-            block = _FrozenBlock(self._behind, end[flat], constant[flat], routing, self._task.baseline)
+            block = _FrozenBlock(self._behind, end[flat], constant[flat], routing, self._layer.options.baseline)
             chosen = (weights, example, position)
             for formed, local, key, own in self._formed(*chosen, weight, block.frozen.numbers_per_part):
                 vectors = carry.vector(formed, residual[flat] if own else None, scales.at(flat[local]))
@@ -153,32 +142,30 @@ class FeedForwardReducer:
                     sums[scope].add(carried, flat[local], key, own=own)
                 # Vectors come query by query, the queries' own last.
                 reached = int(local[-1]) + 1
-                behind.advance(reached - done)
+                advance(reached - done)
                 done = reached
             stream = multiplied(self._behind.residual_factor, constant[flat])
             for scope, steps in self._carries.items():
                 unowned = steps.constant(block.frozen.constant, stream, onward[scope].at(flat))
                 sums[scope].constant[flat] = unowned
             left -= len(flat)
-        behind.advance(left)  # padding
-        for scope, summed_up in sums.items():
-            self.results.norms[scope], self.results.mixing_ratio[scope] = summed_up.norms, summed_up.mixing_ratio()
-        deltas = [summed_up.error(references[scope], self._task.real) for scope, summed_up in sums.items()]
-        self.delta = torch.stack(deltas).amax(0)
-        self.results.deltas.append(self.delta)
+        advance(left)  # padding
+        deltas = [summed_up.error(references[scope], self._layer.real) for scope, summed_up in sums.items()]
+        norms = {scope: summed_up.norms for scope, summed_up in sums.items()}
+        return (
+            norms,
+            {scope: summed_up.mixing_ratio() for scope, summed_up in sums.items()},
+            torch.stack(deltas).amax(0),
+        )
 
-    def check(self, model: nn.Module, place: Place) -> None:
-        """Raise if results are not finite or do not add up: see :meth:`NormReducer.check`."""
-        expect_finite(model, place, self.delta)
-        expect_complete(model, place, self.delta, self.precision)
-
-    def _queries(self, behind: FeedForwardTensors) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _queries(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield the weights of real queries, (n, H, K), their examples and positions, (n,), in chunks."""
         fitting = max(1, self._numbers // 2 // (NEURONS_PER_QUERY * sum(self._behind.neurons)))
-        for part, weights in behind.attend():
+        for part, made in self._layer.parts(advancing=False):
+            weights = self._layer.gated(made, part)
             asked = weights.new_ones(len(weights), weights.shape[2], dtype=torch.bool)
-            if self._task.real is not None:
-                asked = self._task.real[part.examples, part.rows].to(asked.device)
+            if self._layer.real is not None:
+                asked = self._layer.real[part.examples, part.rows].to(asked.device)
             found = asked.nonzero()
             for index in found.split(fitting) if len(found) else ():
                 example, row = index.unbind(1)

@@ -1,0 +1,606 @@
+"""Runs a model once, as it is, and hands on each attention layer as soon as its last tensor exists.
+
+Nothing that the model computes is replaced: its own attention function makes its output. A layer keeps queries, keys,
+values and mask, from which it makes the attention weights of some rows at a time; that these are the model's is checked
+against the output that its own function returned.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from math import ceil, prod
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.errors import NotEnoughMemoryError, UnsupportedModelError
+from captum_norm.functional import (
+    Baseline,
+    Carry,
+    Scales,
+    length,
+    own_keys,
+    random_directions,
+    relative_error,
+)
+from captum_norm.memory import MemoryBudget, free_bytes, readable
+from captum_norm.models.attention import AttentionCall, Part
+from captum_norm.models.blocks import Block
+from captum_norm.models.call import ModelCall
+from captum_norm.models.factors import multiplied
+from captum_norm.models.feed_forward import ExpertsReader, Routing, routing_of, routing_of_scores
+from captum_norm.models.gates import Gate
+from captum_norm.models.hooks import End, Hook, hooked
+from captum_norm.models.layouts import Scope, Site
+from captum_norm.models.offloading import loaded
+from captum_norm.models.precision import coarsest, step_of
+from captum_norm.models.projections import within_a_pass
+from captum_norm.models.stacks import EXTENDED, ROWED, Place, Role
+
+Result = TypeVar("Result")
+
+# Attention weights of this size stay in a CPU's cache until they are reduced,
+CHUNK_BYTES = 4 * 2**20
+# but with fewer queries than this, loading the keys dominates.
+CHUNK_ROWS = 64
+ACCUMULATED_BYTES = 4
+# Number of tensors as large as a part's weights that exist at a time: scores, masked scores, softmax, ...
+WORKING_COPIES = 8
+
+
+@dataclass(frozen=True)
+class FeedForwardTensors:
+    """The tensors of one feed-forward block in one forward pass, (B, Q, D) each but for the routing.
+
+    Attributes:
+        written: the output of its networks.
+        total: its sum with the residual stream and, in a parallel layer, the attention output.
+        read: the output of the norm before the networks, if there is one.
+        normed: the final norm's output, if there is one.
+        routing: the decision of a mixture's router, if there is one.
+    """
+
+    written: Tensor
+    total: Tensor
+    read: Tensor | None
+    normed: Tensor | None
+    routing: Routing | None
+
+    def rows(self, rows: slice, device: torch.device, dtype: torch.dtype) -> "FeedForwardTensors":
+        """Slice query positions, on a device and in another dtype."""
+        batch, queries = self.written.shape[:2]
+        routing = self.routing
+        if routing is not None:
+            routing = Routing(*(table.unflatten(0, (batch, queries))[:, rows].flatten(0, 1) for table in routing))
+        read, normed = (None if t is None else t[:, rows].to(device, dtype) for t in (self.read, self.normed))
+        written, total = (t[:, rows].to(device, dtype) for t in (self.written, self.total))
+        return FeedForwardTensors(written, total, read, normed, routing)
+
+
+@dataclass(frozen=True)
+class BlockTensors:
+    """The tensors of one block in one forward pass, each (B, Q, D) but for the context.
+
+    Attributes:
+        context: attention's output, times its gate if it has one, which the projection receives, (B, Q, H·d).
+        projected: the output of the output projection.
+        residual: the residual stream before the block, as it enters the sum.
+        total: their sum as the model computed it; without the feed-forward output in a parallel layer.
+        normed: the final norm's output, if there is one.
+        behind: the tensors of the feed-forward block behind it, if requested.
+    """
+
+    context: Tensor
+    projected: Tensor
+    residual: Tensor
+    total: Tensor
+    normed: Tensor | None
+    behind: FeedForwardTensors | None = None
+
+    def rows(self, rows: slice, dtype: torch.dtype) -> "BlockTensors":
+        """Slice query positions; all tensors but the context in another dtype and on one device.
+
+        Where two devices share a model, a layer receives its inputs on that of the layer before.
+        """
+        device = self.projected.device
+        normed = None if self.normed is None else self.normed[:, rows].to(device, dtype)
+        projected, residual, total = (t[:, rows].to(device, dtype) for t in (self.projected, self.residual, self.total))
+        behind = None if self.behind is None else self.behind.rows(rows, device, dtype)
+        return BlockTensors(self.context[:, rows], projected, residual, total, normed, behind)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How methods compute.
+
+    Attributes:
+        accumulate: the least precise dtype to compute in.
+        budget: how much memory pieces of a computation may take.
+        baseline: where the paths of the integrated gradients through an activation start.
+    """
+
+    accumulate: torch.dtype = torch.float32
+    budget: MemoryBudget = field(default_factory=MemoryBudget)
+    baseline: Baseline = "zero"
+
+
+def no_bar(_queries: int) -> None:
+    """Show no progress."""
+
+
+@dataclass(eq=False)
+class Layer:
+    """One attention block in one forward pass.
+
+    Its tensors are the model's own: read them only.
+
+    Attributes:
+        place: where it is in the model.
+        call: its attention call, with a gate on attention's output folded into weights and values.
+        attended: what the model's own attention function returned, (B, Q, H, d).
+        made: the weights that this function made, (B, H, Q, K), or None if it makes none.
+        real: True at real queries, (B, Q), or None if all are.
+        options: how to compute.
+        past: number of keys before the model's first query's own.
+        first: number of the model's queries before the first one here.
+        advance: told how many queries have been treated.
+        gate: the gate on attention's output, or None.
+        scope: how far :attr:`carry` goes.
+        block: the block's parts, such as ``block.projection`` and ``block.layout``; not set where attention weights
+            alone are recorded.
+        recorded: the block's tensors in the model's dtype, likewise.
+        ahead: whether the first query attends to later keys, noted as weights are made.
+        disagreements: of the output that follows from these weights and the model's, likewise.
+    """
+
+    place: Place
+    call: AttentionCall
+    attended: Tensor
+    made: Tensor | None
+    real: Tensor | None
+    options: Options
+    past: int = 0
+    first: int = 0
+    advance: Callable[[int], object] = no_bar
+    gate: Gate | None = None
+    scope: Scope = "atb"
+    block: Block = field(init=False)
+    recorded: BlockTensors = field(init=False)
+    ahead: list[Tensor] = field(default_factory=list)
+    disagreements: list[Tensor] = field(default_factory=list)
+
+    @property
+    def cross(self) -> bool:
+        """Whether the keys are positions of another sequence than the queries."""
+        return self.call.cross
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """How much memory pieces of a computation may take."""
+        return self.options.budget
+
+    def at(self, scope: Scope) -> "Layer":
+        """The same layer, with another scope for :attr:`carry`."""
+        layer = copy(self)
+        layer.scope = scope
+        for name in ("carry", "scales", "stream", "projection", "scaled_weights"):
+            vars(layer).pop(name, None)
+        return layer
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The dtype to compute in."""
+        return torch.promote_types(self.options.accumulate, self.block.dtype)
+
+    @cached_property
+    def tensors(self) -> BlockTensors:
+        """The hidden states ``projected``, ``residual``, ``total``, ``normed``: see :class:`BlockTensors`."""
+        tensors = self.recorded.rows(slice(None), self.dtype)
+        # Inference tensors have no version counter, so a write would go unnoticed.
+        copies: dict[str, Any] = {
+            name: tensor.clone()
+            for name, tensor in vars(tensors).items()
+            if isinstance(tensor, Tensor) and tensor.is_inference()
+        }
+        return replace(tensors, **copies)
+
+    @cached_property
+    def _parts(self) -> list[Part]:
+        return list(parts_of(self.attention, self.budget, self.call.query.shape[1]))
+
+    @cached_property
+    def attention(self) -> AttentionCall:
+        """The attention call without a gate; heads are strided views, which the product of every part would copy."""
+        own = self.call.ungated or self.call
+        heads = {name: getattr(own, name).contiguous() for name in ("query", "key")}
+        return replace(own, **heads)
+
+    def parts(self, *, advancing: bool = True) -> Iterator[tuple[Part, Tensor]]:
+        """Yield the attention weights of some rows at a time, (examples, H, rows, K), without a gate.
+
+        Args:
+            advancing: tell the progress bar.
+        """
+        call = self.attention
+        signs = random_directions(call.value.shape[-1], call.value)
+        seen, narrow = self.attended @ signs, replace(call, value=call.value @ signs)
+        for part in self._parts:
+            if self.made is None:
+                # The module's parameters (sinks) may have been offloaded since.
+                with loaded(call.module):
+                    output, weights = narrow.part(part).run()
+            else:
+                weights = self.made[part.examples, :, part.rows]
+                output = (weights @ narrow.values_by_head[part.examples].to(weights.dtype)).transpose(1, 2)
+            self.disagreements.append(_disagreement(output, seen[part], self.real, part))
+            if part.rows.start == 0 and self.first == 0:
+                self.ahead.append(weights[:, :, 0, self.past + 1 :].detach().any())
+            yield part, weights
+            if advancing:
+                self.advance(weights.shape[0] * weights.shape[2])
+
+    def gated(self, weights: Tensor, part: Part) -> Tensor:
+        """Multiply the attention weights of a part by the gate, if there is one."""
+        return weights if self.gate is None else self.gate.weights(weights, part)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """Attention weights α, (B, H, Q, K), times the gate if there is one."""
+        made = self.values.new_empty(*self.call.query.shape[:3], self.call.key.shape[2])
+        for part, weights in self.parts():
+            made[part.examples, :, part.rows] = self.gated(weights, part).to(self.dtype)
+        return made
+
+    @cached_property
+    def values(self) -> Tensor:
+        """Value vectors of every query head, their bias included, (B, H, K, d)."""
+        values = self.call.values_by_head.to(self.dtype)
+        return values.clone() if values.is_inference() else values
+
+    @cached_property
+    def channels(self) -> int:
+        """How many heads one of the model's became: its width if a gate multiplies single channels, else 1."""
+        return self.call.query.shape[1] // self.attention.query.shape[1]
+
+    @cached_property
+    def carry(self) -> Carry:
+        """The steps from attention's output to the block's end, linear since the statistics of norms are frozen."""
+        return self.block.carry(self.scope, self.dtype)
+
+    @cached_property
+    def scales(self) -> Scales:
+        """1/σ of the norms in :attr:`carry` at each query."""
+        return self.carry.scales(self.tensors.projected, self.tensors.total)
+
+    @property
+    def output(self) -> Tensor:
+        """The block's output, (B, Q, D), the residual sum or the norm behind it."""
+        return self.tensors.total if self.tensors.normed is None else self.tensors.normed
+
+    @cached_property
+    def stream(self) -> Tensor:
+        """Contribution of the residual connection to the output, (B, Q, D)."""
+        stream = self.carry.linear_final(self.tensors.residual)
+        return stream if self.scales.final is None else stream * self.scales.final
+
+    @cached_property
+    def projection(self) -> Tensor:
+        """Rows of the output projection by head, (H, d, D), through the norms in :attr:`carry` but for 1/σ."""
+        return self.carry.linear(self._weight.unflatten(0, (self.call.query.shape[1], -1)))
+
+    @cached_property
+    def scaled_weights(self) -> Tensor:
+        """Weights times 1/σ, (B, H, Q, K); times ``values`` and ``projection`` they give the vectors."""
+        scale = self.scales.divide(torch.ones_like(self.output[..., :1]))
+        return self.weights * scale.squeeze(-1)[:, None, :, None]
+
+    def vectors(self) -> Tensor:
+        """Contribution of each key to the block's output, (B, Q, K, D), the residual connection at the query's own.
+
+        Forms all vectors at once: for short inputs. Cross-attention has no residual connection at any key.
+
+        Raises:
+            NotEnoughMemoryError: if they do not fit.
+        """
+        batch, _, queries, keys = self.weights.shape
+        shape = (batch, queries, keys, self.output.shape[-1])
+        # The sum over heads needs as many numbers once more.
+        needed, free = 2 * prod(shape) * self.weights.element_size(), free_bytes(self.weights.device)
+        if free is not None and needed > free:
+            raise NotEnoughMemoryError(
+                f"the vectors of a layer, {shape}, need {readable(needed)}, and {readable(free)} are free; pass "
+                "shorter inputs, or work with scaled_weights, values and projection"
+            )
+        vectors = torch.einsum("bhqk,bhkd,hde->bqke", self.scaled_weights, self.values, self.projection)
+        if not self.cross:
+            own_keys(vectors.movedim(-1, 1)).add_(self.stream.transpose(1, 2))
+        return vectors
+
+    def own_vectors(self) -> Tensor:
+        """Contribution of each query to itself, the residual connection included, (B, Q, D)."""
+        weights = own_keys(self.scaled_weights).unsqueeze(-1)
+        values = self.values[:, :, -weights.shape[2] :]
+        return self.carry.linear((values * weights).transpose(1, 2).flatten(2) @ self._weight) + self.stream
+
+    def error(self) -> Tensor:
+        """Relative completeness error of the vectors, (B,), over real queries."""
+        bias = self.block.projection.bias(self.dtype)
+        projected = (self.weights @ self.values).transpose(1, 2).flatten(2) @ self._weight
+        projected = projected if bias is None else projected + bias
+        carried = self.carry.constant(self.tensors.projected, self.tensors.residual, self.scales)
+        pairs = [(projected, self.tensors.projected), (carried, self.output)]
+        errors = [relative_error(length(computed - actual), length(actual), self.real) for computed, actual in pairs]
+        return torch.stack(errors).amax(0)
+
+    @cached_property
+    def _weight(self) -> Tensor:
+        return self.block.projection.weight(self.dtype)
+
+
+def _disagreement(made: Tensor, own: Tensor, real: Tensor | None, part: Part) -> Tensor:
+    """Return the largest relative difference of two attention outputs, (B, Q, H, k), over real queries; NaN as 0.
+
+    Relative to a query's own output, or to the mean of all if that is larger: values may cancel.
+    """
+    own = own.flatten(2).float()
+    error, size = torch.linalg.vector_norm(made.flatten(2).float() - own, dim=-1), torch.linalg.vector_norm(own, dim=-1)
+    error = error / torch.maximum(size, size.mean()).clamp(min=torch.finfo(size.dtype).tiny)
+    if real is not None:
+        error = error.where(real[part.examples, part.rows].to(error.device), 0)
+    worst: Tensor = error.detach().nan_to_num(0, 0).amax()
+    return worst
+
+
+class Recording(NamedTuple, Generic[Result]):
+    """What one forward pass gave.
+
+    Attributes:
+        layers: the number and the result of each layer requested, by stack.
+        causal: whether the one stack of a model that is no encoder–decoder only looked back.
+    """
+
+    layers: dict[Role, list[tuple[int, Result]]]
+    causal: bool
+
+
+def record(
+    call: ModelCall,
+    reduce: Callable[[Layer], Result],
+    options: Options,
+    blocks: Mapping[nn.Module, Block] | None = None,
+    *,
+    chosen: Callable[[Place], bool] = lambda _: True,
+    feed_forward: bool = False,
+    advance: Callable[[int], object] = no_bar,
+) -> Recording[Result]:
+    """Run a model once, and reduce each of its attention layers as soon as its last tensor exists.
+
+    Args:
+        call: the model and its inputs.
+        reduce: called with each layer that is chosen, in the order of the forward pass; nothing else outlives it.
+        options: how to compute.
+        blocks: the model's blocks by attention module; None if only attention weights are needed.
+        chosen: which layers to reduce.
+        feed_forward: also record the tensors of the feed-forward blocks; a layer ends with the one behind it.
+        advance: told how many queries have been treated.
+
+    Raises:
+        UnsupportedModelError: if no attention was seen, the attention weights are not the model's, or queries and keys
+            are different sequences where they should not be.
+    """
+    recorder = _Recorder(call, reduce, options, blocks, chosen, feed_forward, advance)
+    with within_a_pass(), call.attention_through(recorder.attention), hooked(recorder.hooks()):
+        (call if call.last is None else call.with_few_outputs()).run()
+    return recorder.finished()
+
+
+@dataclass
+class _OpenLayer:
+    """What the forward pass has shown of a layer so far.
+
+    Attributes:
+        tensors: of the sites seen; those of queries that have rows.
+        routing: of a mixture of experts.
+        layer: known from its attention call on; None if it was not chosen.
+        queries: Q.
+        first: the first query that has a row.
+        attended: whether its attention has been called.
+    """
+
+    tensors: dict[Site[nn.Module], Tensor] = field(default_factory=dict)
+    routing: Routing | None = None
+    layer: Layer | None = None
+    batch: int = 0
+    queries: int = 0
+    first: int = 0
+    attended: bool = False
+
+
+@dataclass(eq=False)
+class _Recorder(Generic[Result]):
+    model_call: ModelCall
+    reduce: Callable[[Layer], Result]
+    options: Options
+    blocks: Mapping[nn.Module, Block] | None
+    chosen: Callable[[Place], bool]
+    feed_forward: bool
+    advance: Callable[[int], object]
+
+    def __post_init__(self) -> None:
+        self.stacks = self.model_call.stacks()
+        self.results: dict[Role, list[tuple[int, Result]]] = {}
+        self.checks: list[tuple[Place, nn.Module, torch.dtype, Tensor | None, Tensor]] = []
+        self._open = {module: _OpenLayer() for module in self.blocks or ()}
+        self._sites = {module: self._sites_of(block) for module, block in (self.blocks or {}).items()}
+
+    def _sites_of(self, block: Block) -> frozenset[Site[nn.Module]]:
+        behind = block.feed_forward if self.feed_forward else None
+        return block.sites if behind is None else block.sites | behind.sites
+
+    def hooks(self) -> Iterator[tuple[nn.Module, End, Hook]]:
+        """Yield hooks that note the tensors of all blocks, and the routing of mixtures of experts."""
+        for module, sites in self._sites.items():
+            block = cast(Mapping[nn.Module, Block], self.blocks)[module]
+            for site in sites:
+                yield site.module, site.end, partial(self._arrive, block, site)
+            behind = block.feed_forward if self.feed_forward else None
+            if behind is not None and behind.experts is not None:
+                yield self._routing(module, behind.experts)
+
+    def _routing(self, attention: nn.Module, experts: ExpertsReader) -> tuple[nn.Module, End, Hook]:
+        def note(routing: Routing | None) -> None:
+            self._open[attention].routing = routing
+
+        if experts.scorer is None:
+            return experts.module, "arguments", lambda _, received: note(routing_of(received))
+        return experts.scorer, "output", lambda _, scores: note(routing_of_scores(scores))
+
+    def attention(self, call: AttentionCall) -> Tensor:
+        """Note an attention call, whose output the model's own function makes."""
+        place = self.stacks.enter(call)
+        output, queries = call.output(), call.query.shape[2]
+        first = 0 if self.model_call.last is None or place.role not in ROWED else queries - self.model_call.last
+        layer = None
+        if self.chosen(place):
+            noted = call.part(Part(slice(None), slice(first, queries))) if first else call
+            made = None if call.own is None or call.own.weights is None else call.own.weights[:, :, first:]
+            real = self.model_call.positions_of(place.role)[0].real
+            attended = output[:, first:].detach() if not torch.is_grad_enabled() else output[:, first:]
+            past = self.model_call.before.past if place.role in EXTENDED else 0
+            layer = Layer(place, noted, attended, made, real, self.options, past, first, self.advance)
+        if self.blocks is None:
+            if layer is not None:
+                self._reduced(layer)
+        elif call.module not in self._open:
+            raise UnsupportedModelError(
+                f"{type(call.module).__name__} was not seen when the model's structure was read"
+            )
+        else:
+            opened = self._open[call.module]
+            opened.layer, opened.attended, opened.first = layer, True, first
+            opened.batch, opened.queries = len(output), queries
+            block = self.blocks[call.module]
+            opened.tensors = {site: _kept(block, opened, tensor) for site, tensor in opened.tensors.items()}
+        return output
+
+    def _arrive(self, block: Block, site: Site[nn.Module], _module: nn.Module, tensor: Tensor | None) -> None:
+        opened, behind = self._open[block.attention], block.feed_forward
+        if tensor is not None:
+            overwritten = site in block.overwritten or (behind is not None and site in behind.overwritten)
+            tensor = tensor.clone() if overwritten else tensor
+            # Before attention is called, the number of queries is unknown.
+            opened.tensors[site] = _kept(block, opened, tensor) if opened.attended else tensor
+        if len(opened.tensors) == len(self._sites[block.attention]):
+            self._open[block.attention] = _OpenLayer()
+            if opened.layer is not None:
+                layer = opened.layer
+                layer.block, layer.recorded = block, _block_tensors(block, opened, self.feed_forward)
+                if block.gated:
+                    layer.gate = Gate(layer.call, layer.attended.flatten(2), layer.recorded.context)
+                    layer.call = layer.gate.call
+                self._reduced(layer)
+
+    def _reduced(self, layer: Layer) -> None:
+        self.results.setdefault(layer.place.role, []).append((layer.place.index, self.reduce(layer)))
+        if layer.disagreements:  # else nothing was made of its weights
+            ahead = torch.stack(layer.ahead).any() if layer.ahead else None
+            worst = torch.stack(layer.disagreements).max()
+            self.checks.append((layer.place, layer.call.module, layer.call.value.dtype, ahead, worst))
+
+    def finished(self) -> Recording[Result]:
+        """Return the results, once all layers were seen to their ends and their weights were the model's."""
+        if not self.stacks.sizes:
+            raise UnsupportedModelError(self.model_call.unseen)
+        for module, opened in self._open.items():
+            if opened.layer is not None:
+                raise UnsupportedModelError(
+                    f"the attention block of {type(module).__name__} was not seen to its end: some of its modules did "
+                    "not run in this forward pass"
+                )
+        for place, module, dtype, ahead, worst in self.checks:
+            if ahead is not None:
+                self.stacks.note_direction(place, module, ahead=bool(ahead))
+            accepted = step_of(coarsest(torch.float32, dtype)) ** 0.5  # half of the digits
+            if worst > accepted:
+                raise UnsupportedModelError(
+                    f"the attention weights of {place} of {type(self.model_call.model).__name__} are not those of its "
+                    f"own attention function: their outputs differ by {worst:.1e}, accepted {accepted:.0e} for "
+                    f"{dtype}; to explain the weights, run the model with them, too"
+                    f"{self.model_call.library.with_weights}"
+                )
+        directed = any(ahead is not None and place.role == "self" for place, _, _, ahead, _ in self.checks)
+        causal = self.stacks.causal if directed else bool(self.model_call.known.causal)
+        return Recording(
+            {role: sorted(layers, key=lambda one: one[0]) for role, layers in self.results.items()}, causal
+        )
+
+
+def _block_tensors(block: Block, opened: _OpenLayer, feed_forward: bool) -> BlockTensors:
+    def at(site: Site[nn.Module]) -> Tensor:
+        """Reshape to (B, Q, D) what may have its first two axes merged or exchanged; what was cut has this shape."""
+        tensor = opened.tensors[site]
+        return tensor if opened.first else _rows(block, opened, tensor)
+
+    layer = cast(Layer, opened.layer)
+    factor, output = block.factor(block.layout.residual_factor), block.projection.output
+    normed = None if block.final_norm is None else at(block.final_norm.output)
+    total, projected = at(block.total), at(output)
+    if block.minus is not None:
+        total = total - at(block.minus).to(total.device)
+    residual = multiplied(factor, at(block.residual))
+    behind, parts = None, block.feed_forward
+    if feed_forward and parts is not None:
+        read, behind_normed = (None if norm is None else at(norm.output) for norm in (parts.norm, parts.final_norm))
+        tables = (_rows(block, opened, table).flatten(0, 1) for table in opened.routing or ())
+        routing = opened.routing and Routing(*tables)
+        behind = FeedForwardTensors(at(parts.written), at(parts.total), read, behind_normed, routing)
+    context = at(block.received) if block.gated else layer.attended.flatten(2)
+    return BlockTensors(context, projected, residual, total, normed, behind)
+
+
+def _kept(block: Block, opened: _OpenLayer, tensor: Tensor) -> Tensor:
+    """Cut a tensor to the queries that have rows, in memory of its own; return it unchanged if all have."""
+    return _rows(block, opened, tensor).clone() if opened.first else tensor
+
+
+def _rows(block: Block, opened: _OpenLayer, tensor: Tensor) -> Tensor:
+    if block.queries_first:
+        shaped = tensor.reshape(opened.queries, opened.batch, -1).transpose(0, 1)
+    else:
+        shaped = tensor.reshape(opened.batch, opened.queries, -1)
+    return shaped[:, opened.first :]
+
+
+def rows_at_once(query: Tensor, row: int, budget: MemoryBudget) -> int:
+    """Number of queries, of ``row`` attention weights each, to treat at a time: fast, and within the budget."""
+    size = row * max(query.element_size(), ACCUMULATED_BYTES) * WORKING_COPIES
+    if query.device.type == "cpu":
+        rows = max(CHUNK_ROWS, CHUNK_BYTES // (row * ACCUMULATED_BYTES))
+        return max(1, budget.granted(query.device, rows * size) // size)
+    return max(1, budget[query.device] // size)
+
+
+def parts_of(call: AttentionCall, budget: MemoryBudget, heads: int | None = None) -> Iterator[Part]:
+    """Whole examples if they fit, else rows of single examples; with weights of as many heads."""
+    batch, own_heads, queries, _ = call.query.shape
+    fitting_rows = rows_at_once(call.query, (heads or own_heads) * call.key.shape[2], budget)
+    examples, rows = max(1, fitting_rows // queries), ceil(queries / ceil(queries / fitting_rows))
+    if (examples < batch or rows < queries) and not parts_are_independent(call):
+        examples, rows = batch, queries
+    for first in range(0, batch, examples):
+        for start in range(0, queries, rows):
+            yield Part(slice(first, first + examples), slice(start, min(start + rows, queries)))
+
+
+def parts_are_independent(call: AttentionCall) -> bool:
+    """Whether attention over a part equals that part of attention over all, tried on a corner."""
+    corner, examples = min(8, call.query.shape[2]), min(2, len(call.query))
+    keys = slice(0, corner)
+    whole, _ = call.part(Part(slice(0, examples), keys), keys).run()
+    part, _ = call.part(Part(slice(examples - 1, examples), slice(corner // 2, corner)), keys).run()
+    expected = whole[-1:, corner // 2 :].detach().float()
+    error, size = (float(length(tensor.flatten())) for tensor in (part.detach().float() - expected, expected))
+    accepted = torch.finfo(part.dtype).eps ** 0.5
+    return bool(error <= accepted * size)

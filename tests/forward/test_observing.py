@@ -1,0 +1,174 @@
+"""The model is observed: what is explained is what it computes itself, at any length, and nothing of it changes."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from captum_norm import (
+    ALTI,
+    AttentionBlockAttribution,
+    AttentionWeights,
+    NormAttribution,
+    UnsupportedModelError,
+    ValueZeroing,
+)
+from captum_norm.models.hooks import EXPLAINING
+from tests import families
+
+TOP = 16
+
+
+def sparse(implementation: str) -> Any:
+    """A model whose attention keeps the 16 keys with the largest scores of an indexer."""
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = hf.AutoConfig.for_model(
+        "deepseek_v32",
+        vocab_size=99,
+        moe_intermediate_size=32,
+        num_key_value_heads=4,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=16,
+        head_dim=8,
+        index_topk=TOP,
+        index_n_heads=2,
+        index_head_dim=16,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+        max_position_embeddings=128,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+        **sizes,
+    )
+    config._attn_implementation = implementation
+    kind: Any = hf.DeepseekV32ForCausalLM
+    model = kind(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.2)
+    return model
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("method", [AttentionWeights, NormAttribution, ALTI])
+def test_attention_to_some_keys_alone_has_those_keys(implementation: str, method: Callable[..., Any]) -> None:
+    ids = torch.randint(3, 99, (1, 40), generator=torch.Generator().manual_seed(0))
+    maps = method(sparse(implementation)).maps(ids).decoder
+    keys = (maps[0, :, -1] > 1e-9).sum(-1)
+    assert (keys <= TOP + (method is ALTI)).all()  # ALTI has the residual connection at the query's own
+    assert keys.tolist() == [TOP] * 2 or method is ALTI
+
+
+def test_the_weights_of_sparse_attention_are_those_it_returns() -> None:
+    model, ids = sparse("eager"), torch.randint(3, 99, (1, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = torch.stack(model(ids, output_attentions=True).attentions, 1)
+    torch.testing.assert_close(AttentionWeights(model).maps(ids, per_head=True).decoder, expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_positions_that_restart_are_two_sequences_where_the_plain_call_sees_them_so(name: str) -> None:
+    """Transformers reads them as packed sequences, unless a cache is to be made."""
+    model, ids = families.build(name), families.inputs(name, batch=1, length=12)
+    positions = torch.tensor([[*range(7), *range(5)]])
+    for use_cache in (True, False):
+        inputs = {"input_ids": ids, "position_ids": positions, "use_cache": use_cache}
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            expected = torch.stack(model(**inputs, output_attentions=True).attentions, 1).mean(2)
+        model.set_attn_implementation("sdpa")
+        maps = AttentionWeights(model).maps(inputs).decoder
+        torch.testing.assert_close(maps, expected, rtol=1e-5, atol=1e-6)
+        packed = bool((expected[:, :, 7:, :7] == 0).all())
+        assert packed == (not use_cache)
+        if use_cache:  # what the model does by default
+            default = AttentionWeights(model).maps({"input_ids": ids, "position_ids": positions}).decoder
+            assert torch.equal(default, maps)  # type: ignore[arg-type]
+
+
+def test_an_attention_function_that_computes_something_else_is_refused_at_its_layer() -> None:
+    """Beyond a length that no excerpt has."""
+    model, own = families.build("bert"), ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def from_far(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *further: Any, **options: Any) -> Any:
+        output, weights = own(module, query, key, value, *further, **options)
+        return (output + (query.shape[2] > 20) * 0.01 * output.roll(1, 1)), weights
+
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = from_far
+    try:
+        for method in (AttentionWeights, NormAttribution, ALTI, AttentionBlockAttribution):
+            method(model).maps(families.inputs("bert", length=20))
+            with pytest.raises(UnsupportedModelError, match="weights of layer 0 of BertModel are not those of its own"):
+                method(model).maps(families.inputs("bert", length=21))
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is from_far
+    finally:
+        ALL_ATTENTION_FUNCTIONS._local_mapping.pop("sdpa")
+
+
+def test_no_configuration_changes_while_a_model_is_explained() -> None:
+    model, seen = families.build("llama"), list[str]()
+    model.model.layers[1].register_forward_hook(lambda *_: seen.append(model.config._attn_implementation))
+    NormAttribution(model).maps(families.inputs("llama"))
+    assert set(seen) == {"sdpa"}
+
+
+def state(model: nn.Module) -> list[object]:
+    """Whatever a call could leave behind: modes, hooks, attributes, registered functions, torch's modes, the lock."""
+    modules = [
+        (module.training, len(module._forward_hooks), len(module._forward_pre_hooks), sorted(vars(module)))
+        for module in model.modules()
+    ]
+    registry, held = sorted(ALL_ATTENTION_FUNCTIONS._local_mapping), EXPLAINING._is_owned()  # type: ignore[attr-defined]
+    return [modules, registry, torch.is_grad_enabled(), torch._C._len_torch_function_stack(), held]
+
+
+@contextmanager
+def interrupted_at(step: int) -> Iterator[list[int]]:
+    """Raise KeyboardInterrupt at one line of this package's code; count the lines."""
+    count = [0]
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if "/captum_norm/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            count[0] += 1
+            if count[0] == step:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield count
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("method", [NormAttribution, ValueZeroing])
+@pytest.mark.parametrize("name", ["bert", "gptj"])
+def test_an_interrupt_anywhere_leaves_nothing(name: str, method: Callable[..., Any]) -> None:
+    model, ids = families.build(name).train(), families.inputs(name, batch=1, length=4)
+    explaining = method(model)
+    explaining.maps(ids)
+    before = state(model)
+    with interrupted_at(-1) as count:
+        explaining.maps(ids)
+    for step in torch.linspace(1, count[0] - 1, 30).long().tolist():
+        with interrupted_at(step), pytest.raises(KeyboardInterrupt):
+            explaining.maps(ids)
+        assert state(model) == before, step
