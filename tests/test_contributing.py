@@ -34,6 +34,15 @@ def test_the_workflow_runs_all_checks_with_the_lowest_python() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
+def test_the_way_of_a_call_names_what_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    steps = re.findall(r"\[(`?)([^\]`]+)`?\]\((captum_norm/[\w/]+\.py)\)", text)
+    assert len(steps) > 20
+    for code, name, path in steps:
+        source = (ROOT / path).read_text(encoding="utf-8")
+        assert not code or re.search(rf"(def|class) {name.rpartition('.')[2]}\b", source), (name, path)
+
+
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
 def test_issue_forms_are_such_as_github_shows(path: Path) -> None:
     form = parsed(path)
