@@ -163,16 +163,58 @@ def long_input(console: Console, length: int) -> None:
     )
 
 
+def on_an_accelerator(console: Console, device: str, layers: int, length: int) -> None:
+    """Print the cost of norms of a LLaMA-8B-shaped model in bfloat16, beside its flash-attention forward pass."""
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=length,
+        dtype="bfloat16",
+    )
+    with torch.device(device):
+        model: Any = LlamaModel(config).bfloat16()
+    model.train(False)
+    meter, ids = NormMeter(model), torch.randint(0, 64, (1, length), device=device)
+
+    def synchronised(run: Run) -> Run:
+        return lambda: (run(), torch.cuda.synchronize(device))
+
+    def peak(run: Run) -> int:
+        torch.cuda.reset_peak_memory_stats(device)
+        run()
+        return torch.cuda.max_memory_allocated(device)
+
+    plain_run, norms_run = (
+        synchronised(run) for run in (partial(model, ids, use_cache=False), partial(meter.measure, ids, scopes=["atb"]))
+    )
+    plain, norms = alternate([plain_run, norms_run], 3)
+    more, maps = (peak(norms_run) - peak(plain_run)) / 2**30, layers * length**2 * 4 / 2**30
+    console.print(
+        f"LLaMA-8B shape, {layers} layers, bfloat16, 1 × {length} on {torch.cuda.get_device_name(device)}: "
+        f"{norms / plain:.2f} × the forward pass of {plain * 1e3:.0f} ms (≤ 2); memory above it {more:.2f} GiB, of "
+        f"which the maps are {maps:.2f} GiB"
+    )
+
+
 def main() -> None:
     """Run all measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=11, help="timings of each small size; a third for large ones")
     parser.add_argument("--long", type=int, default=8192, help="length of the long input; 0 leaves it out")
+    parser.add_argument("--device", default="cpu", help="cuda: measure a LLaMA-8B-shaped model there, and nothing else")
+    parser.add_argument("--layers", type=int, default=32, help="layers of that model")
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     torch.manual_seed(0)
     console = Console(width=150)
     with torch.no_grad():
+        if arguments.device != "cpu":
+            on_an_accelerator(console, arguments.device, arguments.layers, min(arguments.long, 4096))
+            return
         first_use(console)
         bert_table(console, arguments.repeats)
         if arguments.long:

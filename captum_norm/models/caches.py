@@ -69,12 +69,6 @@ def cached_examples(cache: Cache) -> int:
     return next(len(keys) for _, keys in _keys(cache) if keys is not None)
 
 
-def cache_kind(cache: Cache) -> tuple[tuple[type, bool], ...]:
-    """Return each layer's class, and whether it has dropped positions: what decides how a model reads the cache."""
-    past = past_length(cache)
-    return tuple((kind, keys is not None and keys.dim() == 4 and keys.shape[2] < past) for kind, keys in _keys(cache))
-
-
 def _keys(cache: Cache) -> Iterator[tuple[type, Tensor | None]]:
     """Yield the class of each layer of self-attention, and its keys, if it has any."""
     own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
