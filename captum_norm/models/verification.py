@@ -37,8 +37,11 @@ def verify(call: ModelCall) -> None:
 
 def _expect_same_output(call: ModelCall) -> Stacks:
     outputs: list[Any] = []
-    stacks = seen_stacks(call, outputs)
-    with torch.no_grad(), evaluating(call.model):
+    devices = {parameter.device for parameter in call.model.parameters() if parameter.device.type == "cuda"}
+    # A model may draw random numbers, such as which patches it sees.
+    with torch.random.fork_rng(devices):
+        stacks = seen_stacks(call, outputs)
+    with torch.random.fork_rng(devices), torch.no_grad(), evaluating(call.model):
         outputs.append(call.run())
     observed, plain = (_real(first_tensor(output), call) for output in outputs)
     if observed is None or plain is None or observed.shape != plain.shape:

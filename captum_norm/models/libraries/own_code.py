@@ -93,9 +93,6 @@ class AttentionProducts(TorchFunctionMode):
         self._batch = 0
         self._running: list[nn.Module] = []
         self._weights = WeakTensorKeyDictionary()
-        # torch's attention applies its output projection as a function.
-        attending: list[Any] = [module for module in model.modules() if _has_heads(module)]
-        self._projections = {id(module.out_proj.weight): module for module in attending}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -135,7 +132,7 @@ class AttentionProducts(TorchFunctionMode):
     ) -> Any:
         """Run in place of every torch function; inside it this mode is off."""
         kwargs = kwargs or {}
-        if self._paused or not is_observed():
+        if self._paused:
             return func(*args, **kwargs)
         if self._running:
             made = self._attended(func, args, kwargs)
@@ -151,9 +148,10 @@ class AttentionProducts(TorchFunctionMode):
         if func is _whole:
             with self:
                 return _multi_head_attention(*args, **kwargs)  # type: ignore[no-any-return]
-        projecting = self._projections.get(id(args[1])) if func is functional.linear and len(args) > 1 else None
-        if projecting is not None and projecting.out_proj not in self._running:
-            return self._projected(projecting, args[0])
+        module: Any = self._running[-1]
+        projects = func is functional.linear and len(args) > 1 and _has_heads(module) and is_observed()
+        if projects and args[1] is module.out_proj.weight:
+            return self._projected(module, args[0])
         if func is functional.scaled_dot_product_attention and args and args[0].dim() == 4:
             return self._scaled_dot_product(*args, **kwargs)
         if func in PRODUCTS and len(args) == 2 and args[0] in self._weights:
