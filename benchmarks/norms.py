@@ -181,7 +181,11 @@ def on_an_accelerator(console: Console, device: str, layers: int, length: int) -
     meter, ids = NormMeter(model), torch.randint(0, 64, (1, length), device=device)
 
     def synchronised(run: Run) -> Run:
-        return lambda: (run(), torch.cuda.synchronize(device))
+        def both() -> None:
+            run()
+            torch.cuda.synchronize(device)
+
+        return both
 
     def peak(run: Run) -> int:
         torch.cuda.reset_peak_memory_stats(device)
