@@ -163,7 +163,7 @@ class Layer:
     options: Options
     past: int = 0
     first: int = 0
-    advance: Callable[[int], object] = no_bar
+    advance: Callable[[int], object] = field(default_factory=lambda: no_bar)
     gate: Gate | None = None
     scope: Scope = "atb"
     block: Block = field(init=False)
@@ -196,7 +196,7 @@ class Layer:
 
     @cached_property
     def tensors(self) -> BlockTensors:
-        """The hidden states ``projected``, ``residual``, ``total``, ``normed``: see :class:`BlockTensors`."""
+        """The hidden states ``projected``, ``residual``, ``total`` and ``normed`` of the block, (B, Q, D) each."""
         tensors = self.recorded.rows(slice(None), self.dtype)
         # Inference tensors have no version counter, so a write would go unnoticed.
         copies: dict[str, Any] = {
@@ -261,7 +261,7 @@ class Layer:
 
     @cached_property
     def channels(self) -> int:
-        """How many heads one of the model's became: its width if a gate multiplies single channels, else 1."""
+        """The number of heads that one of the model's became, more than one if a gate multiplies single channels."""
         return self.call.query.shape[1] // self.attention.query.shape[1]
 
     @cached_property

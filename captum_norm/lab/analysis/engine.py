@@ -94,7 +94,7 @@ def analyze(
     and versions.
 
     Args:
-        name: a name in :data:`~captum_norm.lab.analysis.ANALYSES`.
+        name: a name in ``captum_norm.lab.analysis.ANALYSES``.
         model: a Transformer of Hugging Face; the encoder of an encoder–decoder model is measured. It is not changed.
         tokenizer: its tokenizer.
         corpus: the text.
@@ -107,7 +107,7 @@ def analyze(
         batch_tokens: the largest number of tokens in a batch, padding included.
         block_texts: the number of texts in a block, whose sequences are batched by length.
         frequencies: a list of tokens, the most frequent first, to rank tokens by instead of the corpus; see
-            :func:`captum_norm.lab.analysis.read_ranks`.
+            ``captum_norm.lab.analysis.sequences.read_ranks``.
         tokens: also store the values of each token, in a Parquet file at this path or URL.
         restart: whether to discard unfinished work.
         backend: where blocks are computed, see :func:`captum_norm.runs.run_job`; a cluster needs an ``out`` that all of
