@@ -340,16 +340,19 @@ class Layer:
 
 
 def _disagreement(made: Tensor, own: Tensor, real: Tensor | None, part: Part) -> Tensor:
-    """Return the largest relative difference of two attention outputs, (B, Q, H, k), over real queries; NaN as 0.
+    """Return the largest relative difference of two attention outputs, (B, Q, H, k), over real queries.
 
-    Relative to a query's own output, or to the mean of all if that is larger: values may cancel.
+    Relative to a query's own output, or to the mean of all if that is larger: values may cancel. Queries whose own
+    output is not finite, as where every key is masked, are left out; where only the other one is not, it is infinite.
     """
     own = own.flatten(2).float()
     error, size = torch.linalg.vector_norm(made.flatten(2).float() - own, dim=-1), torch.linalg.vector_norm(own, dim=-1)
-    error = error / torch.maximum(size, size.mean()).clamp(min=torch.finfo(size.dtype).tiny)
+    compared = size.isfinite()
     if real is not None:
-        error = error.where(real[part.examples, part.rows].to(error.device), 0)
-    worst: Tensor = error.detach().nan_to_num(0, 0).amax()
+        compared = compared & real[part.examples, part.rows].to(size.device)
+    mean = size.where(compared, 0).sum() / compared.sum().clamp(min=1)
+    error = error / torch.maximum(size, mean).clamp(min=torch.finfo(size.dtype).tiny)
+    worst: Tensor = error.where(compared, 0).detach().nan_to_num(torch.inf).amax()
     return worst
 
 

@@ -119,6 +119,24 @@ def test_an_attention_function_that_computes_something_else_is_refused_at_its_la
         ALL_ATTENTION_FUNCTIONS._local_mapping.pop("sdpa")
 
 
+def test_an_output_that_is_not_finite_somewhere_hides_no_disagreement() -> None:
+    model, own = families.build("bert"), ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def other(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+        output, weights = own(module, *arguments, **options)
+        if module is model.encoder.layer[1].attention.self:
+            output = output + 0.01 * output.roll(1, 1)
+            output[:, 0] = torch.nan
+        return output, weights
+
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = other
+    try:
+        with pytest.raises(UnsupportedModelError, match="weights of layer 1 of BertModel are not those of its own"):
+            AttentionWeights(model).maps(families.inputs("bert"))
+    finally:
+        ALL_ATTENTION_FUNCTIONS._local_mapping.pop("sdpa")
+
+
 def test_no_configuration_changes_while_a_model_is_explained() -> None:
     model, seen = families.build("llama"), list[str]()
     model.model.layers[1].register_forward_hook(lambda *_: seen.append(model.config._attn_implementation))
