@@ -22,9 +22,7 @@ from captum_norm.functional import (
     ratio,
     relative_error,
 )
-from captum_norm.models.blocks import Block
-from captum_norm.models.factors import multiplied
-from captum_norm.models.feed_forward import FeedForwardBlock, Routing
+from captum_norm.models.blocks import Block, FeedForwardBlock, Routing, multiplied
 from captum_norm.models.layouts import Scope
 
 # Memory limit for the vectors and their intermediates.

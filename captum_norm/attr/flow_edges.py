@@ -8,8 +8,7 @@ from torch import Tensor
 from captum_norm.forward.record import FeedForwardTensors, Layer
 from captum_norm.forward.room import piece_elements
 from captum_norm.functional import Carry, head_nearness, length, relative_error
-from captum_norm.models.factors import multiplied
-from captum_norm.models.feed_forward import FeedForwardBlock
+from captum_norm.models.blocks import FeedForwardBlock, multiplied
 
 
 class BlockEdges(NamedTuple):

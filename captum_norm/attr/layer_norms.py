@@ -38,7 +38,6 @@ from captum_norm.functional import (
 )
 from captum_norm.models.attention import Part
 from captum_norm.models.blocks import Block
-from captum_norm.models.factors import FactorValue
 from captum_norm.models.layouts import Scope
 from captum_norm.models.projections import version_of
 from captum_norm.models.stacks import Place
@@ -425,16 +424,14 @@ def _carried_projection(block: Block, carry: Carry, heads: int, dtype: torch.dty
     return CarriedProjection(weight_gram(rows), rows @ directions, sketch)
 
 
-def _weights(block: Block) -> list[FactorValue | None]:
+def _weights(block: Block) -> list[Tensor | float | None]:
     second = None if block.feed_forward is None else block.feed_forward.final_norm
     norms = [reader.module for reader in (block.branch_norm, block.norm_behind, second) if reader is not None]
-    name = block.layout.branch_factor
-    factor = None if name is None else block.factor(name)
     weights = [getattr(module, "weight", None) for module in norms]
-    return [*weights, None if factor is None else factor.stored]
+    return [*weights, None if block.branch_factor is None else block.branch_factor.stored]
 
 
-def _state(weight: FactorValue | None) -> object:
+def _state(weight: Tensor | float | None) -> object:
     return version_of(weight) if isinstance(weight, Tensor) else weight
 
 

@@ -20,8 +20,7 @@ from captum_norm.attr.frozen.head import HeadReading
 from captum_norm.errors import UnsupportedScopeError
 from captum_norm.forward.record import Layer
 from captum_norm.functional import Normalization, apply_transposed, inverse_scale
-from captum_norm.models.blocks import Block, check_scopes
-from captum_norm.models.factors import multiplied
+from captum_norm.models.blocks import Block, check_scopes, multiplied
 from captum_norm.models.projections import NormReader
 from captum_norm.models.stacks import Place
 
@@ -139,7 +138,7 @@ def residual_path(
             g = multiplied(behind.residual_factor, g)
         before(block.final_norm, step.scale)
         found[step.place] = Directions(g, feed_forward)
-        g = multiplied(block.factor(block.layout.residual_factor), g)
+        g = multiplied(block.residual_factor, g)
     return found, constant
 
 

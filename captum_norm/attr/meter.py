@@ -196,7 +196,7 @@ def measure(session: Session, call: ModelCall, request: Request) -> dict[StackNa
     """
     feed_forward = not FEED_FORWARD_SCOPES.isdisjoint(request.scopes)
     blocks = session.blocks(call, feed_forward=feed_forward) if request.scopes or request.head_norms else None
-    formed = {scope for block in (blocks or {}).values() for scope in request.scopes if block.forms_vectors(scope)}
+    formed = {scope for block in (blocks or {}).values() for scope in request.scopes if scope in block.vector_scopes}
     weighed = request.weights or request.head_norms or not formed.issuperset(request.scopes)
     recording = session.record(
         call,
@@ -230,7 +230,7 @@ def layer_results(model: nn.Module, layer: Layer, request: Request, *, with_bloc
     if with_block:
         block = results.block = layer.block
         check_scopes(model, request.scopes, block)
-        formed = [scope for scope in request.scopes if block.forms_vectors(scope)]
+        formed = [scope for scope in request.scopes if scope in block.vector_scopes]
         carries = {scope: block.carry(scope, layer.dtype) for scope in request.scopes if scope not in formed}
         if request.head_norms and layer.channels > 1:
             raise UnsupportedModelError(

@@ -14,9 +14,9 @@ from captum_norm.forward.gradients import gradients_on
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import Hook, evaluating, hooked, tensors_in
+from captum_norm.models.layers import EXCERPT
 from captum_norm.models.outputs import HeadPosition, ReadPosition, read_position
 from captum_norm.models.stacks import Stacks
-from captum_norm.models.verification import EXCERPT
 from captum_norm.results.maps import AttributionMaps
 
 SeenPosition = ReadPosition | Literal["each"]

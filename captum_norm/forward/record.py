@@ -27,11 +27,16 @@ from captum_norm.functional import (
 )
 from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.attention import AttentionCall, Part
-from captum_norm.models.blocks import Block
+from captum_norm.models.blocks import (
+    Block,
+    ExpertsReader,
+    Routing,
+    fold_gate,
+    multiplied,
+    routing_of,
+    routing_of_scores,
+)
 from captum_norm.models.call import ModelCall
-from captum_norm.models.factors import multiplied
-from captum_norm.models.feed_forward import ExpertsReader, Routing, routing_of, routing_of_scores
-from captum_norm.models.gates import Gate
 from captum_norm.models.hooks import End, Hook, hooked
 from captum_norm.models.layouts import Scope, Site
 from captum_norm.models.offloading import loaded
@@ -146,7 +151,7 @@ class Layer:
         past: number of keys before the model's first query's own.
         first: number of the model's queries before the first one here.
         advance: told how many queries have been treated.
-        gate: the gate on attention's output, or None.
+        gate: factors of the weights of a gate on attention's output, (B, H, 1 or d, Q), or None.
         scope: how far :attr:`carry` goes.
         block: the block's parts, such as ``block.projection`` and ``block.layout``; not set where attention weights
             alone are recorded.
@@ -164,7 +169,7 @@ class Layer:
     past: int = 0
     first: int = 0
     advance: Callable[[int], object] = field(default_factory=lambda: no_bar)
-    gate: Gate | None = None
+    gate: Tensor | None = None
     scope: Scope = "atb"
     block: Block = field(init=False)
     recorded: BlockTensors = field(init=False)
@@ -192,7 +197,7 @@ class Layer:
     @cached_property
     def dtype(self) -> torch.dtype:
         """The dtype to compute in."""
-        return torch.promote_types(self.options.accumulate, self.block.dtype)
+        return torch.promote_types(self.options.accumulate, self.block.projection.dtype)
 
     @cached_property
     def tensors(self) -> BlockTensors:
@@ -243,7 +248,10 @@ class Layer:
 
     def gated(self, weights: Tensor, part: Part) -> Tensor:
         """Multiply the attention weights of a part by the gate, if there is one."""
-        return weights if self.gate is None else self.gate.weights(weights, part)
+        if self.gate is None:
+            return weights
+        factors = self.gate[part.examples, ..., part.rows]
+        return (weights.to(factors.dtype).unsqueeze(2) * factors.unsqueeze(-1)).flatten(1, 2)
 
     @cached_property
     def weights(self) -> Tensor:
@@ -501,8 +509,8 @@ class _Recorder(Generic[Result]):
                 layer = opened.layer
                 layer.block, layer.recorded = block, _block_tensors(block, opened, self.feed_forward)
                 if block.gated:
-                    layer.gate = Gate(layer.call, layer.attended.flatten(2), layer.recorded.context)
-                    layer.call = layer.gate.call
+                    attended, received = layer.attended.flatten(2), layer.recorded.context
+                    layer.call, layer.gate = fold_gate(layer.call, attended, received)
                 self._reduced(layer)
 
     def _reduced(self, layer: Layer) -> None:
@@ -547,12 +555,12 @@ def _block_tensors(block: Block, opened: _OpenLayer, feed_forward: bool) -> Bloc
         return tensor if opened.first else _rows(block, opened, tensor)
 
     layer = cast(Layer, opened.layer)
-    factor, output = block.factor(block.layout.residual_factor), block.projection.output
+    output = block.projection.output
     normed = None if block.final_norm is None else at(block.final_norm.output)
     total, projected = at(block.total), at(output)
     if block.minus is not None:
         total = total - at(block.minus).to(total.device)
-    residual = multiplied(factor, at(block.residual))
+    residual = multiplied(block.residual_factor, at(block.residual))
     behind, parts = None, block.feed_forward
     if feed_forward and parts is not None:
         read, behind_normed = (None if norm is None else at(norm.output) for norm in (parts.norm, parts.final_norm))

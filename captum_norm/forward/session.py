@@ -25,12 +25,12 @@ from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs, bind_inputs
 from captum_norm.models.known import KnownModel
+from captum_norm.models.layers import on_excerpt, stack_sizes, verify
 from captum_norm.models.libraries.adapters import norms_taken_once
 from captum_norm.models.libraries.refusals import refusal_of
 from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place, Role, Sizes
-from captum_norm.models.verification import on_excerpt, stack_sizes, verify
 from captum_norm.models.wrappers import class_of
 
 Result = TypeVar("Result")

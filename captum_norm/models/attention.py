@@ -56,7 +56,7 @@ class AttentionCall:
         cross: whether keys and values come from another sequence than queries.
         options: further arguments of ``eager``.
         own: what the model itself does; None in a part of a call.
-        ungated: if weights and values hold a gate (:class:`captum_norm.models.gates.Gate`), the call without it.
+        ungated: if weights and values hold a gate (:func:`captum_norm.models.blocks.fold_gate`), the call without it.
     """
 
     eager: EagerAttention

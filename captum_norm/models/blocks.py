@@ -1,87 +1,286 @@
-"""Holds the parts of an attention block, read from its modules and checked on the layer's own tensors."""
+"""Holds the parts of a layer: its attention block, the feed-forward block behind it, and factors in their sums.
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+The search reads them once from a layer's modules; what they return follows the modules' present parameters.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError, UnsupportedScopeError
-from captum_norm.functional import Carry
-from captum_norm.models.factors import Factor, multiplied, read_factor, scaled_norm
-from captum_norm.models.feed_forward import FeedForwardBlock
+from captum_norm.functional import Affine, Carry, Elementwise, Network, Normalization, Use, scaled
+from captum_norm.models.attention import AttentionCall
+from captum_norm.models.hooks import tensors_in
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site, Stage
-from captum_norm.models.precision import coarsest
-from captum_norm.models.projections import NormReader, Projection, equal, reproduces
-from captum_norm.models.search.trace import ModuleCall, Trace
+from captum_norm.models.offloading import loaded
+from captum_norm.models.precision import accumulation_dtype, coarsest
+from captum_norm.models.projections import NormReader, Projection
+
+GATE_ROUNDINGS = 32
+"""Rounding errors, in units in the last place, of a gate's factors."""
+
+Cuts = tuple[slice, ...]
+"""The entries of one map's output that belong to the gate, and those of the other factor; empty for separate maps."""
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """A number, or a vector (D,), in a layer; ``tanh(NAME)`` is a gate, ``1/NAME`` a number that divides."""
+
+    name: str
+    module: nn.Module
+    attribute: str
+    form: Literal["plain", "gate", "divisor"]
+
+    @property
+    def stored(self) -> Tensor | float:
+        """Its present value; on the meta device if it is offloaded."""
+        value: Any = getattr(self.module, self.attribute)
+        stored: Tensor | float = value.tanh() if self.form == "gate" else 1 / value if self.form == "divisor" else value
+        return stored
+
+    @property
+    def size(self) -> int:
+        """The number of its entries."""
+        stored = self.stored
+        return stored.numel() if isinstance(stored, Tensor) else 1
+
+
+def multiplied(factor: Factor | None, tensor: Tensor) -> Tensor:
+    """Multiply a tensor, (..., D), by a factor, if there is one."""
+    if factor is None:
+        return tensor
+    if factor.size not in (1, tensor.shape[-1]):
+        return torch.full_like(tensor, torch.nan)  # of another shape: no sum holds with it
+    with loaded(factor.module):
+        stored = factor.stored
+        return tensor * (stored.to(tensor.device) if isinstance(stored, Tensor) else stored)
+
+
+def _scaled_norm(norm: NormReader | None, factor: Factor | None, dtype: torch.dtype) -> Normalization | None:
+    """Return what a norm and a factor behind it do together; None if there is neither."""
+    read = None if norm is None else norm.read(dtype)
+    if factor is None:
+        return read
+    with loaded(factor.module):
+        return scaled(read, torch.as_tensor(factor.stored, dtype=dtype))
+
+
+def _cut(fused: Affine, cuts: Cuts) -> Sequence[Affine]:
+    """Return the maps of both factors of a gated network that one map holds."""
+    return [Affine(fused.weight[:, cut], None if fused.bias is None else fused.bias[cut]) for cut in cuts] or [fused]
+
+
+@dataclass(frozen=True)
+class DenseReader:
+    """Reads one network that acts on every position."""
+
+    inner: tuple[Projection, ...]  # into the neurons, the gate's first
+    outer: Projection
+    activation: Elementwise
+    cuts: Cuts = ()
+    gate: Projection | None = None  # to one number for each position, whose sigmoid multiplies the output
+
+    def use(self, inputs: Tensor) -> Use:
+        """Return the network's use, with present parameters, at positions whose whole inputs are (N, D)."""
+        inner = [affine for projection in self.inner for affine in _cut(Affine(*projection.read()), self.cuts)]
+        network = Network(tuple(inner), Affine(*self.outer.read()), self.activation)
+        gate = None if self.gate is None else Affine(*self.gate.read())
+        return Use(network, coefficient=None if gate is None else gate.whole(inputs).sigmoid())
+
+
+class Routing(NamedTuple):
+    """What a router chose for N positions: the indices of their experts and the coefficients, (N, n) each."""
+
+    experts: Tensor
+    coefficients: Tensor
+
+
+def routing_of(received: Any) -> Routing | None:
+    """Return the routing among the (nested) arguments of a module: indices and coefficients, (N, n) each."""
+    tables = [tensor for tensor in tensors_in(received) if tensor.dim() == 2]
+    indices = [tensor for tensor in tables if not tensor.is_floating_point() and tensor.dtype != torch.bool]
+    for index in indices:
+        for coefficients in tables:
+            if coefficients.is_floating_point() and coefficients.shape == index.shape:
+                return Routing(index, coefficients)
+    return None
+
+
+def routing_of_scores(scores: Tensor) -> Routing:
+    """Return the routing by scores of all experts, (N, experts); a score of 0 leaves an expert out."""
+    experts = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
+    return Routing(experts.where(scores != 0, scores.shape[1]), scores)
+
+
+def stacked_maps(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return a module's own parameters that hold a matrix for each expert, by name; empty unless there are several."""
+    stacked = {name: parameter for name, parameter in module.named_parameters(recurse=False) if parameter.dim() == 3}
+    counts = {len(parameter) for parameter in stacked.values()}
+    return stacked if len(stacked) > 1 and len(counts) == 1 and counts != {1} else {}
+
+
+def routers_beside(module: nn.Module) -> list[nn.Module]:
+    """Return the children that score the experts of another child: one of their matrices has a row for each expert."""
+    children = list(module.children())
+    counts = {len(parameter) for child in children for parameter in stacked_maps(child).values()}
+    return [
+        child
+        for child in children
+        if any(parameter.dim() == 2 and len(parameter) in counts for parameter in child.parameters(recurse=False))
+        and not stacked_maps(child)
+    ]
+
+
+@dataclass(frozen=True)
+class ExpertsReader:
+    """Reads experts that share a module, with their maps stacked in parameters of three axes."""
+
+    module: nn.Module  # its first input is (N, D)
+    inner: str  # names of parameters
+    outer: str
+    inner_bias: str | None
+    outer_bias: str | None
+    transposed: bool  # whether the maps are (outputs, inputs)
+    activation: Elementwise
+    factor: Elementwise | None = None  # on the other factor of a gated network; None for the identity
+    cuts: Cuts = ()
+    # Gives a score for each expert, (N, experts), which multiplies the expert's input; None if the experts receive a
+    # routing, whose coefficients multiply their outputs.
+    scorer: nn.Module | None = None
+
+    def _affine(self, weight: str, bias: str | None, expert: int) -> Affine:
+        with loaded(self.module):
+            matrix = self.module.get_parameter(weight)[expert]
+            shift = None if bias is None else self.module.get_parameter(bias)[expert]
+        return Affine(matrix.T if self.transposed else matrix, shift)
+
+    def network(self, expert: int) -> Network:
+        """Return one expert with its present parameters."""
+        inner = _cut(self._affine(self.inner, self.inner_bias, expert), self.cuts)
+        return Network(tuple(inner), self._affine(self.outer, self.outer_bias, expert), self.activation, self.factor)
+
+    def uses(self, routing: Routing, dtype: torch.dtype) -> Iterator[Use]:
+        """Yield each expert's use at the positions routed to it."""
+        for expert in routing.experts.unique().tolist():
+            if expert >= len(self.module.get_parameter(self.inner)):
+                continue  # the index that a router gives to what it leaves out
+            position, place = (routing.experts == expert).nonzero(as_tuple=True)
+            coefficient = routing.coefficients[position, place, None].to(dtype)
+            if self.scorer is None:
+                yield Use(self.network(expert), position, coefficient)
+            else:
+                yield Use(self.network(expert), position, scale=coefficient)
+
+
+@dataclass(frozen=True)
+class FeedForwardBlock:
+    """The feed-forward block behind an attention block: ``total`` is its networks' output plus the residual stream."""
+
+    dense: tuple[DenseReader, ...]
+    experts: ExpertsReader | None
+    written: Site[nn.Module]  # the networks' output
+    total: Site[nn.Module]
+    norm: NormReader | None  # before the networks
+    branch_norm: NormReader | None  # on their output
+    final_norm: NormReader | None  # on the total
+    branch_factor: Factor | None  # multiplies the (normalised) output
+    residual_factor: Factor | None  # multiplies the residual stream
+    parallel: bool  # whether the networks read the stream before attention, not the attention block's output
+    width: int
+    overwritten: frozenset[Site[nn.Module]]  # whose tensors the model changes afterwards
+
+    @cached_property
+    def sites(self) -> frozenset[Site[nn.Module]]:
+        """The sites of its tensors."""
+        norms = (norm.output for norm in (self.norm, self.final_norm) if norm is not None)
+        return frozenset((self.written, self.total, *norms))
+
+    @cached_property
+    def scopes(self) -> tuple[Scope, ...]:
+        """The scopes of this arrangement; in a parallel layer, whose networks read no attention block, only the sum."""
+        if self.parallel:
+            return ("atb_ff_res",)
+        before: tuple[Scope, ...] = () if self.norm is None else ("atb_ln",)
+        behind: tuple[Scope, ...] = () if self.final_norm is None else ("atb_ff_res_ln",)
+        return (*before, "atb_ff", "atb_ff_res", *behind)
+
+    @cached_property
+    def neurons(self) -> list[int]:
+        """The number of neurons of each network in it (of one expert in a mixture), counting both factors of a gate."""
+        neurons = [projection.outputs for reader in self.dense for projection in reader.inner]
+        if self.experts is not None:
+            neurons.append(self.experts.module.get_parameter(self.experts.inner)[0].numel() // self.width)
+        return neurons
+
+    def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
+        """Return the steps after the networks' output that a scope includes."""
+        if scope == "atb_ff":
+            return Carry()
+        branch = _scaled_norm(self.branch_norm, self.branch_factor, dtype)
+        final = None if self.final_norm is None or scope == "atb_ff_res" else self.final_norm.read(dtype)
+        return Carry(branch, residual=True, final=final)
+
+    def uses(self, inputs: Tensor, routing: Routing | None) -> Iterator[Use]:
+        """Yield the uses of all networks at positions whose whole inputs are (N, D)."""
+        for reader in self.dense:
+            yield reader.use(inputs)
+        if self.experts is not None and routing is not None:
+            yield from self.experts.uses(routing, inputs.dtype)
+
+    @cached_property
+    def dtypes(self) -> list[torch.dtype]:
+        """The dtypes in which its modules compute."""
+        norms = [norm.precision for norm in (self.norm, self.branch_norm, self.final_norm) if norm is not None]
+        outer = [reader.outer.precision for reader in self.dense]
+        experts = [] if self.experts is None else [self.experts.module.get_parameter(self.experts.outer).dtype]
+        return [*norms, *outer, *experts]
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """One attention block of a model, with its parts found and checked.
+    """One attention block of a model, with its parts found and checked."""
 
-    Attributes:
-        name: the layer's name in the model.
-        layer: the module in which the block was found.
-        layout: where its parts are.
-        attention: the module that calls the attention function.
-        projection: the output projection.
-        residual: the site of the residual stream that the attention output is added to.
-        total: the site of their sum.
-        minus: the site of a further summand, or None.
-        branch_norm: the norm before the residual sum, or None.
-        final_norm: the norm after it, or None.
-        dtype: the dtype of the projection when the block was read.
-        queries_first: whether its tensors have the axes (Q, B, D) or (Q·B, D), not (B, Q, D) or (B·Q, D).
-        overwritten: the sites whose tensors the model changes afterwards.
-        cross: whether it reads another sequence.
-        gated: whether the projection receives attention's output times a gate or a norm's gain over its σ.
-        feed_forward: the feed-forward block behind it, or None.
-        without_feed_forward: why none was found; None if one was, or if none was searched for.
-    """
-
-    name: str
-    layer: nn.Module
+    name: str  # of the layer in the model
+    layer: nn.Module  # in which the block was found
     layout: Layout
-    attention: nn.Module
-    projection: Projection
-    residual: Site[nn.Module]
-    total: Site[nn.Module]
-    minus: Site[nn.Module] | None
-    branch_norm: NormReader | None
-    final_norm: NormReader | None
-    dtype: torch.dtype
-    queries_first: bool
-    overwritten: frozenset[Site[nn.Module]]
-    cross: bool = False
-    gated: bool = False
-    feed_forward: FeedForwardBlock | None = None
-    without_feed_forward: str | None = None
+    attention: nn.Module  # which calls the attention function
+    projection: Projection  # the output projection
+    residual: Site[nn.Module]  # the stream that attention's output is added to
+    total: Site[nn.Module]  # their sum
+    minus: Site[nn.Module] | None  # a further summand
+    branch_norm: NormReader | None  # before the sum
+    final_norm: NormReader | None  # after it
+    branch_factor: Factor | None  # multiplies the (normalised) output
+    residual_factor: Factor | None  # multiplies the residual stream
+    queries_first: bool  # whether its tensors have the axes (Q, B, D) or (Q·B, D), not (B, Q, D) or (B·Q, D)
+    overwritten: frozenset[Site[nn.Module]]  # whose tensors the model changes afterwards
+    cross: bool = False  # whether it reads another sequence
+    gated: bool = False  # whether the projection receives attention's output times a gate, or a norm's gain over its σ
+    feed_forward: FeedForwardBlock | None = None  # behind it
+    without_feed_forward: str | None = None  # why none was found; None if one was, or if none was searched for
 
-    @property
+    @cached_property
     def searched(self) -> bool:
         """Whether a feed-forward block was searched for."""
         return self.feed_forward is not None or self.without_feed_forward is not None
 
     @cached_property
-    def sites(self) -> frozenset[Site[nn.Module]]:
-        """The sites of its tensors."""
-        norm = None if self.final_norm is None else self.final_norm.output
-        sites = (
-            self.received if self.gated else None,
-            self.projection.output,
-            self.residual,
-            self.total,
-            self.minus,
-            norm,
-        )
-        return frozenset(site for site in sites if site is not None)
-
-    @property
     def received(self) -> Site[nn.Module]:
         """Where the projection receives attention's output."""
         return Site(self.projection.module, "input")
+
+    @cached_property
+    def sites(self) -> frozenset[Site[nn.Module]]:
+        """The sites of its tensors."""
+        norm = None if self.final_norm is None else self.final_norm.output
+        received = self.received if self.gated else None
+        sites = (received, self.projection.output, self.residual, self.total, self.minus, norm)
+        return frozenset(site for site in sites if site is not None)
 
     @cached_property
     def scopes(self) -> tuple[Scope, ...]:
@@ -112,14 +311,12 @@ class Block:
             return self.final_norm
         return self.feed_forward.norm
 
-    def forms_vectors(self, scope: Scope) -> bool:
-        """Whether a scope goes through activations, after which norms do not follow from products of the weights."""
-        networks = self.feed_forward is not None and not self.feed_forward.parallel
-        return networks and scope in ("atb_ff", "atb_ff_res", "atb_ff_res_ln")
-
-    def factor(self, name: str | None) -> Factor | None:
-        """Return one of the layout's factors."""
-        return None if name is None else read_factor(self.layer, name)
+    @cached_property
+    def vector_scopes(self) -> frozenset[Scope]:
+        """The scopes through activations, after which norms do not follow from products of the weights."""
+        if self.feed_forward is None or self.feed_forward.parallel:
+            return frozenset()
+        return FEED_FORWARD_SCOPES - {"atb_ln"}
 
     def precision(self, scopes: Collection[Scope] = ()) -> torch.dtype:
         """Return the least precise dtype in which its modules compute, those of the feed-forward block if scopes do."""
@@ -136,7 +333,7 @@ class Block:
         """Return the steps of a scope up to the end of the attention block, or to the norm after it."""
         if scope == "attn":
             return Carry()
-        branch = scaled_norm(self.branch_norm, self.factor(self.layout.branch_factor), dtype)
+        branch = _scaled_norm(self.branch_norm, self.branch_factor, dtype)
         final = self.norm_behind if scope == "atb_ln" else self.final_norm
         if scope == "attn_res" or final is None:
             return Carry(branch, residual=True)
@@ -144,11 +341,7 @@ class Block:
 
 
 def check_scopes(model: nn.Module, scopes: Sequence[Scope], block: Block) -> None:
-    """Refuse scopes that a block of a model does not have.
-
-    Raises:
-        UnsupportedScopeError: names the scopes of the block, and the reason if its feed-forward network was not found.
-    """
+    """Refuse scopes that a block of a model does not have, with those that it has."""
     name, have = type(model).__name__, ", ".join(block.scopes)
     for scope in scopes:
         if scope in block.scopes:
@@ -163,11 +356,7 @@ def check_scopes(model: nn.Module, scopes: Sequence[Scope], block: Block) -> Non
 
 
 def check_batch_first(model: nn.Module, blocks: Iterable[Block], method: str) -> None:
-    """Refuse layers whose first axis is not the batch.
-
-    Raises:
-        UnsupportedModelError: in the name of the method that does not support them.
-    """
+    """Refuse layers whose first axis is not the batch, in the name of the method that does not support them."""
     if any(block.queries_first for block in blocks):
         raise UnsupportedModelError(
             f"the layers of {type(model).__name__} receive (positions, batch, width); {method} supports only layers "
@@ -175,121 +364,31 @@ def check_batch_first(model: nn.Module, blocks: Iterable[Block], method: str) ->
         )
 
 
-def bind(trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> Block:
-    """Read a layout's parts from a layer's modules and check its equations on the layer's own tensors.
+def fold_gate(call: AttentionCall, context: Tensor, received: Tensor) -> tuple[AttentionCall, Tensor]:
+    """Fold what multiplies attention's output, (B, Q, H·d), before the output projection into weights and values.
 
-    Args:
-        trace: the events inside the layer.
-        layout: the layout to check.
-        caller: the module that called the attention function.
-        context: attention's output, (B, Q, H·d).
-
-    Raises:
-        UnsupportedModelError: if a part is missing or an equation does not hold.
+    A gate computed from the query (Qwen3-Next), or a norm's gain over its σ (BitNet), which is frozen as σ is
+    everywhere. With it, attention's output is still a sum over keys: Σ_j α_ij c_i ⊙ v_j. If c_i is a number for each
+    head times a vector that all queries share, the weights take the number and the values the vector. If not, every
+    channel becomes a head of its own. Return the call's shapes with the gate inside, of H or H·d heads, which cannot
+    run, and the factors of the weights, (B, H, 1 or d, Q).
     """
-    try:
-        return _read(trace, layout, caller, context)
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(
-            f'the {layout.style} layout of {type(trace.layer).__name__} ("{trace.layer_name}") does not hold: {error}; '
-            'see "Describe a new model" in the documentation'
-        ) from None
-
-
-def _read(trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> Block:
-    if _module(trace, layout.attention) is not caller:
-        raise UnsupportedModelError(f'attention is called by "{trace.name(caller)}", not by "{layout.attention}"')
-    projected = _call(trace, layout.projection)
-    projection = projected.projection
-    if projection is None:
-        raise UnsupportedModelError(f'"{layout.projection}" does not compute input @ weight + bias')
-    branch_norm = final_norm = None
-    branch = projected.output
-    if layout.branch_norm is not None:
-        branch_norm = _norm(trace, layout.branch_norm, branch)
-        branch = _call(trace, layout.branch_norm).output
-    residual = _tensor(trace, layout.residual)
-    summands = [
-        multiplied(_factor(trace, layout.residual_factor, residual), residual),
-        multiplied(_factor(trace, layout.branch_factor, branch), branch),
-        *([_tensor(trace, layout.minus)] if layout.minus else []),
-    ]
-    total = _tensor(trace, layout.total)
-    if any(part.numel() != total.numel() for part in summands) or not reproduces(sum_of(*summands), total, *summands):
-        raise UnsupportedModelError(f'"{layout.total}" is not the sum of "{layout.residual}" and the attention output')
-    if layout.final_norm is not None:
-        final_norm = _norm(trace, layout.final_norm, total)
-    return Block(
-        name=trace.layer_name,
-        layer=trace.layer,
-        layout=layout,
-        attention=caller,
-        projection=projection,
-        residual=layout.residual.inside(trace.layer),
-        total=layout.total.inside(trace.layer),
-        minus=None if layout.minus is None else layout.minus.inside(trace.layer),
-        branch_norm=branch_norm,
-        final_norm=final_norm,
-        dtype=projection.dtype,
-        queries_first=_is_queries_first(projected.inputs, context),
-        overwritten=trace.overwritten,
-    )
-
-
-def sum_of(first: Tensor, *others: Tensor) -> Tensor:
-    """Add tensors with the same number of elements, in the shape of the first."""
-    for other in others:
-        first = first + other.reshape(first.shape)
-    return first
-
-
-def _is_queries_first(received: Tensor, context: Tensor) -> bool:
-    """Whether the output projection received attention's output, (B, Q, H·d), as (Q, B, H·d).
-
-    All tensors of a block have the same order, since its equations hold element by element.
-    """
-    straight, swapped = (equal(order, received) for order in (context, context.transpose(0, 1)))
-    if straight != swapped:
-        return swapped
-    batch, queries, _ = context.shape
-    return batch != queries and received.shape[:-1] == (queries, batch)
-
-
-def _module(trace: Trace, part: str) -> nn.Module:
-    try:
-        return trace.layer.get_submodule(part)
-    except AttributeError:
-        raise UnsupportedModelError(f'there is no module "{part}"') from None
-
-
-def _call(trace: Trace, part: str) -> ModuleCall:
-    found = trace.call_of(_module(trace, part))
-    if found is None:
-        raise UnsupportedModelError(f'no tensor passed "{part}"')
-    return found
-
-
-def _tensor(trace: Trace, site: Site[str]) -> Tensor:
-    found = trace.at(site)
-    if found is None:
-        raise UnsupportedModelError(f'no tensor passed "{site}"')
-    return found
-
-
-def _factor(trace: Trace, name: str | None, tensor: Tensor) -> Factor | None:
-    if name is None:
-        return None
-    factor = read_factor(trace.layer, name)
-    if factor is None or factor.size not in (1, tensor.shape[-1]):
-        raise UnsupportedModelError(f'"{name}" is neither a number nor a vector of {tensor.shape[-1]} numbers')
-    return factor
-
-
-def _norm(trace: Trace, part: str, expected: Tensor) -> NormReader:
-    call = _call(trace, part)
-    if not equal(call.inputs, expected):
-        raise UnsupportedModelError(f'"{part}" does not receive the tensor that it should normalise')
-    reader = call.norm
-    if reader is None:
-        raise UnsupportedModelError(f'"{part}" does not compute LayerNorm or RMSNorm with its parameters')
-    return reader
+    values, precision = call.values_by_head, torch.finfo(received.dtype).eps
+    dtype = accumulation_dtype(received.dtype)
+    context, received = (t.to(dtype).unflatten(-1, (values.shape[1], -1)) for t in (context, received))
+    # The model rounded the product once, so the quotient is its factor up to rounding. Where attention gives
+    # exactly 0, so does every factor.
+    silent = context == 0
+    factors = (received / context.masked_fill(silent, 1)).masked_fill(silent, 0)  # (B, Q, H, d)
+    shared = factors[0, 0]
+    by_head = (factors * shared).sum(-1) / shared.square().sum(-1).clamp(min=torch.finfo(dtype).tiny)
+    error = (factors - by_head.unsqueeze(-1) * shared).abs()
+    query = call.query[..., :1]
+    if bool((error <= GATE_ROUNDINGS * precision * factors.abs()).all()):
+        of_weights = by_head.permute(0, 2, 1).unsqueeze(2)
+        values = values.to(dtype) * shared.unsqueeze(1)
+    else:
+        of_weights = factors.permute(0, 2, 3, 1)
+        query = query.repeat_interleave(values.shape[-1], dim=1)
+        values = values.transpose(2, 3).flatten(1, 2).unsqueeze(-1)
+    return replace(call, query=query, key=values, value=values, ungated=call), of_weights

@@ -17,8 +17,7 @@ from captum_norm import (
     ValueZeroing,
 )
 from captum_norm.models.inputs import bind_inputs
-from captum_norm.models.layers import layer_of, mixing_layer
-from captum_norm.models.verification import seen_stacks
+from captum_norm.models.layers import layer_of, mixing_layer, seen_stacks
 from tests import encoder_decoders, families
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.hybrids import HYBRIDS

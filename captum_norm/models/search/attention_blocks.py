@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.blocks import Block, bind
+from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import first_tensor, hooked, is_observed
 from captum_norm.models.layouts import Site, registered_layouts
@@ -23,7 +23,7 @@ from captum_norm.models.libraries.refusals import refusal_of
 from captum_norm.models.precision import coarsest
 from captum_norm.models.probes import affine_test, may_be_affine
 from captum_norm.models.projections import equal, reproduces
-from captum_norm.models.search.attention_layouts import candidates, projections
+from captum_norm.models.search.attention_layouts import bind, candidates, projections
 from captum_norm.models.search.feed_forward_blocks import FeedForwardSearch
 from captum_norm.models.search.trace import Event, ModuleCall, Trace
 from captum_norm.models.wrappers import class_of

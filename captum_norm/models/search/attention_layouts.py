@@ -11,12 +11,27 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from captum_norm.models.blocks import sum_of
-from captum_norm.models.factors import UNFACTORED, Factors, multiplied, possible_factors, with_scales
+from captum_norm.errors import UnsupportedModelError
+from captum_norm.models.blocks import Block, Factor, multiplied
 from captum_norm.models.layouts import Layout, Site
-from captum_norm.models.projections import Same, equal
+from captum_norm.models.projections import NormReader, Same, equal, reproduces
 from captum_norm.models.search.networks import networks_into
-from captum_norm.models.search.trace import Event, ModuleCall, Trace, near, sketch, sketch_of_sum, stacked, sums_with
+from captum_norm.models.search.trace import (
+    UNFACTORED,
+    Event,
+    Factors,
+    ModuleCall,
+    Trace,
+    near,
+    possible_factors,
+    read_factor,
+    sketch,
+    sketch_of_sum,
+    stacked,
+    sum_of,
+    sums_with,
+    with_scales,
+)
 
 End = tuple[Site[str], Event | None, str | None]
 """Where a residual sum is seen, a further summand in it, and the norm on it."""
@@ -256,3 +271,110 @@ def _distinct(events: Sequence[Event]) -> list[Event]:
         if not any(equal(event.tensor, other.tensor) for other in same):
             same.append(event)
     return [event for same in kept.values() for event in same]
+
+
+def bind(trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> Block:
+    """Read a layout's parts from a layer's modules and check its equations on the layer's own tensors.
+
+    ``caller`` called the attention function, whose output was ``context``, (B, Q, H·d).
+    """
+    try:
+        return _read(trace, layout, caller, context)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(
+            f'the {layout.style} layout of {type(trace.layer).__name__} ("{trace.layer_name}") does not hold: {error}; '
+            'see "Describe a new model" in the documentation'
+        ) from None
+
+
+def _read(trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> Block:
+    if _module(trace, layout.attention) is not caller:
+        raise UnsupportedModelError(f'attention is called by "{trace.name(caller)}", not by "{layout.attention}"')
+    projected = _call(trace, layout.projection)
+    projection = projected.projection
+    if projection is None:
+        raise UnsupportedModelError(f'"{layout.projection}" does not compute input @ weight + bias')
+    branch_norm = final_norm = None
+    branch = projected.output
+    if layout.branch_norm is not None:
+        branch_norm = _norm(trace, layout.branch_norm, branch)
+        branch = _call(trace, layout.branch_norm).output
+    residual = _tensor(trace, layout.residual)
+    residual_factor = _factor(trace, layout.residual_factor, residual)
+    branch_factor = _factor(trace, layout.branch_factor, branch)
+    summands = [multiplied(residual_factor, residual), multiplied(branch_factor, branch)]
+    if layout.minus is not None:
+        summands.append(_tensor(trace, layout.minus))
+    total = _tensor(trace, layout.total)
+    if any(part.numel() != total.numel() for part in summands) or not reproduces(sum_of(*summands), total, *summands):
+        raise UnsupportedModelError(f'"{layout.total}" is not the sum of "{layout.residual}" and the attention output')
+    if layout.final_norm is not None:
+        final_norm = _norm(trace, layout.final_norm, total)
+    return Block(
+        name=trace.layer_name,
+        layer=trace.layer,
+        layout=layout,
+        attention=caller,
+        projection=projection,
+        residual=layout.residual.inside(trace.layer),
+        total=layout.total.inside(trace.layer),
+        minus=None if layout.minus is None else layout.minus.inside(trace.layer),
+        branch_norm=branch_norm,
+        final_norm=final_norm,
+        branch_factor=branch_factor,
+        residual_factor=residual_factor,
+        queries_first=_is_queries_first(projected.inputs, context),
+        overwritten=trace.overwritten,
+    )
+
+
+def _is_queries_first(received: Tensor, context: Tensor) -> bool:
+    """Whether the output projection received attention's output, (B, Q, H·d), as (Q, B, H·d).
+
+    All tensors of a block have the same order, since its equations hold element by element.
+    """
+    straight, swapped = (equal(order, received) for order in (context, context.transpose(0, 1)))
+    if straight != swapped:
+        return swapped
+    batch, queries, _ = context.shape
+    return batch != queries and received.shape[:-1] == (queries, batch)
+
+
+def _module(trace: Trace, part: str) -> nn.Module:
+    try:
+        return trace.layer.get_submodule(part)
+    except AttributeError:
+        raise UnsupportedModelError(f'there is no module "{part}"') from None
+
+
+def _call(trace: Trace, part: str) -> ModuleCall:
+    call = trace.call_of(_module(trace, part))
+    if call is None:
+        raise UnsupportedModelError(f'no tensor passed "{part}"')
+    return call
+
+
+def _tensor(trace: Trace, site: Site[str]) -> Tensor:
+    tensor = trace.at(site)
+    if tensor is None:
+        raise UnsupportedModelError(f'no tensor passed "{site}"')
+    return tensor
+
+
+def _factor(trace: Trace, name: str | None, tensor: Tensor) -> Factor | None:
+    if name is None:
+        return None
+    factor = read_factor(trace.layer, name)
+    if factor is None or factor.size not in (1, tensor.shape[-1]):
+        raise UnsupportedModelError(f'"{name}" is neither a number nor a vector of {tensor.shape[-1]} numbers')
+    return factor
+
+
+def _norm(trace: Trace, part: str, expected: Tensor) -> NormReader:
+    call = _call(trace, part)
+    if not equal(call.inputs, expected):
+        raise UnsupportedModelError(f'"{part}" does not receive the tensor that it should normalise')
+    reader = call.norm
+    if reader is None:
+        raise UnsupportedModelError(f'"{part}" does not compute LayerNorm or RMSNorm with its parameters')
+    return reader

@@ -13,9 +13,15 @@ from itertools import product
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.models.blocks import Block, sum_of
-from captum_norm.models.factors import UNFACTORED, Factors, multiplied, possible_factors, read_factor, with_scales
-from captum_norm.models.feed_forward import DenseReader, ExpertsReader, FeedForwardBlock, Routing, routing_of
+from captum_norm.models.blocks import (
+    Block,
+    DenseReader,
+    ExpertsReader,
+    FeedForwardBlock,
+    Routing,
+    multiplied,
+    routing_of,
+)
 from captum_norm.models.hooks import Received
 from captum_norm.models.layouts import Site, registered_feed_forwards
 from captum_norm.models.projections import NormReader, Same, equal, reproduces
@@ -27,7 +33,16 @@ from captum_norm.models.search.networks import (
     scaled_experts,
     with_position_gates,
 )
-from captum_norm.models.search.trace import ModuleCall, Trace
+from captum_norm.models.search.trace import (
+    UNFACTORED,
+    Factors,
+    ModuleCall,
+    Trace,
+    possible_factors,
+    read_factor,
+    sum_of,
+    with_scales,
+)
 
 HOW_TO = (
     "Declare it with captum_norm.models.register_feed_forward if it is one network whose maps are linear modules; see "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import Elementwise, neuron_outputs, written_by
-from captum_norm.models.feed_forward import (
+from captum_norm.models.blocks import (
     Cuts,
     DenseReader,
     ExpertsReader,

@@ -1,20 +1,33 @@
-"""Holds the tensors that the modules of one layer received and returned, and finds which are sums of others."""
+"""Holds the tensors that the modules of one layer received and returned, and finds which are sums of others.
+
+Numbers and vectors of the layer may multiply the summands: residual multipliers, layer scales, gates.
+"""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import product
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from captum_norm.models.factors import Factor, read_factor
+from captum_norm.models.blocks import Factor
 from captum_norm.models.layouts import Site
 from captum_norm.models.projections import NormReader, Projection, read_norm, read_projection
+
+SMALLEST_FACTOR = 1e-4
+"""Numbers no larger than this are an ε, not a factor."""
 
 DIRECTIONS = 8
 # Units in the last place that a sum may differ by; what passes is compared in full.
 _ROUNDINGS = 8
+
+Factors = tuple[Factor | None, Factor | None]
+"""What multiplies the residual stream, and what multiplies the summand added to it."""
+
+UNFACTORED: Factors = (None, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +138,65 @@ class Trace:
                 factor = read_factor(self.layer, f"{self.name(call.module)}.{parameters[0][0]}".removeprefix("."))
                 if factor is not None:
                     yield factor
+
+
+def read_factor(layer: nn.Module, name: str) -> Factor | None:
+    """Return the factor of that name inside a layer; None unless it is a number or a vector."""
+    form: Literal["plain", "gate", "divisor"] = "plain"
+    path = name
+    if name.startswith("tanh(") and name.endswith(")"):
+        form, path = "gate", name[5:-1]
+    elif name.startswith("1/"):
+        form, path = "divisor", name[2:]
+    parent, _, attribute = path.rpartition(".")
+    try:
+        module = layer.get_submodule(parent)
+    except AttributeError:
+        return None
+    value = getattr(module, attribute, None)
+    if isinstance(value, Tensor):
+        fits = value.is_floating_point() and value.dim() <= 1 and form != "divisor"
+    else:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = number and form != "gate" and not (form == "divisor" and value == 0)
+    return Factor(name, module, attribute, form) if fits else None
+
+
+def possible_factors(layer: nn.Module, width: int) -> list[Factors]:
+    """Return the factors that a sum in a layer may have, none first: numbers and vectors (D,) of the layer itself.
+
+    A parameter of one number may be a gate, whose tanh is the factor; a number may divide.
+    """
+    parameters = dict(layer.named_parameters(recurse=False))
+    gates = (f"tanh({name})" for name, parameter in parameters.items() if parameter.numel() == 1)
+    divisors = (f"1/{name}" for name, value in vars(layer).items() if isinstance(value, float))
+    named = (read_factor(layer, name) for name in (*vars(layer), *parameters, *gates, *divisors))
+    held = [factor for factor in named if factor is not None and _matters(factor, width)]
+    return list(product((None, *held), (None, *held)))
+
+
+def with_scales(held: Iterable[Factors], scales: Iterable[Factor]) -> Iterator[Factors]:
+    """Yield every factor of the residual stream alone, combined with every layer scale of the added summand."""
+    return product((residual for residual, added in held if added is None), scales)
+
+
+def _matters(factor: Factor, width: int) -> bool:
+    """Whether a factor fits and can be told from others.
+
+    Whole numbers are counts, or change nothing; very small ones are an ε, and leave nothing of what they multiply, as a
+    gate does that is still closed. An offloaded parameter has no value yet.
+    """
+    stored = factor.stored
+    if isinstance(stored, Tensor):
+        return stored.numel() in (1, width) and (stored.is_meta or bool(stored.any()))
+    return abs(stored) > SMALLEST_FACTOR and not float(stored).is_integer()
+
+
+def sum_of(first: Tensor, *others: Tensor) -> Tensor:
+    """Add tensors with the same number of elements, in the shape of the first."""
+    for other in others:
+        first = first + other.reshape(first.shape)
+    return first
 
 
 def sketch(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from captum_norm import AttentionBlockAttribution, NormMeter, UnsupportedModelError, UnsupportedScopeError
 from captum_norm.models import FeedForwardLayout, Site
-from captum_norm.models.feed_forward import routing_of
+from captum_norm.models.blocks import routing_of
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.search.attention_blocks import find_blocks
 from tests import encoder_decoders, families
