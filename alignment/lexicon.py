@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from alignment.word_maps import WordMap, checked_map, sinkhorn, smoothed_product
 from captum_norm import InvalidInputError
+from captum_norm.checks import quoted_name
 from captum_norm.text.files import whole_file
-from captum_norm.text.lines import named
 
 MAX_WORD_PAIRS = 10_000_000
 """The largest number of word pairs that a :class:`Lexicon` holds unless told otherwise."""
@@ -216,7 +216,7 @@ class Lexicon:
         Raises:
             InvalidInputError: the file cannot be read, or is not a lexicon.
         """
-        name = named(fspath(path))
+        name = quoted_name(fspath(path))
         try:
             with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 description = json.loads(file["description"].tobytes().decode(errors="surrogatepass"))

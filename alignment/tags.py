@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from alignment.links import Alignment
 from captum_norm import InvalidInputError
-from captum_norm.text.lines import quoted
+from captum_norm.checks import quoted
 
 _Kind = Literal["letter", "ideograph", "sign", "space"]
 

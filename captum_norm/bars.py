@@ -49,7 +49,7 @@ def hidden() -> Iterator[None]:
         _options.reset(token)
 
 
-def is_asked() -> bool:
+def bars_shown() -> bool:
     """Whether bars are shown here."""
     return _options.get() is not None
 
@@ -72,7 +72,7 @@ def bar(description: str, total: float | None, unit: str) -> "tqdm[Never]":
         unit=f" {unit}",
         bar_format=None if total is None else f"{{l_bar}}{{bar}}| {counts}{{remaining}} left{{postfix}}",
         unit_scale=True,
-        disable=None if terminal_only else not is_asked(),
+        disable=None if terminal_only else not bars_shown(),
         delay=delay,
         leave=False,
         smoothing=0,  # the mean speed: the recent one would count what was finished before

@@ -8,53 +8,68 @@ from typing import Any, TypeVar
 from captum_norm.errors import InvalidInputError
 
 T = TypeVar("T")
-_LONGEST = 80
+_LONGEST_QUOTE = 80
 
 
-def shown(value: object) -> str:
-    """Format a value for a message: on one line, truncated if it is long."""
+def quoted(value: object) -> str:
+    """Quote a value for a message: its ``repr`` on one line, truncated if it is long.
+
+    >>> quoted("0:0"), len(quoted("0" * 1000))
+    ("'0:0'", 84)
+    """
+    if isinstance(value, str):
+        return repr(value) if len(value) <= _LONGEST_QUOTE else f"{value[:_LONGEST_QUOTE]!r} …"
     text = " ".join(repr(value).split())
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]} …"
 
 
-def as_index(name: str, value: object) -> int:
+def quoted_name(name: str) -> str:
+    r"""Format a name for a message: bare, or quoted if it is empty, long or unprintable.
+
+    >>> quoted_name("encoder.version"), quoted_name(""), quoted_name("a\x1b[31m")
+    ('encoder.version', "''", "'a\\x1b[31m'")
+    """
+    return name if name and name.isprintable() and len(name) <= _LONGEST_QUOTE else quoted(name)
+
+
+def check_index(name: str, value: object) -> int:
     """Convert any kind of integer except a boolean, within 64 bits."""
     try:
         number = None if isinstance(value, bool) else integer(value)  # type: ignore[arg-type]
     except (TypeError, RuntimeError):  # RuntimeError: a meta tensor
         number = None
     if number is None or not -(2**63) <= number < 2**63:
-        raise InvalidInputError(f"got {name} {shown(value)}; expected an integer")
+        raise InvalidInputError(f"got {name} {quoted(value)}; expected an integer")
     return number
 
 
-def as_count(name: str, value: object, most: int | None = None) -> int:
+def check_count(name: str, value: object, most: int | None = None) -> int:
     """Convert an integer from 1 to ``most``."""
-    number = as_index(name, value)
+    number = check_index(name, value)
     if number < 1 or (most is not None and number > most):
         limit = "" if most is None else f", at most {most:,}"
         raise InvalidInputError(f"got {name}={number}; expected at least 1{limit}")
     return number
 
 
-def as_indices(name: str, value: object) -> list[int]:
+def check_indices(name: str, value: object) -> list[int]:
     """Convert a sequence, array or tensor of integers."""
-    return [as_index(name, entry) for entry in entries(f"{name}s", value, "integers")]
+    return [check_index(name, entry) for entry in check_entries(f"{name}s", value, "integers")]
 
 
-def entries(name: str, value: object, what: str) -> list[Any]:
+def check_entries(name: str, value: object, what: str) -> list[Any]:
     """List the entries of a sequence, or an array or tensor with one axis; ``what`` describes them in the message."""
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
         try:
-            found: Any = value.tolist() if hasattr(value, "tolist") else list(value)
-            if isinstance(found, list):
-                return found
+            entries: Any = value.tolist() if hasattr(value, "tolist") else list(value)
+            if isinstance(entries, list):
+                return entries
         except (TypeError, RuntimeError):
             pass
-    raise InvalidInputError(f"got {name} {shown(value)}; expected a sequence of {what}")
+    raise InvalidInputError(f"got {name} {quoted(value)}; expected a sequence of {what}")
 
 
-def as_number(name: str, value: object) -> float:
+def check_number(name: str, value: object) -> float:
     """Convert a finite number."""
     if not isinstance(value, (bool, str, bytes)) and not getattr(value, "ndim", 0):
         try:
@@ -63,20 +78,20 @@ def as_number(name: str, value: object) -> float:
             number = math.nan
         if math.isfinite(number):
             return number
-    raise InvalidInputError(f"got {name} {shown(value)}; expected a number")
+    raise InvalidInputError(f"got {name} {quoted(value)}; expected a number")
 
 
-def as_truth(name: str, value: object) -> bool:
+def check_bool(name: str, value: object) -> bool:
     """Convert a boolean, also of numpy."""
     if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
         return bool(value)
-    raise InvalidInputError(f"got {name}={shown(value)}; expected True or False")
+    raise InvalidInputError(f"got {name}={quoted(value)}; expected True or False")
 
 
-def one_of(name: str, value: object, choices: Collection[T]) -> T:
+def check_choice(name: str, value: object, choices: Collection[T]) -> T:
     """Return the choice that equals a value."""
     for choice in choices:
         if type(value) is type(choice) and value == choice:
             return choice
     expected = ", ".join(map(str, choices))
-    raise InvalidInputError(f"got {name}={shown(value)}; expected one of {expected}")
+    raise InvalidInputError(f"got {name}={quoted(value)}; expected one of {expected}")

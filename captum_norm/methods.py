@@ -7,8 +7,8 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from captum_norm.checks import quoted_name
 from captum_norm.errors import CaptumNormError, InvalidInputError
-from captum_norm.text.lines import named
 
 if TYPE_CHECKING:
     from captum_norm.attr.base import AttentionMapAttribution
@@ -156,9 +156,10 @@ def import_method(path: str) -> str:
     except Exception as error:
         reason = str(error) if isinstance(error, ImportError | ValueError) else f"{type(error).__name__}: {error}"
         hint = f"; write {module.removesuffix('.py')}:{class_name}" * module.endswith(".py")
-        raise InvalidInputError(f"cannot import {named(module)}: {reason}{hint}") from error
+        raise InvalidInputError(f"cannot import {quoted_name(module)}: {reason}{hint}") from error
     if not (isinstance(found, type) and issubclass(found, AttentionMapAttribution)):
         raise InvalidInputError(
-            f"{named(module)} has no method {named(class_name)}; expected a class derived from AttentionMapAttribution"
+            f"{quoted_name(module)} has no method {quoted_name(class_name)}; expected a class derived from "
+            "AttentionMapAttribution"
         )
     return register_method(found).name

@@ -15,7 +15,7 @@ from transformers import BertModel
 
 from captum_norm import NormAttribution, NormMeter, ValueZeroing, progress
 from captum_norm.attr.feed_forward import feed_forward_norms
-from captum_norm.bars import advance, bar, count_lines, is_asked, line_bar, to_stderr
+from captum_norm.bars import advance, bar, bars_shown, count_lines, line_bar, to_stderr
 from captum_norm.cli import main
 from captum_norm.forward.record import Layer
 from captum_norm.methods import METHODS
@@ -145,7 +145,7 @@ def test_the_command_line_asks_for_it(tmp_path: Path, monkeypatch: pytest.Monkey
     asked = []
 
     def noting(*arguments: Any) -> Any:
-        asked.append(is_asked())
+        asked.append(bars_shown())
         return bar(*arguments)
 
     monkeypatch.setattr("captum_norm.forward.session.bar", noting)
@@ -155,14 +155,14 @@ def test_the_command_line_asks_for_it(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def interrupted() -> None:
     with progress(delay=0):
-        assert is_asked()
+        assert bars_shown()
         raise KeyboardInterrupt
 
 
 def test_it_is_silent_again_afterwards() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert not is_asked()
+    assert not bars_shown()
 
 
 def test_a_bar_of_expected_seconds_shows_only_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,7 +189,7 @@ def test_messages_stay_above_a_bar_of_lines(tmp_path: Path, capsys: pytest.Captu
         done(4, 1)
         done(2, 2)
         to_stderr("line 3")
-        assert not is_asked()  # the model's runs show no bars of their own
+        assert not bars_shown()  # the model's runs show no bars of their own
     out, err = capsys.readouterr()
     assert out == ""
     assert "line 3\n" in err

@@ -23,7 +23,7 @@ from captum_norm import (
     NormMeter,
     TokenAttribution,
 )
-from captum_norm.checks import as_index, as_indices, as_truth, entries, one_of, shown
+from captum_norm.checks import check_bool, check_choice, check_entries, check_index, check_indices, quoted
 from captum_norm.lab.evaluation import Faithfulness, Perturbation, agreement, infidelity, max_sensitivity, spearman
 from captum_norm.methods import METHODS
 from tests.classifiers import classifier, randomized
@@ -272,12 +272,16 @@ def test_what_torch_refuses_inside_of_a_models_code_is_the_models_refusal() -> N
 
 
 def test_values() -> None:
-    assert as_index("x", np.int64(-3)) == -3
-    assert as_indices("x", torch.tensor([1, 2])) == [1, 2]
-    assert as_truth("x", np.bool_(True)) is True
-    assert entries("x", (name for name in "ab"), "names") == ["a", "b"]
-    assert one_of("x", torch.float64, (torch.float32, torch.float64)) is torch.float64
-    assert shown(list(range(100))) == f"{str(list(range(100)))[:79]}…"
-    for check in (partial(as_index, "x", True), partial(as_truth, "x", 1), partial(one_of, "x", True, (1, 2))):
+    assert check_index("x", np.int64(-3)) == -3
+    assert check_indices("x", torch.tensor([1, 2])) == [1, 2]
+    assert check_bool("x", np.bool_(True)) is True
+    assert check_entries("x", (name for name in "ab"), "names") == ["a", "b"]
+    assert check_choice("x", torch.float64, (torch.float32, torch.float64)) is torch.float64
+    assert quoted(list(range(100))) == f"{str(list(range(100)))[:80]} …"
+    for check in (
+        partial(check_index, "x", True),
+        partial(check_bool, "x", 1),
+        partial(check_choice, "x", True, (1, 2)),
+    ):
         with pytest.raises(InvalidInputError):
             check()

@@ -22,7 +22,8 @@ FILES = {
 
 LAYERS = (
     {"errors", "functional", "memory", "versions"},
-    {"checks", "text"},
+    {"checks"},
+    {"text"},
     {"bars"},
     {"results", "runs"},
     {"loading", "models"},

@@ -14,12 +14,13 @@ from alignment.pipeline import extract
 from alignment.pipeline.blocks import Pairs, Splits, read_lines
 from alignment.pipeline.extraction import lexicon_file, output_file
 from captum_norm import InvalidInputError
+from captum_norm.checks import quoted
 from captum_norm.commands.program import Command, argument, option
 from captum_norm.commands.shared import Workers, output_path, positive, share, status_of, write_outputs
 from captum_norm.loading import on_device
 from captum_norm.runs import Journal, cut
 from captum_norm.text.files import check_writable, is_url
-from captum_norm.text.lines import error_at, quoted
+from captum_norm.text.lines import error_at
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from captum_norm import InvalidInputError
-from captum_norm.text.lines import named, quoted
+from captum_norm.checks import quoted, quoted_name
 
 # What fairseq's files contain beside tensors: settings, enumerations, meters, and types noted by OmegaConf.
 _EXPECTED = re.compile(
@@ -135,7 +135,7 @@ def _unpickle(path: Path) -> Any:
         raise InvalidInputError(f"{path}: {error}") from error
     except pickle.UnpicklingError as error:
         reason = _TORCHS_REASON.search(str(error))
-        said = named(reason[1][:_LONGEST_REASON]) if reason else _first_line(error)
+        said = quoted_name(reason[1][:_LONGEST_REASON]) if reason else _first_line(error)
         raise InvalidInputError(f"{path} is damaged, or refused by torch's weights-only unpickler: {said}") from error
     except Exception as error:  # damaged bytes can raise anything, in torch or its C++ code
         raise InvalidInputError(f"{path} is damaged or not a torch checkpoint: {_first_line(error)}") from error
@@ -146,7 +146,9 @@ def _checked_names(path: Path) -> set[str]:
     names = {name for name in _names(path) if _BUILT_NEVER.fullmatch(name) or not _BUILT.fullmatch(name)}
     refused = [name for name in names if not _EXPECTED.fullmatch(name)]
     if refused:
-        message = f"it refers to {named(min(refused))}, which no fairseq checkpoint needs and which could run code"
+        message = (
+            f"it refers to {quoted_name(min(refused))}, which no fairseq checkpoint needs and which could run code"
+        )
         raise InvalidInputError(f"{message}; nothing was loaded")
     return names
 
@@ -185,7 +187,7 @@ def _globals(stream: IO[bytes]) -> set[str]:
 
 
 def _first_line(error: Exception) -> str:
-    return named((str(error).strip() or type(error).__name__).splitlines()[0][:_LONGEST_REASON])
+    return quoted_name((str(error).strip() or type(error).__name__).splitlines()[0][:_LONGEST_REASON])
 
 
 def _settings(state: Mapping[Any, Any]) -> dict[str, Any]:

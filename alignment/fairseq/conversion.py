@@ -12,7 +12,7 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel, PegasusC
 
 from alignment.fairseq.tokenizer import BOS, EOS, PAD, SPECIAL
 from captum_norm import InvalidInputError
-from captum_norm.text.lines import named, quoted
+from captum_norm.checks import quoted, quoted_name
 
 TranslationModel = MarianMTModel | PegasusForConditionalGeneration
 """The classes that checkpoints are loaded as."""
@@ -308,4 +308,4 @@ def _check(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> N
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(map(named, names[:5])) + ", …" * (len(names) > 5)
+    return ", ".join(map(quoted_name, names[:5])) + ", …" * (len(names) > 5)

@@ -21,7 +21,7 @@ from alignment.fairseq.tokenizer import (
 )
 from alignment.normalization import Language, NormalizedWords
 from captum_norm import InvalidInputError
-from captum_norm.text.lines import quoted
+from captum_norm.checks import quoted
 
 _LANGUAGE = re.compile(r"[\w.@+-]{1,64}")
 

@@ -14,7 +14,8 @@ from typing import Any, Literal
 from alignment.subwords import PIECE_SCHEMES, encode_words, word_ids_from_pieces
 from alignment.tokenization import EncodedSentence, digest_of
 from captum_norm import InvalidInputError
-from captum_norm.text.lines import error_at, quoted, read_lines, read_text
+from captum_norm.checks import quoted
+from captum_norm.text.lines import error_at, read_lines, read_text
 
 BOS, PAD, EOS, UNK = range(4)
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")

@@ -20,7 +20,8 @@ from typing import Literal, NamedTuple
 from alignment.formats.text import split_words
 from alignment.links import Alignment, GoldAlignment, Link
 from captum_norm import InvalidInputError
-from captum_norm.text.lines import TextSource, error_at, quoted, scan_lines, source_name
+from captum_norm.checks import quoted
+from captum_norm.text.lines import TextSource, error_at, scan_lines, source_name
 
 GoldFormat = Literal["talp", "naacl", "alibi", "tsv"]
 """The format of a gold file; see ``read_gold``."""

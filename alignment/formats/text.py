@@ -13,8 +13,9 @@ from typing import BinaryIO
 
 from alignment.links import Alignment, Link
 from captum_norm import InvalidInputError
+from captum_norm.checks import quoted
 from captum_norm.text.files import whole_file
-from captum_norm.text.lines import TextSource, error_at, located, quoted, read_lines, scan_lines, source_name, suffix_of
+from captum_norm.text.lines import TextSource, error_at, located, read_lines, scan_lines, source_name, suffix_of
 
 
 def split_words(sentence: str) -> list[str]:

@@ -25,6 +25,7 @@ from alignment.pipeline.blocks import (
     Writing,
 )
 from captum_norm import InvalidInputError, bars
+from captum_norm.checks import quoted_name
 from captum_norm.runs import (
     Attempt,
     Backend,
@@ -40,7 +41,7 @@ from captum_norm.runs import (
     run_job,
 )
 from captum_norm.text.files import Local, check_file, place_of, whole_file
-from captum_norm.text.lines import is_regular_file, named, suffix_of
+from captum_norm.text.lines import is_regular_file, suffix_of
 
 _PHARAOH = Output()
 
@@ -155,7 +156,7 @@ def extract(
     if save_lexicon is not None:
         settings["save_lexicon"] = lexicon_file(save_lexicon, file, inputs, overwrite=overwrite, restart=restart)
     if form.style == "npz" and (file is None or suffix_of(file) != ".npz"):
-        found = "a stream" if file is None else named(file)
+        found = "a stream" if file is None else quoted_name(file)
         raise InvalidInputError(f"got {found} for npz; give the name of a .npz file")
     shown = sys.stderr.isatty() if progress is None else progress
     if file is not None and all(rereadable):
@@ -238,7 +239,7 @@ def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSourc
             return None
         file = str(place.path.resolve() if isinstance(place, Local) else place)
     except OSError as error:
-        raise InvalidInputError(f"cannot write {named(name)}: {error.strerror or error}") from error
+        raise InvalidInputError(f"cannot write {quoted_name(name)}: {error.strerror or error}") from error
     if kind is not None and not replace:
         journal = Journal(file, {})
         message = "give another name, or replace it with --overwrite (overwrite=True)"
@@ -257,7 +258,7 @@ def lexicon_file(
     continues = out is not None and not restart and Journal(out, {}).has_job()
     file = output_file(path, inputs, replace=overwrite or continues)
     if file is not None and file == out:
-        raise InvalidInputError(f"got {named(os.fspath(path))} for the links and for the lexicon; give two names")
+        raise InvalidInputError(f"got {quoted_name(os.fspath(path))} for the links and for the lexicon; give two names")
     return file
 
 

@@ -14,7 +14,7 @@ from captum_norm.attr.logit_tracing import Spread, Tracing
 from captum_norm.attr.logit_updates import LogitUpdates, Step, block_updates, residual_path, residual_step
 from captum_norm.attr.meter import MeterOptions
 from captum_norm.attr.output import OutputAttribution
-from captum_norm.checks import one_of
+from captum_norm.checks import check_choice
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.checks import expect_finite, expect_number, finite_results
 from captum_norm.forward.gradients import gradients_on
@@ -89,7 +89,7 @@ class ALTILogit(OutputAttribution):
     ) -> None:
         options: MeterOptions = {"accumulate": accumulate, "memory_budget": memory_budget, "tokenizer": tokenizer}
         super().__init__(model, readout=readout, **options)
-        self.spread: Spread = one_of("spread", spread, get_args(Spread))
+        self.spread: Spread = check_choice("spread", spread, get_args(Spread))
 
     def logit_updates(
         self, inputs: Inputs, target: Any = None, additional_forward_args: Any = None, *, position: Any = None

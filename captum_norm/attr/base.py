@@ -11,7 +11,7 @@ from captum_norm.attr.interface import MapsInterface
 from captum_norm.attr.layer_norms import expect_agreement
 from captum_norm.attr.meter import MeterOptions, refuse_unknown
 from captum_norm.attr.segments import LayerSegments
-from captum_norm.checks import as_count, as_truth, one_of, shown
+from captum_norm.checks import check_bool, check_choice, check_count, quoted
 from captum_norm.errors import CaptumNormError, InvalidInputError, MethodError, NonFiniteError, UnsupportedModelError
 from captum_norm.forward.checks import expect_complete, expect_finite
 from captum_norm.forward.head import ObservedHead
@@ -102,7 +102,7 @@ class AttentionMapAttribution(MapsInterface):
         self.session = Session(model, **options)
         super().__init__(self.session.model)
         self.model = self.session.model
-        self.aggregation = one_of("aggregation", aggregation, AGGREGATIONS)
+        self.aggregation = check_choice("aggregation", aggregation, AGGREGATIONS)
         self._head = ObservedHead(self.model)
 
     def layer_map(self, layer: Layer) -> Tensor:  # noqa: ARG002 - of a method's own
@@ -253,7 +253,7 @@ class AttentionMapAttribution(MapsInterface):
                 f"got {given}; {type(self).__name__} has no vectors to add before a norm is taken: add scores instead, "
                 "columns or rows of its maps"
             )
-        if as_truth("per_head", request.per_head) and not self.single_heads:
+        if check_bool("per_head", request.per_head) and not self.single_heads:
             raise InvalidInputError(f"got per_head=True; {type(self).__name__} has no maps of single heads")
         if self.one_stack and encoder_of(self.model) is not None:
             raise UnsupportedModelError(
@@ -267,14 +267,14 @@ class AttentionMapAttribution(MapsInterface):
             )
         if request.last is not None and self.mapped and not self.any_rows:
             raise InvalidInputError(
-                f"got last={shown(request.last)}; {type(self).__name__} carries what every position receives through "
+                f"got last={quoted(request.last)}; {type(self).__name__} carries what every position receives through "
                 "all layers, so its maps have all rows: leave last= out"
             )
         request = replace(request, layers=as_layers(request.layers), stacks=as_stacks(self.model, request.stacks))
         with torch.set_grad_enabled(self.session.differentiable):
             call = self.session.bind(inputs, additional_forward_args, request.stacks)
             if request.last is not None:
-                call = call.of_last(as_count("last", request.last))
+                call = call.of_last(check_count("last", request.last))
         request = replace(request, segments=as_segments(call, request, segments, together))
         if self.text_alone and call.towers:
             refuse_towers(type(self).__name__, call)

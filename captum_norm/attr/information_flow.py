@@ -10,7 +10,7 @@ from captum_norm.attr.base import AttentionMapAttribution, LayerMap, check_map, 
 from captum_norm.attr.flow_edges import block_edges, feed_forward_edges, feed_forward_error
 from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.attr.flow_routes import FlowRoutes
-from captum_norm.checks import as_number, as_truth
+from captum_norm.checks import check_bool, check_number
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request
@@ -92,10 +92,10 @@ class InformationFlow(AttentionMapAttribution):
             UnsupportedScopeError: if a layer's feed-forward block is not understood.
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
         """
-        limit = as_number("threshold", threshold)
+        limit = check_number("threshold", threshold)
         if not 0 <= limit < 1:
             raise InvalidInputError(f"got threshold={threshold}; expected a number from 0 to 1, such as 0.04")
-        apart = as_truth("per_head", per_head)
+        apart = check_bool("per_head", per_head)
         every = isinstance(position, str) and position == "all"
         asked = Request(position=None if every else position)
         call, request = self.call_of(inputs, additional_forward_args, asked)

@@ -10,7 +10,7 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.attr.meter import count_layers
-from captum_norm.checks import as_count, as_truth, shown
+from captum_norm.checks import check_bool, check_count, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.checks import delta_for, finite_results
 from captum_norm.forward.request import Request
@@ -153,7 +153,7 @@ class MapsInterface(Attribution, ABC):
                 one position nor the mean, an unknown layer, or ``return_convergence_delta`` for a method without one.
             CaptumNormError: see :meth:`maps`.
         """
-        if as_truth("return_convergence_delta", return_convergence_delta) and not self.decomposes:
+        if check_bool("return_convergence_delta", return_convergence_delta) and not self.decomposes:
             raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
         layers = None if layer is None else [layer]
         call, request = self.call_of(inputs, additional_forward_args, Request(layers, target=target, position=position))
@@ -185,7 +185,7 @@ class MapsInterface(Attribution, ABC):
             UnsupportedModelError: if layers are aggregated of a model that mixes positions outside attention, too.
         """
         if not isinstance(maps, AttributionMaps):
-            raise InvalidInputError(f"got maps {shown(maps)}; expected what maps() returns")
+            raise InvalidInputError(f"got maps {quoted(maps)}; expected what maps() returns")
         if aggregate:
             refuse_mixing(self.model)
         with torch.set_grad_enabled(self.session.differentiable):
@@ -213,7 +213,7 @@ class MapsInterface(Attribution, ABC):
         """
         call, request = self.call_of(inputs, additional_forward_args, Request())
         refuse_mixing(self.model)
-        scores, delta = self.explain_last(call, call.of_last(as_count("last", last)), request)
+        scores, delta = self.explain_last(call, call.of_last(check_count("last", last)), request)
         return finite_results(self.model, (scores, delta))
 
     def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:

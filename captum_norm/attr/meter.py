@@ -10,7 +10,7 @@ from captum_norm.attr.feed_forward import feed_forward_norms
 from captum_norm.attr.layer_norms import LayerResults, layer_norms
 from captum_norm.attr.layer_results import assemble
 from captum_norm.attr.measurements import Measurements
-from captum_norm.checks import as_count, as_truth, entries, shown
+from captum_norm.checks import check_bool, check_count, check_entries, quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.forward.checks import finite_results
 from captum_norm.forward.record import Layer
@@ -128,12 +128,14 @@ class NormMeter:
         """
         if isinstance(scopes, str):
             raise InvalidInputError(f'got scopes="{scopes}"; expected a sequence, such as ["{scopes}"]')
-        scopes = entries("scopes", scopes, "names")
+        scopes = check_entries("scopes", scopes, "names")
         if not all(isinstance(scope, str) for scope in scopes):
-            raise InvalidInputError(f"got scopes={shown(scopes)}; expected names, such as {', '.join(get_args(Scope))}")
+            raise InvalidInputError(
+                f"got scopes={quoted(scopes)}; expected names, such as {', '.join(get_args(Scope))}"
+            )
         switches = {"weights": weights, "per_head": per_head, "head_norms": head_norms, "maps": maps}
         for name, switch in switches.items():
-            as_truth(name, switch)
+            check_bool(name, switch)
         if not scopes and ((head_norms and maps) or not (head_norms or weights)):
             raise InvalidInputError("nothing to measure norms of: got no scopes")
         if per_head and not weights:
@@ -154,7 +156,7 @@ class NormMeter:
         with torch.set_grad_enabled(self._session.differentiable):
             call = self._session.bind(inputs, additional_forward_args, request.stacks)
             if last is not None:
-                call = call.of_last(as_count("last", last))
+                call = call.of_last(check_count("last", last))
         session = self._session
         return finite_results(session.model, session.explain(lambda: measure(session, call, request)))
 

@@ -10,7 +10,7 @@ from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.frozen.network import HookedModules
 from captum_norm.attr.frozen.results import Decomposition
 from captum_norm.attr.meter import MeterOptions
-from captum_norm.checks import as_truth
+from captum_norm.checks import check_bool
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.checks import delta_for
 from captum_norm.forward.gradients import gradients_on
@@ -88,7 +88,7 @@ class OutputAttribution(AttentionMapAttribution):
         """
         request = Request(target=target, position=position)
         call, request = self.call_of(inputs, additional_forward_args, request)
-        return self.decomposition(call, self._values(call, request), together=as_truth("together", together))
+        return self.decomposition(call, self._values(call, request), together=check_bool("together", together))
 
     def compute_convergence_delta(
         self,

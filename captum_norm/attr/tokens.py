@@ -10,7 +10,7 @@ from captum.attr import Attribution, DeepLiftShap, GradientShap, PerturbationAtt
 from captum.log import log_usage
 from torch import Tensor, nn
 
-from captum_norm.checks import as_count, as_truth, one_of
+from captum_norm.checks import check_bool, check_choice, check_count
 from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
 from captum_norm.forward.checks import delta_for, finite_results
 from captum_norm.forward.gradients import gradients_through
@@ -114,8 +114,8 @@ class TokenAttribution(Attribution):
     ) -> None:
         model, tokenizer = opened(model, tokenizer)
         if reduction is not None:
-            one_of("reduction", reduction, get_args(Reduction))
-        if as_truth("keep_special", keep_special) and tokenizer is None:
+            check_choice("reduction", reduction, get_args(Reduction))
+        if check_bool("keep_special", keep_special) and tokenizer is None:
             raise InvalidInputError("got keep_special=True without a tokenizer, which knows the special tokens")
         embedding_module(model)
         super().__init__(model)
@@ -143,7 +143,7 @@ class TokenAttribution(Attribution):
         self.baseline = replacement(model, baseline, tokenizer) if "baselines" in parameters else None
         self.reduction = reduction or ("sum" if not self._perturbs and probe.multiplies_by_inputs else "l2")
         self._readout = readout
-        self._batch_size = as_count("batch_size", batch_size)
+        self._batch_size = check_count("batch_size", batch_size)
 
     @property
     def signature(self) -> str:
@@ -197,7 +197,7 @@ class TokenAttribution(Attribution):
             NonFiniteError: a score or convergence delta is NaN or infinite.
             UnsupportedModelError: the model returns no logits, or does not use its embedding module once.
         """
-        if as_truth("return_convergence_delta", return_convergence_delta) and not self.has_convergence_delta():
+        if check_bool("return_convergence_delta", return_convergence_delta) and not self.has_convergence_delta():
             raise InvalidInputError(f"{self._name} has no convergence delta")
         with evaluating(self.model), torch.inference_mode(False):
             call = bind_inputs(self.model, inputs, additional_forward_args, tokenizer=self._tokenizer)

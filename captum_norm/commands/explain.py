@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from captum_norm.bars import progress
+from captum_norm.checks import quoted_name
 from captum_norm.commands.program import Command, Options, argument, option
 from captum_norm.commands.shared import (
     Subject,
@@ -21,7 +22,7 @@ from captum_norm.commands.shared import (
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
 from captum_norm.text.characters import spelled_out
-from captum_norm.text.lines import named, read_text
+from captum_norm.text.lines import read_text
 from captum_norm.text.words import WORD_MEASURES
 
 if TYPE_CHECKING:
@@ -308,7 +309,7 @@ def _prompt(options: ExplainOptions) -> Any:
         try:
             return json.loads(read_text(options.chat))
         except json.JSONDecodeError as error:
-            raise InvalidInputError(f"{named(str(options.chat))} is not JSON: {error}") from error
+            raise InvalidInputError(f"{quoted_name(str(options.chat))} is not JSON: {error}") from error
     if not options.texts:
         raise InvalidInputError("got no prompt; give a text, a file with it, or --chat FILE.json")
     # The last line of a file ends, the prompt does not.
@@ -324,7 +325,7 @@ def _segments(name: str | None) -> Any:
         return name
     if not Path(name).is_file():
         expected = f"{', '.join(kinds)}, or a file with a part in each line"
-        raise InvalidInputError(f"got --segments {named(name)}; expected {expected}")
+        raise InvalidInputError(f"got --segments {quoted_name(name)}; expected {expected}")
     return [line.strip() for line in read_text(name).splitlines() if line.strip()]
 
 

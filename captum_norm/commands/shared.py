@@ -11,13 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from captum_norm.checks import quoted_name
 from captum_norm.commands.program import Options, option
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL, Precision, Quantization
 from captum_norm.methods import import_method
 from captum_norm.runs import Backend, Journal, RayBackend, describe
 from captum_norm.text.files import check_file, check_folder, check_writable, is_url, place_of, write_whole
-from captum_norm.text.lines import named, read_text
+from captum_norm.text.lines import read_text
 
 _MOST_DIGITS = 9
 # One word with a suffix, or a path.
@@ -36,7 +37,7 @@ def whole_number(expected: str, accepts: Callable[[int], bool]) -> Callable[[str
     def parse(text: str) -> int:
         if text.isdecimal() and len(text) <= _MOST_DIGITS and accepts(int(text)):
             return int(text)
-        raise ArgumentTypeError(f"got {named(text)}; expected {expected}")
+        raise ArgumentTypeError(f"got {quoted_name(text)}; expected {expected}")
 
     return parse
 
@@ -52,7 +53,7 @@ def _decimal(pattern: str, expected: str) -> Callable[[str], float]:
     def parse(text: str) -> float:
         if re.fullmatch(pattern, text):
             return float(text)
-        raise ArgumentTypeError(f"got {named(text)}; expected {expected}")
+        raise ArgumentTypeError(f"got {quoted_name(text)}; expected {expected}")
 
     return parse
 
@@ -69,7 +70,9 @@ def index_or(*names: str) -> Callable[[str], int | str]:
             return text
         if re.fullmatch(rf"-?[0-9]{{1,{_MOST_DIGITS}}}", text):
             return int(text)
-        raise ArgumentTypeError(f"got {named(text)}; expected {', '.join(['a number', *names[:-1]])} or {names[-1]}")
+        raise ArgumentTypeError(
+            f"got {quoted_name(text)}; expected {', '.join(['a number', *names[:-1]])} or {names[-1]}"
+        )
 
     return parse
 
@@ -84,7 +87,9 @@ def method_name(names: Collection[str]) -> Callable[[str], str]:
         if text in names:
             return text
         if ":" not in text:
-            raise ArgumentTypeError(f"got {named(text)}; expected one of {', '.join(names)}, or package.module:Class")
+            raise ArgumentTypeError(
+                f"got {quoted_name(text)}; expected one of {', '.join(names)}, or package.module:Class"
+            )
         folder = str(Path.cwd())
         if folder not in sys.path:  # the folder of the command's script is there instead
             sys.path.append(folder)
@@ -107,7 +112,9 @@ def output_path(*suffixes: str, urls: bool = False) -> Callable[[str], Any]:
 
     def parse(name: str) -> Path | str:
         if Path(name).suffix.lower() not in suffixes:
-            raise ArgumentTypeError(f"cannot write {named(name)}: the name must end in one of {', '.join(suffixes)}")
+            raise ArgumentTypeError(
+                f"cannot write {quoted_name(name)}: the name must end in one of {', '.join(suffixes)}"
+            )
         with _for_argparse(name):
             if urls and is_url(name):
                 check_file(name)
@@ -141,7 +148,7 @@ def _for_argparse(name: str) -> Iterator[None]:
     except InvalidInputError as error:
         raise ArgumentTypeError(str(error)) from error
     except OSError as error:
-        raise ArgumentTypeError(f"cannot write {named(name)}: {error.strerror}") from error
+        raise ArgumentTypeError(f"cannot write {quoted_name(name)}: {error.strerror}") from error
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from captum_norm.attr.flow_graph import FlowGraph
-from captum_norm.checks import as_count, one_of
+from captum_norm.checks import check_choice, check_count
 from captum_norm.lab.analysis import ContextualizationChange
 from captum_norm.results.aggregation import with_prefix_rows
 from captum_norm.results.base import Result
@@ -134,7 +134,7 @@ class Explanation(Result):
         Raises:
             InvalidInputError: this is no way to score words.
         """
-        one_of("score", score, WORD_MEASURES[:3])
+        check_choice("score", score, WORD_MEASURES[:3])
         parts = list(zip(self.words_of_tokens, self, strict=True))
         scores = [words.scores(part.scores[0], score) for words, part in parts]
         return self.with_words(
@@ -195,7 +195,7 @@ class Explanation(Result):
     def top(self, count: int = 10) -> list[tuple[str, float]]:
         """Return the tokens of highest score in all texts, and their scores."""
         rows = sorted(self._rows(), key=lambda row: -row["score"])
-        return [(row["token"], row["score"]) for row in rows[: as_count("count", count)]]
+        return [(row["token"], row["score"]) for row in rows[: check_count("count", count)]]
 
     def to_frame(self) -> "pd.DataFrame":
         """Return a data frame of pandas with a row for each token: the number of its text, index, token and score.

@@ -12,7 +12,7 @@ from captum.attr import Attribution
 from torch import Tensor
 
 from captum_norm.attr import AttentionMapAttribution, MeterOptions, TokenAttribution
-from captum_norm.checks import as_index, as_indices, one_of, shown
+from captum_norm.checks import check_choice, check_index, check_indices, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation.result import Explanation
 from captum_norm.explanation.targets import (
@@ -103,7 +103,7 @@ def explain(
     target = numbered(subject.model, subject.tokenizer, subject.target)
     task = _task(method, subject, inputs, target, position, options)
     if words is not None:
-        one_of("words", words, WORD_MEASURES)
+        check_choice("words", words, WORD_MEASURES)
     if head is not None and (layer is None or per_head or words == "norm"):
         raise InvalidInputError(f"got head={head}; expected it with layer=, and without per_head= or words='norm'")
     with seeded(subject.model, checked_seed(seed)):
@@ -137,7 +137,7 @@ class _Task(NamedTuple):
 def _checked(texts: Any) -> list[str]:
     listed: list[Any] = [texts] if isinstance(texts, str) else list(texts) if isinstance(texts, Sequence) else []
     if not listed or not all(isinstance(text, str) for text in listed):
-        raise InvalidInputError(f"got the texts {shown(texts)}; expected a text or a list of texts")
+        raise InvalidInputError(f"got the texts {quoted(texts)}; expected a text or a list of texts")
     _refuse(lambda text: not text.strip(), listed, "is empty; give some words")
     return listed
 
@@ -159,7 +159,7 @@ def _subject(model: Any, tokenizer: Any, method: Any, target: Any, name: str | N
         known = [tokenizer, getattr(getattr(method, "session", None), "tokenizer", None)]
         tokenizer = next((found for found in [*known, getattr(method, "_tokenizer", None)] if found is not None), None)
     elif method not in METHODS:
-        raise InvalidInputError(f"got the method {shown(method)}; expected one of {', '.join(METHODS)}, or a method")
+        raise InvalidInputError(f"got the method {quoted(method)}; expected one of {', '.join(METHODS)}, or a method")
     if model is None or isinstance(model, str):
         found = DEFAULT_MODEL if model is None else model
         module, own = load_subject(found, target)
@@ -282,7 +282,7 @@ def _key_tokens(maps: AttributionMaps, subject: _Subject, inputs: Mapping[str, A
 def _of_head(maps: AttributionMaps, head: int) -> tuple[AttributionMaps, int]:
     """Return the maps of one head, and its index."""
     count = maps.self_attention.shape[2]
-    if not -count <= as_index("head", head) < count:
+    if not -count <= check_index("head", head) < count:
         raise InvalidInputError(f"got head {head}; the layer has {count} heads, 0 to {count - 1}")
     name = "encoder" if maps.decoder is None else "decoder"
     own: dict[str, Any] = {name: maps.self_attention[:, :, head % count]}
@@ -370,4 +370,4 @@ def _aggregation(method: Any) -> str | None:
 
 
 def _shown_position(position: Any) -> int | str:
-    return position if isinstance(position, int | str) else ", ".join(map(str, as_indices("position", position)))
+    return position if isinstance(position, int | str) else ", ".join(map(str, check_indices("position", position)))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from captum_norm.checks import shown
+from captum_norm.checks import quoted
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, NonFiniteError
 from captum_norm.models.offloading import loaded
 from captum_norm.models.stacks import Place
@@ -152,7 +152,7 @@ def delta_for(attributions: Tensor | tuple[Tensor, ...], delta: Tensor) -> Tenso
     """
     given: Any = attributions if isinstance(attributions, tuple) else (attributions,)
     if len(given) not in (1, 2) or not all(_is_batched(each) for each in given):
-        raise InvalidInputError(f"got attributions {shown(attributions)}; expected what attribute() returned")
+        raise InvalidInputError(f"got attributions {quoted(attributions)}; expected what attribute() returned")
     for each in given:
         if len(each) != len(delta):
             raise InvalidInputError(f"got attributions of {len(each)} examples for {len(delta)} inputs")

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from captum_norm.checks import as_indices, as_truth, entries, shown
+from captum_norm.checks import check_bool, check_entries, check_indices, quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
@@ -87,7 +87,7 @@ def as_segments(call: ModelCall, request: Request, segments: object, together: o
     Raises:
         InvalidInputError: if they are something else, of another batch, or of which stack's keys is unclear.
     """
-    together = as_truth("together", together)
+    together = check_bool("together", together)
     if segments is None and not together:
         return None
     if request.per_head:
@@ -102,7 +102,7 @@ def as_segments(call: ModelCall, request: Request, segments: object, together: o
     if segments is None:
         return Segments(None, together)
     if not isinstance(segments, Tensor) or segments.dim() != 2 or segments.is_floating_point() or segments.is_complex():
-        raise InvalidInputError(f"got segments {shown(segments)}; expected a tensor of integers, (batch, keys)")
+        raise InvalidInputError(f"got segments {quoted(segments)}; expected a tensor of integers, (batch, keys)")
     if len(segments) != call.batch or not segments.numel() or int(segments.min()) < -1 or int(segments.max()) < 0:
         numbers = f"with numbers from {int(segments.min())} to {int(segments.max())}" if segments.numel() else "without"
         raise InvalidInputError(
@@ -114,7 +114,7 @@ def as_segments(call: ModelCall, request: Request, segments: object, together: o
 
 def as_layers(layers: object) -> list[int] | None:
     """Check indices of layers, any sequence of integers; None stays None."""
-    return None if layers is None else as_indices("layer", layers)
+    return None if layers is None else check_indices("layer", layers)
 
 
 def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
@@ -132,14 +132,14 @@ def as_stacks(model: nn.Module, stacks: object) -> list[Role] | None:
     """Check names of the stacks of an encoder–decoder model or of one with towers, any sequence; None stays None."""
     if stacks is None:
         return None
-    found = entries("stacks", stacks, "names")
+    found = check_entries("stacks", stacks, "names")
     towers = library_of(model).towers(model)
     names = dict(_TOWER_STACKS) | _of_towers(towers.others) if towers else dict(zip(STACKS, STACKS, strict=True))
     if not found or not all(isinstance(name, str) and name in names for name in found):
-        raise InvalidInputError(f"got stacks={shown(stacks)}; expected some of {', '.join(names)} in a list")
+        raise InvalidInputError(f"got stacks={quoted(stacks)}; expected some of {', '.join(names)} in a list")
     if towers is None and encoder_of(model) is None:
         raise InvalidInputError(
-            f"got stacks={shown(stacks)}, but {type(model).__name__} is no encoder–decoder model and has no towers"
+            f"got stacks={quoted(stacks)}, but {type(model).__name__} is no encoder–decoder model and has no towers"
         )
     return list(dict.fromkeys(names[name] for name in found))
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar, get_args
 import torch
 from torch import nn
 
-from captum_norm.bars import bar, is_asked
-from captum_norm.checks import as_count, as_truth, one_of
+from captum_norm.bars import bar, bars_shown
+from captum_norm.checks import check_bool, check_choice, check_count
 from captum_norm.errors import (
     IncompleteDecompositionError,
     NonFiniteError,
@@ -75,11 +75,11 @@ class Session:
     ) -> None:
         self.model, self.tokenizer = opened(model, tokenizer)
         self.options = Options(
-            one_of("accumulate", accumulate, (torch.float32, torch.float64)),
-            MemoryBudget(None if memory_budget is None else as_count("memory_budget", memory_budget)),
-            one_of("baseline", baseline, get_args(Baseline)),
+            check_choice("accumulate", accumulate, (torch.float32, torch.float64)),
+            MemoryBudget(None if memory_budget is None else check_count("memory_budget", memory_budget)),
+            check_choice("baseline", baseline, get_args(Baseline)),
         )
-        self.differentiable = as_truth("differentiable", differentiable)
+        self.differentiable = check_bool("differentiable", differentiable)
         self._blocks: Blocks | None = None
         self._known: KnownModel | None = None
 
@@ -232,7 +232,7 @@ class Session:
         self, call: ModelCall, chosen: Callable[[Place], bool], passes: int
     ) -> Iterator[Callable[[int], object]]:
         """Show a bar over the queries of some layers, each treated in so many passes."""
-        if not passes or not is_asked():
+        if not passes or not bars_shown():
             yield no_bar
             return
         with bar(self.name, passes * total_queries(call, self.sizes(call), chosen), "queries") as shown:

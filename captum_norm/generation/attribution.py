@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.attr.information_flow import InformationFlow
-from captum_norm.checks import as_index, as_truth, shown
+from captum_norm.checks import check_bool, check_index, quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.generation.prompts import (
     Prompt,
@@ -77,7 +77,7 @@ class GenerationAttribution(Attribution):
         model = getattr(given, "model", None)
         if not isinstance(given, Attribution) or not isinstance(model, nn.Module):
             raise InvalidInputError(
-                f"got the method {shown(method)}; expected one of captum_norm, such as NormAttribution(model), or "
+                f"got the method {quoted(method)}; expected one of captum_norm, such as NormAttribution(model), or "
                 "TokenAttribution(model, ...) for a method of Captum"
             )
         session = getattr(method, "session", None)
@@ -141,7 +141,7 @@ class GenerationAttribution(Attribution):
             InvalidInputError: prompt, answer, outputs, segments or contrast do not fit together or the model.
             CaptumNormError: see the method's ``attribute``.
         """
-        read = read_prompt(prompt, self.tokenizer, chat=as_truth("chat", chat), continued=self._continued)
+        read = read_prompt(prompt, self.tokenizer, chat=check_bool("chat", chat), continued=self._continued)
         answer = self._answer(read, target, gen_args)
         texts = token_texts(answer, self.tokenizer)
         start, end = span_of(outputs, texts, "".join(texts))
@@ -150,18 +150,18 @@ class GenerationAttribution(Attribution):
         if other is not None:
             start = self._difference(answer, other, (start, end))
             end, rival = start + 1, other[start]
-        hops = as_index("hops", hops)
+        hops = check_index("hops", hops)
         if hops < 0 or (hops and start == 0):
             raise InvalidInputError(
                 f"got hops={hops}; expected 0 or more, and outputs= behind the tokens to hand importance on through"
             )
         names, numbers = (None, []) if segments is None else segments_of(read, segments)
         inputs = self._inputs(read.ids, answer[:end])
-        together = not as_truth("per_token", per_token)
+        together = not check_bool("per_token", per_token)
         rows, deltas = answer_rows(self.method, inputs, answer[:end], slice(start, end), rival, together=together)
         tokens = [*token_texts(read.ids, self.tokenizer), *self._between(texts, end)]
         template = torch.tensor(read.template + [False] * (len(tokens) - len(read.ids)))
-        hidden = torch.zeros_like(template) if as_truth("keep_template", keep_template) else template
+        hidden = torch.zeros_like(template) if check_bool("keep_template", keep_template) else template
         scores = _of_inputs(rows, hidden)
         graph = None if graph_threshold is None else self._graph(inputs, end - start, graph_threshold)
         whole = scores.sum(0)

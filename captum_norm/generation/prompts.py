@@ -9,9 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from captum_norm.checks import shown
+from captum_norm.checks import quoted
 from captum_norm.errors import InvalidInputError
-from captum_norm.text.lines import quoted
 from captum_norm.text.words import Span, joined_spans, word_spans
 
 Message = Mapping[str, str]
@@ -77,7 +76,7 @@ def read_prompt(prompt: Any, tokenizer: Any, *, chat: bool = False, continued: b
     if isinstance(prompt, Sequence) and prompt and all(_is_message(message) for message in prompt):
         return _conversation(prompt, tokenizer)
     raise InvalidInputError(
-        f"got the prompt {shown(prompt)}; expected a text, a tensor of token ids, or messages "
+        f"got the prompt {quoted(prompt)}; expected a text, a tensor of token ids, or messages "
         "[{'role': 'user', 'content': '…'}]"
     )
 
@@ -91,9 +90,9 @@ def read_answer(answer: Any, prompt: Prompt, tokenizer: Any, *, continued: bool 
     elif isinstance(answer, Sequence) and all(isinstance(token, int) for token in answer):
         ids = list(answer)
     else:
-        raise InvalidInputError(f"got the answer {shown(answer)}; expected a text, or its token ids, (R,)")
+        raise InvalidInputError(f"got the answer {quoted(answer)}; expected a text, or its token ids, (R,)")
     if not ids:
-        raise InvalidInputError(f"got the answer {shown(answer)}, which has no tokens; expected one or more")
+        raise InvalidInputError(f"got the answer {quoted(answer)}, which has no tokens; expected one or more")
     return ids
 
 
@@ -133,7 +132,7 @@ def span_of(outputs: object, texts: Sequence[str], answer: str) -> Span:
         if 0 <= start < end <= count:
             return start, end
     raise InvalidInputError(
-        f"got outputs={shown(outputs)} of an answer of {count} tokens; expected 0 ≤ start < end ≤ {count}, or a part "
+        f"got outputs={quoted(outputs)} of an answer of {count} tokens; expected 0 ≤ start < end ≤ {count}, or a part "
         "of the answer's text"
     )
 
@@ -321,7 +320,7 @@ def _checked(piece: object, text: str, start: int) -> Span:
         if start <= first < last <= len(text):
             return first, last
     raise InvalidInputError(
-        f"got the segment {shown(piece)} of a prompt of {len(text)} characters; expected texts, or (start, end) in "
+        f"got the segment {quoted(piece)} of a prompt of {len(text)} characters; expected texts, or (start, end) in "
         "characters, in order and without overlap"
     )
 

@@ -9,7 +9,7 @@ from captum.attr import LLMAttributionResult
 from torch import Tensor
 
 from captum_norm.attr.flow_graph import FlowGraph
-from captum_norm.checks import as_count, shown
+from captum_norm.checks import check_count, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.results.base import Result, contents
 from captum_norm.results.stacks import dataset_of, place_of
@@ -115,7 +115,7 @@ class GenerationResult(Result, LLMAttributionResult):
         best = ", ".join(f"{token!r} {score:.3g}" for token, score in self.top(3))
         rows, delta = len(self.output_tokens), self.convergence_delta
         ends = "" if delta is None else f"; convergence delta {delta:.1e}"
-        answer = shown(self.explained.answer)
+        answer = quoted(self.explained.answer)
         return f"GenerationResult({self.explained.method}: {rows} tokens of {answer} rest on {best}{ends})"
 
     def __len__(self) -> int:
@@ -156,7 +156,7 @@ class GenerationResult(Result, LLMAttributionResult):
             if self.segments is None or self.segment_attr is None
             else (self.segments, self.segment_attr)
         )
-        best = scores.topk(min(as_count("count", count), len(names)))
+        best = scores.topk(min(check_count("count", count), len(names)))
         return [(names[index], score) for score, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
 
     def words(self, score: WordScore = "sum") -> "GenerationResult":

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from captum_norm.checks import quoted_name
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.text.characters import spelled_out
-from captum_norm.text.lines import named
 
 _LONGEST_REASON = 400
 # Upper bounds for counts and widths in a configuration; a larger number is damage, and would take hours to build.
@@ -157,5 +157,5 @@ def _told(error: BaseException) -> str:
     if isinstance(error, AttributeError | TypeError | ZeroDivisionError):
         return f"its configuration or files do not fit: {error}"
     if isinstance(error, OSError) and error.strerror is not None:
-        return error.strerror if error.filename is None else f"{error.strerror} ({named(str(error.filename))})"
+        return error.strerror if error.filename is None else f"{error.strerror} ({quoted_name(str(error.filename))})"
     return str(error)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from captum_norm.checks import one_of
+from captum_norm.checks import check_choice, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading.files import DEFAULT_MODEL, file_at, place_of, quiet, read_config, said_plainly
-from captum_norm.text.lines import quoted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -148,7 +147,7 @@ def on_device(model: Model, device: str, dtype: Precision | None = None) -> Mode
     import torch
 
     if dtype is not None:
-        model = model.to(getattr(torch, one_of("dtype", dtype, get_args(Precision))))
+        model = model.to(getattr(torch, check_choice("dtype", dtype, get_args(Precision))))
     try:
         return model.to(torch.device(device))
     # AssertionError: torch was built without the device; ValueError: quantised models stay where they are.
@@ -349,7 +348,7 @@ def _quantized(quantization: Quantization, empty: "PreTrainedModel | None" = Non
     from torch.nn import Linear
     from transformers import BitsAndBytesConfig
 
-    one_of("quantization", quantization, get_args(Quantization))
+    check_choice("quantization", quantization, get_args(Quantization))
     options: dict[str, Any] = {}
     if empty is not None:
         last = empty.get_output_embeddings()  # type: ignore[no-untyped-call]

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from captum_norm.checks import shown
+from captum_norm.checks import quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import hooked
@@ -144,7 +144,7 @@ def replacement(model: nn.Module, chosen: StandIn | int | Tensor | None, tokeniz
         return _of_token(f"id:{chosen}", module, chosen)
     if not isinstance(chosen, str) or chosen not in get_args(StandIn):
         expected = f"{', '.join(get_args(StandIn))}, the id of a token or an embedding"
-        raise InvalidInputError(f"got the replacement {shown(chosen)}; expected {expected}")
+        raise InvalidInputError(f"got the replacement {quoted(chosen)}; expected {expected}")
     if chosen in ("mean", "zero"):
         return Replacement(chosen, module)
     token = ids[chosen]

@@ -10,8 +10,9 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
 
 from torch import nn
 
+from captum_norm.checks import quoted, quoted_name
 from captum_norm.errors import InvalidInputError
-from captum_norm.text.lines import error_at, named, quoted, read_text
+from captum_norm.text.lines import error_at, read_text
 
 Style = Literal["post-norm", "pre-norm", "parallel", "sandwich", "norm-on-output"]
 Scope = Literal["attn", "attn_res", "attn_res_ln", "atb", "atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln"]
@@ -297,12 +298,14 @@ def register_layouts(path: str | Path) -> tuple[str, ...]:
     feed_forward: dict[str, FeedForwardLayout] = {}
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise InvalidInputError(f"{path}: got {named(name)} outside a table; expected [CLASS] before it")
+            raise InvalidInputError(f"{path}: got {quoted_name(name)} outside a table; expected [CLASS] before it")
         behind = table.pop(_FEED_FORWARD, None)
         if behind is not None:
-            feed_forward[name] = _described(FeedForwardLayout, f"[{named(name)}.{_FEED_FORWARD}] in {path}", behind)
+            feed_forward[name] = _described(
+                FeedForwardLayout, f"[{quoted_name(name)}.{_FEED_FORWARD}] in {path}", behind
+            )
         if table or behind is None:
-            attention[name] = _described(Layout, f"[{named(name)}] in {path}", table)
+            attention[name] = _described(Layout, f"[{quoted_name(name)}] in {path}", table)
     _layouts.update(attention)
     _feed_forwards.update(feed_forward)
     return tuple(tables)
@@ -314,10 +317,11 @@ def _described(kind: type[Described], place: str, table: Any) -> Described:
     kinds = get_type_hints(kind)
     for key in table:
         if key not in kinds:
-            raise InvalidInputError(f'got the key "{named(key)}" of {place}; expected some of {", ".join(kinds)}')
+            raise InvalidInputError(f'got the key "{quoted_name(key)}" of {place}; expected some of {", ".join(kinds)}')
     missing = [part.name for part in fields(kind) if part.default is MISSING and part.name not in table]
     parts = {
-        key: _part(f"{named(key)} = {quoted(value)} of {place}", kinds[key], value) for key, value in table.items()
+        key: _part(f"{quoted_name(key)} = {quoted(value)} of {place}", kinds[key], value)
+        for key, value in table.items()
     }
     if missing:
         raise InvalidInputError(f"{place} has no {' and no '.join(missing)}")

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from captum_norm.checks import shown
+from captum_norm.checks import quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.offloading import input_device
 from captum_norm.models.wrappers import config_of, explained_module
-from captum_norm.text.lines import quoted
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding
@@ -221,5 +220,5 @@ class SentenceSimilarity(SentenceEncoder):
         if not _is_instance(model, _SENTENCE_TRANSFORMER):
             raise InvalidInputError(f"got a model of type {type(model).__name__}; expected a SentenceTransformer")
         if not texts or any(type(text) is not str or not text.strip() for text in texts):
-            raise InvalidInputError(f"got {shown(texts)}; expected texts to compare with")
+            raise InvalidInputError(f"got {quoted(texts)}; expected texts to compare with")
         super().__init__(model, texts)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from captum_norm.checks import as_index, as_indices, shown
+from captum_norm.checks import check_index, check_indices, quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.call import ModelCall
 from captum_norm.models.objects import SentenceEncoder
@@ -156,7 +156,7 @@ def positions_of_examples(position: int | str | Sequence[int] | Tensor | None, r
         ends = real.long() if position == "first" else real.long().cumsum(1)
         return ends.argmax(1)
     single = not isinstance(position, Iterable) or (isinstance(position, Tensor) and position.dim() == 0)
-    places = [as_index("position", position)] if single else as_indices("position", position)
+    places = [check_index("position", position)] if single else check_indices("position", position)
     if len(places) not in (1, batch):
         raise InvalidInputError(f"got {len(places)} positions for {batch} examples")
     index = torch.tensor(places, device="cpu").expand(batch)
@@ -311,7 +311,7 @@ def chosen_target(target: Target, scores: Tensor) -> Tensor | None:
     """Return the class to explain of each example, (B,), of a difference both, (B, 2); None for scores (B,)."""
     if scores.dim() == 1:
         if target is not None:
-            raise InvalidInputError(f"got target={shown(target)}, but the output is one number for each example")
+            raise InvalidInputError(f"got target={quoted(target)}, but the output is one number for each example")
         return None
     if target is None:
         return scores.detach().argmax(1)
@@ -328,7 +328,7 @@ def _classes(target: Choice, scores: Tensor) -> Tensor:
     integers = not (indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool)
     if not integers or indices.dim() > 1 or indices.numel() not in (1, len(scores)):
         raise InvalidInputError(
-            f"got target={shown(target)} for {len(scores)} examples; expected an integer, or one for each example"
+            f"got target={quoted(target)} for {len(scores)} examples; expected an integer, or one for each example"
         )
     # Tensors made in inference mode cannot be saved for a gradient.
     classes = (indices.clone() if indices.is_inference() else indices).long().reshape(-1).expand(len(scores))
@@ -418,7 +418,8 @@ def _several_positions(call: ModelCall, position: Any) -> Tensor | None:
     counts = {len(row) for row in rows}
     if len(rows) != call.batch or len(counts) != 1 or counts == {0}:
         raise InvalidInputError(
-            f"got position={shown(rows)} for {call.batch} examples; expected as many positions for each example, (B, P)"
+            f"got position={quoted(rows)} for {call.batch} examples; expected as many positions for each example, "
+            "(B, P)"
         )
     positions = call.output_positions
     real = positions.shift_back(real_positions(call), 1)
@@ -434,8 +435,8 @@ def _spread(choice: Any, batch: int, count: int) -> Any:
     rows = choice if _nested(choice) else [[entry] * count for entry in choice]
     if not count or len(rows) != batch or {len(row) for row in rows} != {count}:
         raise InvalidInputError(
-            f"got target={shown(choice)} for {count} values of each of {batch} examples; expected one for all, one for "
-            "each example, or one for each value, (B, P)"
+            f"got target={quoted(choice)} for {count} values of each of {batch} examples; expected one for all, one "
+            "for each example, or one for each value, (B, P)"
         )
     return [entry for row in rows for entry in row]
 

@@ -20,10 +20,10 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as saved_tensors
 from torch import Tensor
 
+from captum_norm.checks import quoted_name
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.results import import_views, make_figure, make_page
 from captum_norm.text.files import place_of, write_whole
-from captum_norm.text.lines import named
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,7 +121,7 @@ class Result:
         Raises:
             InvalidInputError: there is no such file, or it is damaged, or holds another result.
         """
-        called = named(os.fspath(path))
+        called = quoted_name(os.fspath(path))
         with _refusing_damage(called):
             data = place_of(path).read()
             tensors = load_tensors(data)
@@ -133,11 +133,11 @@ class Result:
             raise InvalidInputError(f"cannot load {called}: it is a safetensors file, but not of captum-norm")
         if version not in versions:
             raise InvalidInputError(
-                f"cannot load {called}: it has version {named(str(version))} of the format, expected "
+                f"cannot load {called}: it has version {quoted_name(str(version))} of the format, expected "
                 f"{' or '.join(versions)}; take the version of captum-norm that wrote it"
             )
         if kind != cls.__name__:
-            raise InvalidInputError(f"cannot load {called}: it holds {named(str(kind))}; expected {cls.__name__}")
+            raise InvalidInputError(f"cannot load {called}: it holds {quoted_name(str(kind))}; expected {cls.__name__}")
         with _refusing_damage(called):
             content = cls.upgraded(json.loads(metadata["content"]), int(version))
             values = _fields(content, hints_of(cls), tensors)
@@ -314,7 +314,7 @@ def _check_axes(kind: type[Result], values: Mapping[str, Any]) -> None:
 
 def _few(value: Any) -> str:
     text = ", ".join(value) if isinstance(value, dict) else repr(value)
-    return named(text if len(text) <= 60 else f"{text[:60]}…")
+    return quoted_name(text if len(text) <= 60 else f"{text[:60]}…")
 
 
 @contextmanager

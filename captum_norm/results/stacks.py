@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from captum_norm.checks import as_count, as_index, as_indices
+from captum_norm.checks import check_count, check_index, check_indices
 from captum_norm.errors import InvalidInputError
 from captum_norm.results.base import Result
 from captum_norm.results.tables import data_frame, data_set
@@ -232,7 +232,7 @@ class StackResult(Result):
 
     def top(self, count: int = 10) -> list[Entry]:
         """Return the largest entries of the maps, largest first."""
-        count = as_count("count", count)
+        count = check_count("count", count)
         best = [
             entry
             for stack in self.stacks()
@@ -389,7 +389,7 @@ def numbered(name: str, layers: Sequence[int] | None, count: int) -> tuple[int, 
     """Check the numbers of ``count`` layers; without any they are 0 to ``count`` − 1."""
     if not layers:
         return tuple(range(count))
-    numbers = tuple(as_indices("layer", layers))
+    numbers = tuple(check_indices("layer", layers))
     if len(numbers) != count or min(numbers) < 0:
         raise InvalidInputError(
             f"got {named_layers(numbers)} for {name} of {count} layers; expected a number from 0 for each"
@@ -399,7 +399,7 @@ def numbered(name: str, layers: Sequence[int] | None, count: int) -> tuple[int, 
 
 def place_of_layer(name: str, layer: int, layers: Sequence[int]) -> int:
     """Return the place of a layer among those that there are, from −1 backwards in their order."""
-    number = as_index("layer", layer)
+    number = check_index("layer", layer)
     if number in layers:
         return layers.index(number)
     if -len(layers) <= number < 0:
@@ -426,7 +426,7 @@ def named_layers(layers: Sequence[int]) -> str:
 
 def place_of(what: str, index: int, count: int) -> int:
     """Return the index from 0 of one of ``count`` examples."""
-    number = as_index(what, index)
+    number = check_index(what, index)
     if not -count <= number < count:
         raise InvalidInputError(f"got {what} {number}; expected 0 to {count - 1}")
     return number % count

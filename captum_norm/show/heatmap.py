@@ -12,7 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
 from captum_norm.attr.measurements import Measurements
-from captum_norm.checks import shown
+from captum_norm.checks import quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation import Explanation
 from captum_norm.generation.result import GenerationResult
@@ -218,7 +218,7 @@ def draw_patches(
     """
     pixels, values = pixels_of(picture), _values(scores)
     if not 0 <= opacity <= 1:
-        raise InvalidInputError(f"got opacity={shown(opacity)}; expected a number from 0 to 1")
+        raise InvalidInputError(f"got opacity={quoted(opacity)}; expected a number from 0 to 1")
     height, width = pixels.shape[:2]
     size = (2 * _PICTURE_INCHES + 1.2, _PICTURE_INCHES * min(max(height / width, 0.4), 2.0) + (0.9 if title else 0.6))
     figure = StandaloneFigure(figsize=size, dpi=150, layout="constrained")
@@ -304,7 +304,7 @@ def pixels_of(picture: Any) -> npt.NDArray[np.float64]:
         given = np.asarray(picture)
         pixels = given.astype(np.float64) / (255 if np.issubdtype(given.dtype, np.integer) else 1)
     except (TypeError, ValueError) as error:
-        raise InvalidInputError(f"got a picture {shown(picture)}; expected an array (height, width, 3)") from error
+        raise InvalidInputError(f"got a picture {quoted(picture)}; expected an array (height, width, 3)") from error
     if pixels.ndim == 2:
         pixels = np.repeat(pixels[..., None], 3, axis=2)
     if pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:

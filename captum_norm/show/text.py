@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from captum_norm.checks import shown
+from captum_norm.checks import quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.text.characters import spelled_out
 
@@ -62,5 +62,5 @@ def as_array(numbers: Numbers, what: str = "numbers") -> npt.NDArray[np.float64]
         return np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(
-            f"got {what} {shown(numbers)}; expected a tensor, an array or a list of numbers"
+            f"got {what} {quoted(numbers)}; expected a tensor, an array or a list of numbers"
         ) from error

@@ -12,6 +12,7 @@ from os import PathLike
 from types import MappingProxyType
 from typing import IO, BinaryIO, Protocol, cast
 
+from captum_norm.checks import quoted_name
 from captum_norm.errors import InvalidInputError
 from captum_norm.text.files import place_of
 
@@ -30,33 +31,11 @@ _LONGEST_LINE = 1 << 26
 _LARGEST_TEXT = 1 << 28
 # gzip compresses up to 1032:1, but text of any language less than 10:1; more than this is a decompression bomb.
 _UNPACKED, _RATIO = 1 << 26, 250
-_LONGEST_QUOTE = 80
 _REASONS: Mapping[type, str] = {FileNotFoundError: "there is no such file", IsADirectoryError: "it is a folder"}
 
 
 class _Stream(Protocol):
     def readline(self, limit: int, /) -> str | bytes: ...
-
-
-def quoted(value: object) -> str:
-    """Quote a value for a message: its ``repr``, truncated if it is long.
-
-    >>> quoted("0:0"), len(quoted("0" * 1000))
-    ("'0:0'", 84)
-    """
-    if isinstance(value, str):
-        return repr(value) if len(value) <= _LONGEST_QUOTE else f"{value[:_LONGEST_QUOTE]!r} …"
-    text = repr(value)
-    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]} …"
-
-
-def named(name: str) -> str:
-    r"""Format a name for a message: bare, or quoted if it is empty, long or unprintable.
-
-    >>> named("encoder.version"), named(""), named("a\x1b[31m")
-    ('encoder.version', "''", "'a\\x1b[31m'")
-    """
-    return name if name and name.isprintable() and len(name) <= _LONGEST_QUOTE else quoted(name)
 
 
 def source_name(source: TextSource) -> str:
@@ -80,7 +59,7 @@ def error_at(source: TextSource, number: int, message: str) -> InvalidInputError
 
 def is_regular_file(path: str | PathLike[str]) -> bool:
     """Whether a path or URL is a regular file rather than a pipe or a device; InvalidInputError if it is not there."""
-    called = named(os.fspath(path))
+    called = quoted_name(os.fspath(path))
     try:
         kind, _ = place_of(path).status()
     except (OSError, ValueError) as error:
@@ -193,7 +172,7 @@ def plain_size(source: TextSource) -> int | None:
     try:
         return place_of(source).status()[1]
     except OSError as error:
-        raise _unreadable(named(os.fspath(source)), error) from error
+        raise _unreadable(quoted_name(os.fspath(source)), error) from error
 
 
 def read_range(path: str, offset: int, size: int) -> bytes:
@@ -201,7 +180,7 @@ def read_range(path: str, offset: int, size: int) -> bytes:
     try:
         return place_of(path).read(offset, offset + size)
     except (OSError, ValueError) as error:
-        raise _unreadable(named(path), error) from error
+        raise _unreadable(quoted_name(path), error) from error
 
 
 def suffix_of(source: str | PathLike[str]) -> str:

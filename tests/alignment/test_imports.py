@@ -47,7 +47,7 @@ WITHOUT_TORCH = {
 }
 """Those that read, write, decode and score without a model, and which other distributions they may import."""
 
-NO_TORCH = {"InvalidInputError", "bars", "identity", "results.tables", "runs", "text"}
+NO_TORCH = {"InvalidInputError", "bars", "checks", "identity", "results.tables", "runs", "text"}
 """What they may import of captum_norm."""
 
 

@@ -13,7 +13,7 @@ from captum_norm.attr.frozen.relevance import Parts, RelevanceAttribution, seque
 from captum_norm.attr.frozen.results import TokenVectors
 from captum_norm.attr.frozen.rules import DECOMPX
 from captum_norm.bars import bar
-from captum_norm.checks import as_truth, one_of
+from captum_norm.checks import check_bool, check_choice
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.checks import finite_results
 from captum_norm.forward.request import Request, layer_indices
@@ -90,8 +90,8 @@ class DecompX(RelevanceAttribution):
         tokenizer: Any = None,
     ) -> None:
         super().__init__(model, readout=readout, tokenizer=tokenizer, memory_budget=memory_budget)
-        self.bias: Bias = one_of("bias", bias, get_args(Bias))
-        self._propagate = as_truth("propagate", propagate) or bias != "apart"
+        self.bias: Bias = check_choice("bias", bias, get_args(Bias))
+        self._propagate = check_bool("propagate", propagate) or bias != "apart"
 
     def vectors(
         self, inputs: Inputs, additional_forward_args: Any = None, *, layers: Sequence[int] | None = None

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
+from captum_norm.checks import quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.results.tables import csv_text, data_frame, json_text
 from captum_norm.text.characters import spelled_out
-from captum_norm.text.lines import quoted, read_text
+from captum_norm.text.lines import read_text
 
 if TYPE_CHECKING:
     import pandas as pd

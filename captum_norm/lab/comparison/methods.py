@@ -16,7 +16,7 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.attr import TokenAttribution
-from captum_norm.checks import as_index
+from captum_norm.checks import check_index
 from captum_norm.errors import InvalidInputError, NonFiniteError
 from captum_norm.methods import METHODS
 from captum_norm.models import Inputs, TokenInputs, bind_tokens, explained_module
@@ -163,7 +163,7 @@ def _wait() -> None:
 
 def checked_seed(seed: int) -> int:
     """Check a seed for torch and numpy."""
-    number = as_index("the seed", seed)
+    number = check_index("the seed", seed)
     if not 0 <= number < _SEEDS:
         raise InvalidInputError(f"got the seed {number}; expected 0 to {_SEEDS - 1}")
     return number

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from captum_norm.checks import as_count, as_index, one_of
+from captum_norm.checks import check_choice, check_count, check_index
 from captum_norm.errors import InvalidInputError
 from captum_norm.lab.evaluation import FaithfulnessScores, agreement
 from captum_norm.results.base import Result
@@ -193,7 +193,7 @@ class Comparison(Result):
         Raises:
             InvalidInputError: there is no such example.
         """
-        place = as_index("example", example)
+        place = check_index("example", example)
         if not -len(self) <= place < len(self):
             raise InvalidInputError(f"got example {place}; expected 0 to {len(self) - 1}")
         place %= len(self)
@@ -302,9 +302,9 @@ class Comparison(Result):
         Raises:
             InvalidInputError: there is no such method.
         """
-        name = one_of("method", self.ranking[0] if method is None else method, list(self.results))
+        name = check_choice("method", self.ranking[0] if method is None else method, list(self.results))
         rows = sorted(_scores(self), key=lambda row: -row[name])
-        return [(row["token"], row[name]) for row in rows[: as_count("count", count)]]
+        return [(row["token"], row[name]) for row in rows[: check_count("count", count)]]
 
     def words(self, score: WordScore = "sum") -> "pd.DataFrame":
         """Return the scores of words: a row for each, with the example, the word and every method's score.

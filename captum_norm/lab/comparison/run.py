@@ -10,7 +10,7 @@ from captum.attr import Attribution
 from torch import Tensor
 
 from captum_norm.bars import bar
-from captum_norm.checks import as_index
+from captum_norm.checks import check_index
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.lab.comparison.methods import (
     checked_seed,
@@ -205,7 +205,7 @@ def _check_labels(labels: Sequence[int] | Tensor, examples: int, classes: int | 
             f"{'no logits' if classes is None else f'{classes} logits'}; expected one label each, and several classes"
         )
     for example, label in enumerate(torch.as_tensor(labels).tolist()):
-        if not 0 <= as_index("the label", label) < classes:
+        if not 0 <= check_index("the label", label) < classes:
             raise InvalidInputError(f"got the label {label} for example {example}; expected 0 to {classes - 1}")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from captum_norm.checks import as_count, entries, one_of, shown
+from captum_norm.checks import check_choice, check_count, check_entries, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.functional import centred_ranks
 from captum_norm.lab.evaluation.perturbation import MOST, Perturbation, PerturbedInputs
@@ -98,12 +98,12 @@ class Faithfulness:
 
     def __init__(self, perturbation: Perturbation, *, bins: Sequence[float] = ERASER_BINS, steps: int = 10) -> None:
         if not isinstance(perturbation, Perturbation):
-            raise InvalidInputError(f"got {shown(perturbation)}; expected a Perturbation")
+            raise InvalidInputError(f"got {quoted(perturbation)}; expected a Perturbation")
         self.perturbation = perturbation
-        self.bins = tuple(entries("bins", bins, "shares of tokens"))
+        self.bins = tuple(check_entries("bins", bins, "shares of tokens"))
         if not self.bins or not all(isinstance(share, (int, float)) and 0 < share <= 1 for share in self.bins):
-            raise InvalidInputError(f"got the bins {shown(self.bins)}; expected shares of tokens above 0, at most 1")
-        self.steps = as_count("steps", steps, MOST)
+            raise InvalidInputError(f"got the bins {quoted(self.bins)}; expected shares of tokens above 0, at most 1")
+        self.steps = check_count("steps", steps, MOST)
 
     @property
     def signature(self) -> str:
@@ -332,10 +332,10 @@ def agreement(scores: Mapping[str, Tensor], compared: Tensor, coefficient: Coeff
     Raises:
         InvalidInputError: there are no scores, the shapes differ, or the coefficient is unknown.
     """
-    one_of("coefficient", coefficient, _FEATURES)
+    check_choice("coefficient", coefficient, _FEATURES)
     given: object = scores
     if not isinstance(given, Mapping) or not given:
-        raise InvalidInputError(f"got scores {shown(scores)}; expected a mapping from methods to tensors (B, S)")
+        raise InvalidInputError(f"got scores {quoted(scores)}; expected a mapping from methods to tensors (B, S)")
     return _tables(list(scores.values()), compared, coefficient).nanmean(0)
 
 
@@ -359,7 +359,7 @@ def _tables(scores: list[Tensor], compared: Tensor, coefficient: Coefficient) ->
     tensors = (*scores, compared)
     for tensor in tensors:
         if not isinstance(tensor, Tensor):
-            raise InvalidInputError(f"got {shown(tensor)}; expected a tensor (B, S)")
+            raise InvalidInputError(f"got {quoted(tensor)}; expected a tensor (B, S)")
     if len({tensor.shape for tensor in tensors}) != 1 or compared.dim() != 2:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
         raise InvalidInputError(f"got tensors of shapes {shapes}; expected (B, S) for all")

@@ -8,7 +8,7 @@ import torch
 from captum import metrics
 from torch import Tensor
 
-from captum_norm.checks import as_count, as_index, as_number, as_truth, one_of, shown
+from captum_norm.checks import check_bool, check_choice, check_count, check_index, check_number, quoted
 from captum_norm.errors import InvalidInputError, NonFiniteError
 from captum_norm.models import (
     Difference,
@@ -64,13 +64,13 @@ class Perturbation:
         batch_size: int = 64,
     ) -> None:
         model, tokenizer = opened(model, tokenizer)
-        one_of("output", output, get_args(Output))
+        check_choice("output", output, get_args(Output))
         if output == "probability" and readout is None and has_sigmoids(model):
             raise InvalidInputError(
                 f"{type(model).__name__} is a multi-label classifier, whose probability is the sigmoid of one logit, "
                 "not a share of all; watch the logit"
             )
-        if as_truth("keep_special", keep_special) and tokenizer is None:
+        if check_bool("keep_special", keep_special) and tokenizer is None:
             raise InvalidInputError(
                 "got keep_special=True without a tokenizer, which knows the special tokens; pass one, or "
                 "keep_special=False"
@@ -87,7 +87,7 @@ class Perturbation:
         self.keep_special = keep_special
         self.output = output
         self.readout = readout
-        self.batch_size = as_count("batch_size", batch_size)
+        self.batch_size = check_count("batch_size", batch_size)
 
     @property
     def signature(self) -> str:
@@ -200,7 +200,7 @@ class PerturbedInputs:
             InvalidInputError: they have not.
         """
         if not isinstance(scores, Tensor) or scores.is_nested or scores.is_meta:
-            raise InvalidInputError(f"got scores {shown(scores)}; expected a tensor with their numbers")
+            raise InvalidInputError(f"got scores {quoted(scores)}; expected a tensor with their numbers")
         if scores.shape != self.removable.shape:
             expected = tuple(self.removable.shape)
             raise InvalidInputError(f"got scores of shape {tuple(scores.shape)}; expected {expected}")
@@ -284,12 +284,12 @@ def infidelity(
         InvalidInputError: the scores do not have the shape of the inputs, or an option is invalid.
     """
     if not isinstance(bound, PerturbedInputs):
-        raise InvalidInputError(f"got {shown(bound)}; expected what Perturbation.bind returns")
+        raise InvalidInputError(f"got {quoted(bound)}; expected what Perturbation.bind returns")
     removable = bound.removable
     bound.check(scores)
-    samples, normalize = as_count("samples", samples, MOST), as_truth("normalize", normalize)
-    share = as_number("share", share)
-    generator = torch.Generator(removable.device).manual_seed(as_index("seed", seed))
+    samples, normalize = check_count("samples", samples, MOST), check_bool("normalize", normalize)
+    share = check_number("share", share)
+    generator = torch.Generator(removable.device).manual_seed(check_index("seed", seed))
     present = removable.to(bound.whole)
 
     def remove(kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -341,11 +341,11 @@ def max_sensitivity(
     Raises:
         InvalidInputError: an option is invalid.
     """
-    samples, radius = as_count("samples", samples, MOST), as_number("radius", radius)
+    samples, radius = check_count("samples", samples, MOST), check_number("radius", radius)
     model, tokenizer = opened(model)
     bound = bind_tokens(model, inputs, additional_forward_args, tokenizer=tokenizer)
     embeddings, batch = bound.embeddings(), len(bound)
-    generator = torch.Generator(embeddings.device).manual_seed(as_index("seed", seed))
+    generator = torch.Generator(embeddings.device).manual_seed(check_index("seed", seed))
 
     def explain(changed: Tensor | tuple[Tensor, ...], **options: Any) -> tuple[Tensor]:
         (changed,) = changed if isinstance(changed, tuple) else (changed,)

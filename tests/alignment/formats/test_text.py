@@ -13,7 +13,8 @@ from alignment import Alignment, format_pharaoh, parse_pharaoh, read_parallel, r
 from alignment.formats import read_identified
 from alignment.formats.text import split_words, write_text
 from captum_norm import InvalidInputError
-from captum_norm.text.lines import quoted, read_lines
+from captum_norm.checks import quoted
+from captum_norm.text.lines import read_lines
 
 COMPRESS = {"": lambda content: content, ".gz": gzip.compress, ".xz": lzma.compress}
 
