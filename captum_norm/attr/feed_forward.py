@@ -22,8 +22,9 @@ from captum_norm.functional import (
     ratio,
     relative_error,
 )
-from captum_norm.models.blocks import Block, FeedForwardBlock, Routing, multiplied
+from captum_norm.models.blocks import Block, FeedForwardBlock, multiplied
 from captum_norm.models.layouts import Scope
+from captum_norm.models.networks import Routing
 
 # Memory limit for the vectors and their intermediates.
 VECTOR_BYTES = 256 * 2**20

@@ -27,18 +27,11 @@ from captum_norm.functional import (
 )
 from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.attention import AttentionCall, Part
-from captum_norm.models.blocks import (
-    Block,
-    ExpertsReader,
-    Routing,
-    fold_gate,
-    multiplied,
-    routing_of,
-    routing_of_scores,
-)
+from captum_norm.models.blocks import Block, fold_gate, multiplied
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import End, Hook, hooked
 from captum_norm.models.layouts import Scope, Site
+from captum_norm.models.networks import ExpertsReader, Routing, routing_of, routing_of_scores
 from captum_norm.models.offloading import loaded
 from captum_norm.models.precision import coarsest, step_of
 from captum_norm.models.projections import within_a_pass

@@ -6,25 +6,22 @@ The search reads them once from a layer's modules; what they return follows the 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError, UnsupportedScopeError
-from captum_norm.functional import Affine, Carry, Elementwise, Network, Normalization, Use, scaled
+from captum_norm.functional import Carry, Normalization, Use, scaled
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.hooks import tensors_in
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site, Stage
+from captum_norm.models.networks import DenseReader, ExpertsReader, Routing
 from captum_norm.models.offloading import loaded
 from captum_norm.models.precision import accumulation_dtype, coarsest
 from captum_norm.models.projections import NormReader, Projection
 
 GATE_ROUNDINGS = 32
 """Rounding errors, in units in the last place, of a gate's factors."""
-
-Cuts = tuple[slice, ...]
-"""The entries of one map's output that belong to the gate, and those of the other factor; empty for separate maps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,113 +65,6 @@ def _scaled_norm(norm: NormReader | None, factor: Factor | None, dtype: torch.dt
         return read
     with loaded(factor.module):
         return scaled(read, torch.as_tensor(factor.stored, dtype=dtype))
-
-
-def _cut(fused: Affine, cuts: Cuts) -> Sequence[Affine]:
-    """Return the maps of both factors of a gated network that one map holds."""
-    return [Affine(fused.weight[:, cut], None if fused.bias is None else fused.bias[cut]) for cut in cuts] or [fused]
-
-
-@dataclass(frozen=True)
-class DenseReader:
-    """Reads one network that acts on every position."""
-
-    inner: tuple[Projection, ...]  # into the neurons, the gate's first
-    outer: Projection
-    activation: Elementwise
-    cuts: Cuts = ()
-    gate: Projection | None = None  # to one number for each position, whose sigmoid multiplies the output
-
-    def use(self, inputs: Tensor) -> Use:
-        """Return the network's use, with present parameters, at positions whose whole inputs are (N, D)."""
-        inner = [affine for projection in self.inner for affine in _cut(Affine(*projection.read()), self.cuts)]
-        network = Network(tuple(inner), Affine(*self.outer.read()), self.activation)
-        gate = None if self.gate is None else Affine(*self.gate.read())
-        return Use(network, coefficient=None if gate is None else gate.whole(inputs).sigmoid())
-
-
-class Routing(NamedTuple):
-    """What a router chose for N positions: the indices of their experts and the coefficients, (N, n) each."""
-
-    experts: Tensor
-    coefficients: Tensor
-
-
-def routing_of(received: Any) -> Routing | None:
-    """Return the routing among the (nested) arguments of a module: indices and coefficients, (N, n) each."""
-    tables = [tensor for tensor in tensors_in(received) if tensor.dim() == 2]
-    indices = [tensor for tensor in tables if not tensor.is_floating_point() and tensor.dtype != torch.bool]
-    for index in indices:
-        for coefficients in tables:
-            if coefficients.is_floating_point() and coefficients.shape == index.shape:
-                return Routing(index, coefficients)
-    return None
-
-
-def routing_of_scores(scores: Tensor) -> Routing:
-    """Return the routing by scores of all experts, (N, experts); a score of 0 leaves an expert out."""
-    experts = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
-    return Routing(experts.where(scores != 0, scores.shape[1]), scores)
-
-
-def stacked_maps(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return a module's own parameters that hold a matrix for each expert, by name; empty unless there are several."""
-    stacked = {name: parameter for name, parameter in module.named_parameters(recurse=False) if parameter.dim() == 3}
-    counts = {len(parameter) for parameter in stacked.values()}
-    return stacked if len(stacked) > 1 and len(counts) == 1 and counts != {1} else {}
-
-
-def routers_beside(module: nn.Module) -> list[nn.Module]:
-    """Return the children that score the experts of another child: one of their matrices has a row for each expert."""
-    children = list(module.children())
-    counts = {len(parameter) for child in children for parameter in stacked_maps(child).values()}
-    return [
-        child
-        for child in children
-        if any(parameter.dim() == 2 and len(parameter) in counts for parameter in child.parameters(recurse=False))
-        and not stacked_maps(child)
-    ]
-
-
-@dataclass(frozen=True)
-class ExpertsReader:
-    """Reads experts that share a module, with their maps stacked in parameters of three axes."""
-
-    module: nn.Module  # its first input is (N, D)
-    inner: str  # names of parameters
-    outer: str
-    inner_bias: str | None
-    outer_bias: str | None
-    transposed: bool  # whether the maps are (outputs, inputs)
-    activation: Elementwise
-    factor: Elementwise | None = None  # on the other factor of a gated network; None for the identity
-    cuts: Cuts = ()
-    # Gives a score for each expert, (N, experts), which multiplies the expert's input; None if the experts receive a
-    # routing, whose coefficients multiply their outputs.
-    scorer: nn.Module | None = None
-
-    def _affine(self, weight: str, bias: str | None, expert: int) -> Affine:
-        with loaded(self.module):
-            matrix = self.module.get_parameter(weight)[expert]
-            shift = None if bias is None else self.module.get_parameter(bias)[expert]
-        return Affine(matrix.T if self.transposed else matrix, shift)
-
-    def network(self, expert: int) -> Network:
-        """Return one expert with its present parameters."""
-        inner = _cut(self._affine(self.inner, self.inner_bias, expert), self.cuts)
-        return Network(tuple(inner), self._affine(self.outer, self.outer_bias, expert), self.activation, self.factor)
-
-    def uses(self, routing: Routing, dtype: torch.dtype) -> Iterator[Use]:
-        """Yield each expert's use at the positions routed to it."""
-        for expert in routing.experts.unique().tolist():
-            if expert >= len(self.module.get_parameter(self.inner)):
-                continue  # the index that a router gives to what it leaves out
-            position, place = (routing.experts == expert).nonzero(as_tuple=True)
-            coefficient = routing.coefficients[position, place, None].to(dtype)
-            if self.scorer is None:
-                yield Use(self.network(expert), position, coefficient)
-            else:
-                yield Use(self.network(expert), position, scale=coefficient)
 
 
 @dataclass(frozen=True)

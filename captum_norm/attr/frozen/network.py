@@ -19,14 +19,21 @@ from torch.overrides import TorchFunctionMode, wrap_torch_function
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
 from captum_norm.functional import Elementwise, Normalization, Use
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.blocks import Block, ExpertsReader, routers_beside, routing_of, stacked_maps
+from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import Hook, first_argument, first_tensor, with_argument
 from captum_norm.models.layers import layer_of, not_run
+from captum_norm.models.networks import (
+    ExpertsReader,
+    read_routed,
+    routed_rows,
+    routers_beside,
+    routing_of,
+    stacked_maps,
+)
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.probes import affine_test, may_be_affine
 from captum_norm.models.projections import NormReader, Projection, read_step, tensor_of
-from captum_norm.models.search.networks import read_routed, routed_rows
 from captum_norm.models.stacks import encoder_of
 
 Step = NormReader | Projection | Elementwise | ExpertsReader

@@ -15,9 +15,9 @@ from captum_norm.attr.frozen.parts import PartsNetwork
 from captum_norm.errors import NotEnoughMemoryError
 from captum_norm.functional import length
 from captum_norm.memory import MemoryBudget, free_bytes, readable
-from captum_norm.models.blocks import stacked_maps
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import tensors_in
+from captum_norm.models.networks import stacked_maps
 from captum_norm.models.precision import accumulation_dtype
 
 # Number of tensors alive at a time: as large as the largest inside a layer, and as large as the model's output.

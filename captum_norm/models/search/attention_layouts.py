@@ -15,7 +15,7 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.blocks import Block, Factor, multiplied
 from captum_norm.models.layouts import Layout, Site
 from captum_norm.models.projections import NormReader, Same, equal, reproduces
-from captum_norm.models.search.networks import networks_into
+from captum_norm.models.search.feed_forward_blocks import networks_into
 from captum_norm.models.search.trace import (
     UNFACTORED,
     Event,

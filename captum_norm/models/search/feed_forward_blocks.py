@@ -8,31 +8,30 @@ block's output, and the layer must continue with the sum.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from functools import partial
+from itertools import permutations, product
 
+import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.models.blocks import (
-    Block,
+from captum_norm.functional import Elementwise, neuron_outputs
+from captum_norm.models.blocks import Block, FeedForwardBlock, multiplied
+from captum_norm.models.hooks import Received
+from captum_norm.models.layouts import FeedForwardLayout, Site, registered_feed_forwards
+from captum_norm.models.networks import (
+    KNOWN,
+    Cuts,
     DenseReader,
     ExpertsReader,
-    FeedForwardBlock,
     Routing,
-    multiplied,
-    routing_of,
-)
-from captum_norm.models.hooks import Received
-from captum_norm.models.layouts import Site, registered_feed_forwards
-from captum_norm.models.projections import NormReader, Same, equal, reproduces
-from captum_norm.models.search.networks import (
-    Declared,
-    dense_networks,
-    permits,
+    cuts_of,
+    is_elementwise,
     read_experts,
-    scaled_experts,
-    with_position_gates,
+    routing_of,
+    routing_of_scores,
 )
+from captum_norm.models.projections import NormReader, Projection, Same, equal, reproduces
 from captum_norm.models.search.trace import (
     UNFACTORED,
     Factors,
@@ -43,6 +42,9 @@ from captum_norm.models.search.trace import (
     sum_of,
     with_scales,
 )
+
+Declared = FeedForwardLayout | None
+"""The layout declared for a class of layers, or None."""
 
 HOW_TO = (
     "Declare it with captum_norm.models.register_feed_forward if it is one network whose maps are linear modules; see "
@@ -257,3 +259,111 @@ def _end(
             if follows and call.norm is not None:
                 return event.site, call.norm
     return None
+
+
+def permits(declared: Declared, part: str, trace: Trace, module: nn.Module | None) -> bool:
+    """Whether a module (None: no module) may be this part; only a declared layout restricts that."""
+    if declared is None:
+        return True
+    name = None if module is None else trace.name(module)
+    return bool(getattr(declared, part) == name)
+
+
+def dense_networks(
+    trace: Trace, read: Tensor, inner: Sequence[ModuleCall], declared: Declared
+) -> Iterator[tuple[DenseReader, ModuleCall]]:
+    """Yield the networks that read a tensor, each with the call of its outer map."""
+    for outer in trace.calls:
+        if outer.output.numel() != read.numel() or outer in inner:
+            continue
+        if not permits(declared, "outer", trace, outer.module):
+            continue
+        for reader in networks_into(trace, outer, inner, declared):
+            yield reader, outer
+
+
+def networks_into(
+    trace: Trace, outer: ModuleCall, inner: Sequence[ModuleCall], declared: Declared
+) -> Iterator[DenseReader]:
+    """Yield the networks of some of the inner maps and of this outer map."""
+    for chosen, activation, cuts in _gatings(trace, inner, outer.inputs, declared):
+        projections = [call.projection for call in (*chosen, outer)]
+        *into, out = [projection for projection in projections if projection is not None]
+        if declared is not None and {trace.name(call.module) for call in chosen} != set(declared.inner):
+            continue
+        if len(into) == len(chosen):
+            yield DenseReader(tuple(into), out, activation, cuts)
+
+
+def _gatings(
+    trace: Trace, inner: Sequence[ModuleCall], hidden: Tensor, declared: Declared
+) -> Iterator[tuple[tuple[ModuleCall, ...], Elementwise, Cuts]]:
+    """Yield the one or two inner maps from whose outputs ``hidden`` follows, with the activation and the cuts."""
+    width = hidden.shape[-1]
+    for count in (1, 2):
+        for chosen in permutations(inner, count):
+            outputs = [call.output for call in chosen]
+            for cuts in cuts_of(outputs[0].shape[-1], width) if count == 1 else ((),):
+                factors = [outputs[0][..., cut] for cut in cuts] or outputs
+                if all(factor.shape[-1] == width and factor.numel() == hidden.numel() for factor in factors):
+                    functions = [g for g in _functions(trace, factors[0], declared) if _gives(g, factors, hidden)]
+                    if functions:
+                        # In half precision several functions round to the same values.
+                        yield chosen, min(functions, key=lambda g: _distance(g, factors, hidden)), cuts
+
+
+def _functions(trace: Trace, point: Tensor, declared: Declared) -> Iterator[Elementwise]:
+    """Yield the modules that were called on a tensor, and the functions that a model may use instead."""
+    for call in trace.calls_on(point):
+        # A module with children may receive the same numbers (all zero), but also takes other arguments.
+        single = not any(True for _ in call.module.children())
+        if single and call.output.shape == call.inputs.shape and permits(declared, "activation", trace, call.module):
+            yield call.module.forward
+    if permits(declared, "activation", trace, None):
+        yield from KNOWN
+
+
+def _gives(activation: Elementwise, factors: Sequence[Tensor], hidden: Tensor) -> bool:
+    """Whether the neurons gave g(u), or g(u) ⊙ w, and g acts element by element."""
+    with torch.no_grad():
+        return reproduces(neuron_outputs(factors, activation), hidden) and is_elementwise(activation, factors[0])
+
+
+def _distance(activation: Elementwise, factors: Sequence[Tensor], hidden: Tensor) -> float:
+    """Return the distance of g(u), or g(u) ⊙ w, from what the neurons gave."""
+    with torch.no_grad():
+        return float((neuron_outputs(factors, activation).double() - hidden.double().reshape(factors[0].shape)).norm())
+
+
+def with_position_gates(trace: Trace, read: Tensor, output: Tensor) -> Iterator[tuple[Projection | None, Tensor]]:
+    """Yield a shared expert's output alone, and times the sigmoid of one number for each position."""
+    yield None, output
+    for call in trace.calls_on(read):
+        if call.output.shape[-1] == 1 and call.projection is not None:
+            yield call.projection, output * call.output.reshape(*output.shape[:-1], 1).sigmoid()
+
+
+def scaled_experts(trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor]]:
+    """Yield experts that each read all positions times their scores, and their summed output, (N, D)."""
+    positions = read.flatten(0, -2)
+    for call in trace.calls:
+        count = call.inputs.numel() // read.numel()
+        if not any(parameter.dim() == 3 for parameter in call.module.parameters(recurse=False)):
+            continue
+        for scored in trace.calls_on(read):
+            if scored.output.shape != (len(positions), count):
+                continue
+            if equal(positions.repeat(count, 1) * scored.output.T.reshape(-1, 1), call.inputs):
+                together = partial(_summed, shape=(count, *positions.shape))
+                written = together(call.output)
+                routing = routing_of_scores(scored.output)
+                received: Received = ((call.inputs,), {})
+                experts = read_experts(
+                    call.module, positions, written, routing, received, together=together, scorer=scored.module
+                )
+                if experts is not None:
+                    yield experts, written
+
+
+def _summed(output: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return output.reshape(shape).sum(0)

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from captum_norm import AttentionBlockAttribution, NormMeter, UnsupportedModelError, UnsupportedScopeError
 from captum_norm.models import FeedForwardLayout, Site
-from captum_norm.models.blocks import routing_of
 from captum_norm.models.inputs import bind_inputs
+from captum_norm.models.networks import routing_of
 from captum_norm.models.search.attention_blocks import find_blocks
 from tests import encoder_decoders, families
 from tests.feed_forwards import EVERY, PARTS, SCOPES

@@ -1,34 +1,21 @@
-"""Finds feed-forward networks: linear modules with an element-wise function or a gate between them, and experts.
-
-Experts are a module whose stacked maps, routed as seen, reproduce its output.
-"""
+"""Reads feed-forward networks: dense ones, and the experts of a mixture, whose maps one module holds stacked."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import permutations, product
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.functional import Elementwise, neuron_outputs, written_by
-from captum_norm.models.blocks import (
-    Cuts,
-    DenseReader,
-    ExpertsReader,
-    Routing,
-    routing_of,
-    routing_of_scores,
-    stacked_maps,
-)
-from captum_norm.models.hooks import Received, first_tensor
-from captum_norm.models.layouts import FeedForwardLayout
+from captum_norm.functional import Affine, Elementwise, Network, Use, written_by
+from captum_norm.models.hooks import Received, first_tensor, tensors_in
+from captum_norm.models.offloading import loaded
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.probes import copy_with, drawn, output_of
-from captum_norm.models.projections import Projection, equal, reproduces
-from captum_norm.models.search.trace import ModuleCall, Trace
+from captum_norm.models.projections import Projection, reproduces
 
 KNOWN: tuple[Elementwise, ...] = (
     nn.functional.relu,
@@ -42,63 +29,118 @@ KNOWN: tuple[Elementwise, ...] = (
 )
 """Activations that a model may apply without a module."""
 
-
-Declared = FeedForwardLayout | None
-"""The layout declared for a class of layers, or None."""
-
-
-def permits(declared: Declared, part: str, trace: Trace, module: nn.Module | None) -> bool:
-    """Whether a module (None: no module) may be this part; only a declared layout restricts that."""
-    if declared is None:
-        return True
-    name = None if module is None else trace.name(module)
-    return bool(getattr(declared, part) == name)
+Cuts = tuple[slice, ...]
+"""The entries of one map's output that belong to the gate, and those of the other factor; empty for separate maps."""
 
 
-def dense_networks(
-    trace: Trace, read: Tensor, inner: Sequence[ModuleCall], declared: Declared
-) -> Iterator[tuple[DenseReader, ModuleCall]]:
-    """Yield the networks that read a tensor, each with the call of its outer map."""
-    for outer in trace.calls:
-        if outer.output.numel() != read.numel() or outer in inner:
-            continue
-        if not permits(declared, "outer", trace, outer.module):
-            continue
-        for reader in networks_into(trace, outer, inner, declared):
-            yield reader, outer
+def _cut(fused: Affine, cuts: Cuts) -> Sequence[Affine]:
+    """Return the maps of both factors of a gated network that one map holds."""
+    return [Affine(fused.weight[:, cut], None if fused.bias is None else fused.bias[cut]) for cut in cuts] or [fused]
 
 
-def networks_into(
-    trace: Trace, outer: ModuleCall, inner: Sequence[ModuleCall], declared: Declared
-) -> Iterator[DenseReader]:
-    """Yield the networks of some of the inner maps and of this outer map."""
-    for chosen, activation, cuts in _gatings(trace, inner, outer.inputs, declared):
-        projections = [call.projection for call in (*chosen, outer)]
-        *into, out = [projection for projection in projections if projection is not None]
-        if declared is not None and {trace.name(call.module) for call in chosen} != set(declared.inner):
-            continue
-        if len(into) == len(chosen):
-            yield DenseReader(tuple(into), out, activation, cuts)
+@dataclass(frozen=True)
+class DenseReader:
+    """Reads one network that acts on every position."""
+
+    inner: tuple[Projection, ...]  # into the neurons, the gate's first
+    outer: Projection
+    activation: Elementwise
+    cuts: Cuts = ()
+    gate: Projection | None = None  # to one number for each position, whose sigmoid multiplies the output
+
+    def use(self, inputs: Tensor) -> Use:
+        """Return the network's use, with present parameters, at positions whose whole inputs are (N, D)."""
+        inner = [affine for projection in self.inner for affine in _cut(Affine(*projection.read()), self.cuts)]
+        network = Network(tuple(inner), Affine(*self.outer.read()), self.activation)
+        gate = None if self.gate is None else Affine(*self.gate.read())
+        return Use(network, coefficient=None if gate is None else gate.whole(inputs).sigmoid())
 
 
-def _gatings(
-    trace: Trace, inner: Sequence[ModuleCall], hidden: Tensor, declared: Declared
-) -> Iterator[tuple[tuple[ModuleCall, ...], Elementwise, Cuts]]:
-    """Yield the one or two inner maps from whose outputs ``hidden`` follows, with the activation and the cuts."""
-    width = hidden.shape[-1]
-    for count in (1, 2):
-        for chosen in permutations(inner, count):
-            outputs = [call.output for call in chosen]
-            for cuts in _cuts_of(outputs[0].shape[-1], width) if count == 1 else ((),):
-                factors = [outputs[0][..., cut] for cut in cuts] or outputs
-                if all(factor.shape[-1] == width and factor.numel() == hidden.numel() for factor in factors):
-                    functions = [g for g in _functions(trace, factors[0], declared) if _gives(g, factors, hidden)]
-                    if functions:
-                        # In half precision several functions round to the same values.
-                        yield chosen, min(functions, key=lambda g: _distance(g, factors, hidden)), cuts
+class Routing(NamedTuple):
+    """What a router chose for N positions: the indices of their experts and the coefficients, (N, n) each."""
+
+    experts: Tensor
+    coefficients: Tensor
 
 
-def _cuts_of(outputs: int, width: int) -> list[Cuts]:
+def routing_of(received: Any) -> Routing | None:
+    """Return the routing among the (nested) arguments of a module: indices and coefficients, (N, n) each."""
+    tables = [tensor for tensor in tensors_in(received) if tensor.dim() == 2]
+    indices = [tensor for tensor in tables if not tensor.is_floating_point() and tensor.dtype != torch.bool]
+    for index in indices:
+        for coefficients in tables:
+            if coefficients.is_floating_point() and coefficients.shape == index.shape:
+                return Routing(index, coefficients)
+    return None
+
+
+def routing_of_scores(scores: Tensor) -> Routing:
+    """Return the routing by scores of all experts, (N, experts); a score of 0 leaves an expert out."""
+    experts = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
+    return Routing(experts.where(scores != 0, scores.shape[1]), scores)
+
+
+def stacked_maps(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return a module's own parameters that hold a matrix for each expert, by name; empty unless there are several."""
+    stacked = {name: parameter for name, parameter in module.named_parameters(recurse=False) if parameter.dim() == 3}
+    counts = {len(parameter) for parameter in stacked.values()}
+    return stacked if len(stacked) > 1 and len(counts) == 1 and counts != {1} else {}
+
+
+def routers_beside(module: nn.Module) -> list[nn.Module]:
+    """Return the children that score the experts of another child: one of their matrices has a row for each expert."""
+    children = list(module.children())
+    counts = {len(parameter) for child in children for parameter in stacked_maps(child).values()}
+    return [
+        child
+        for child in children
+        if any(parameter.dim() == 2 and len(parameter) in counts for parameter in child.parameters(recurse=False))
+        and not stacked_maps(child)
+    ]
+
+
+@dataclass(frozen=True)
+class ExpertsReader:
+    """Reads experts that share a module, with their maps stacked in parameters of three axes."""
+
+    module: nn.Module  # its first input is (N, D)
+    inner: str  # names of parameters
+    outer: str
+    inner_bias: str | None
+    outer_bias: str | None
+    transposed: bool  # whether the maps are (outputs, inputs)
+    activation: Elementwise
+    factor: Elementwise | None = None  # on the other factor of a gated network; None for the identity
+    cuts: Cuts = ()
+    # Gives a score for each expert, (N, experts), which multiplies the expert's input; None if the experts receive a
+    # routing, whose coefficients multiply their outputs.
+    scorer: nn.Module | None = None
+
+    def _affine(self, weight: str, bias: str | None, expert: int) -> Affine:
+        with loaded(self.module):
+            matrix = self.module.get_parameter(weight)[expert]
+            shift = None if bias is None else self.module.get_parameter(bias)[expert]
+        return Affine(matrix.T if self.transposed else matrix, shift)
+
+    def network(self, expert: int) -> Network:
+        """Return one expert with its present parameters."""
+        inner = _cut(self._affine(self.inner, self.inner_bias, expert), self.cuts)
+        return Network(tuple(inner), self._affine(self.outer, self.outer_bias, expert), self.activation, self.factor)
+
+    def uses(self, routing: Routing, dtype: torch.dtype) -> Iterator[Use]:
+        """Yield each expert's use at the positions routed to it."""
+        for expert in routing.experts.unique().tolist():
+            if expert >= len(self.module.get_parameter(self.inner)):
+                continue  # the index that a router gives to what it leaves out
+            position, place = (routing.experts == expert).nonzero(as_tuple=True)
+            coefficient = routing.coefficients[position, place, None].to(dtype)
+            if self.scorer is None:
+                yield Use(self.network(expert), position, coefficient)
+            else:
+                yield Use(self.network(expert), position, scale=coefficient)
+
+
+def cuts_of(outputs: int, width: int) -> list[Cuts]:
     """Return the ways to cut the outputs of one map into one factor or two, the gate's first."""
     if outputs == width:
         return [()]
@@ -109,69 +151,12 @@ def _cuts_of(outputs: int, width: int) -> list[Cuts]:
     return [order for pair in (halves, interleaved) for order in (pair, pair[::-1])]
 
 
-def _functions(trace: Trace, point: Tensor, declared: Declared) -> Iterator[Elementwise]:
-    """Yield the modules that were called on a tensor, and the functions that a model may use instead."""
-    for call in trace.calls_on(point):
-        # A module with children may receive the same numbers (all zero), but also takes other arguments.
-        single = not any(True for _ in call.module.children())
-        if single and call.output.shape == call.inputs.shape and permits(declared, "activation", trace, call.module):
-            yield call.module.forward
-    if permits(declared, "activation", trace, None):
-        yield from KNOWN
-
-
-def _gives(activation: Elementwise, factors: Sequence[Tensor], hidden: Tensor) -> bool:
-    """Whether the neurons gave g(u), or g(u) ⊙ w, and g acts element by element."""
-    with torch.no_grad():
-        return reproduces(neuron_outputs(factors, activation), hidden) and _is_elementwise(activation, factors[0])
-
-
-def _distance(activation: Elementwise, factors: Sequence[Tensor], hidden: Tensor) -> float:
-    """Return the distance of g(u), or g(u) ⊙ w, from what the neurons gave."""
-    with torch.no_grad():
-        return float((neuron_outputs(factors, activation).double() - hidden.double().reshape(factors[0].shape)).norm())
-
-
-def _is_elementwise(function: Elementwise, point: Tensor) -> bool:
+def is_elementwise(function: Elementwise, point: Tensor) -> bool:
     """Whether each neuron's output depends on its own input alone: change half of them, and the rest must stay."""
     changed = point.clone()
     changed[..., ::2] = 1 - changed[..., ::2]
     before, after = function(point), function(changed)
     return before.shape == point.shape and reproduces(after[..., 1::2], before[..., 1::2])
-
-
-def with_position_gates(trace: Trace, read: Tensor, output: Tensor) -> Iterator[tuple[Projection | None, Tensor]]:
-    """Yield a shared expert's output alone, and times the sigmoid of one number for each position."""
-    yield None, output
-    for call in trace.calls_on(read):
-        if call.output.shape[-1] == 1 and call.projection is not None:
-            yield call.projection, output * call.output.reshape(*output.shape[:-1], 1).sigmoid()
-
-
-def scaled_experts(trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor]]:
-    """Yield experts that each read all positions times their scores, and their summed output, (N, D)."""
-    positions = read.flatten(0, -2)
-    for call in trace.calls:
-        count = call.inputs.numel() // read.numel()
-        if not any(parameter.dim() == 3 for parameter in call.module.parameters(recurse=False)):
-            continue
-        for scored in trace.calls_on(read):
-            if scored.output.shape != (len(positions), count):
-                continue
-            if equal(positions.repeat(count, 1) * scored.output.T.reshape(-1, 1), call.inputs):
-                together = partial(_summed, shape=(count, *positions.shape))
-                written = together(call.output)
-                routing = routing_of_scores(scored.output)
-                received: Received = ((call.inputs,), {})
-                experts = read_experts(
-                    call.module, positions, written, routing, received, together=together, scorer=scored.module
-                )
-                if experts is not None:
-                    yield experts, written
-
-
-def _summed(output: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return output.reshape(shape).sum(0)
 
 
 def routed_rows(module: nn.Module, received: Received, output: Tensor, copies: int) -> tuple[Routing, Tensor]:
@@ -264,7 +249,7 @@ def _expert_readings(module: nn.Module, width: int, scorer: nn.Module | None) ->
         inner_bias = next((name for name, size in biases.items() if size == into.shape[2]), None)
         outer_bias = next((name for name, size in biases.items() if size == width and name != inner_bias), None)
         names = (inner, outer, inner_bias, outer_bias)
-        for cuts in _cuts_of(into.shape[2], out.shape[1]):
+        for cuts in cuts_of(into.shape[2], out.shape[1]):
             for activation, factor in _expert_functions(module):
                 yield ExpertsReader(module, *names, transposed, activation, factor, cuts, scorer)
 
@@ -296,5 +281,5 @@ def _reproduces(reader: ExpertsReader, routing: Routing, inputs: Tensor, output:
         uses = list(reader.uses(routing, inputs.dtype))
         computed = written_by(uses, inputs)
     return reproduces(computed, output, computed) and all(
-        _is_elementwise(use.network.activation, use.network.inner[0].whole(inputs)) for use in uses[:1]
+        is_elementwise(use.network.activation, use.network.inner[0].whole(inputs)) for use in uses[:1]
     )
