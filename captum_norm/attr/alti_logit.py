@@ -9,11 +9,10 @@ from torch import Tensor
 from captum_norm.attr.alti import alti_map
 from captum_norm.attr.base import LayerMap, check_map, checked_map
 from captum_norm.attr.frozen.head import HeadNetwork, HeadReading, read_head
-from captum_norm.attr.frozen.results import Decomposition
 from captum_norm.attr.logit_tracing import Spread, Tracing
 from captum_norm.attr.logit_updates import LogitUpdates, Step, block_updates, residual_path, residual_step
 from captum_norm.attr.meter import MeterOptions
-from captum_norm.attr.output import OutputAttribution
+from captum_norm.attr.output import Decomposition, OutputAttribution
 from captum_norm.checks import check_choice
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.checks import expect_finite, expect_number, finite_results

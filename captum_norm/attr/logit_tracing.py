@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from captum_norm.attr.frozen.head import HeadReading
 from captum_norm.attr.frozen.network import HookedModules
-from captum_norm.attr.frozen.results import Decomposition
 from captum_norm.attr.logit_updates import BlockUpdates, LogitUpdates, Step, stacked_heads
+from captum_norm.attr.output import Decomposition
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError
 from captum_norm.forward.checks import TOLERANCE, finite_results
 from captum_norm.forward.request import Request, layer_indices

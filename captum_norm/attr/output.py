@@ -2,13 +2,12 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, Unpack
 
 from torch import Tensor, nn
 
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.frozen.network import HookedModules
-from captum_norm.attr.frozen.results import Decomposition
 from captum_norm.attr.meter import MeterOptions
 from captum_norm.checks import check_bool
 from captum_norm.errors import InvalidInputError
@@ -20,6 +19,26 @@ from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Position, Readout, Target
+
+
+class Decomposition(NamedTuple):
+    """Output values, decomposed: one of each example, or P, whose axis is then there.
+
+    Attributes:
+        scores: each token's contribution, (B[, P], S), 0 at padding, after those of virtual tokens, if any; for an
+            encoder–decoder model a :class:`captum_norm.SourceAndPrefix` of those of the source, (B[, P], S), and the
+            target prefix, (B[, P], T).
+        bias: the biases' contribution, (B[, P]); 0 if they are shared among the tokens.
+        number: the value, (B[, P]).
+        convergence_delta: ``|Σ scores + bias − number| / (Σ |scores| + |bias|)``, or the frozen network's deviation
+            from the model if larger, (B[, P]). For a difference of two outputs, the error is relative to their sizes if
+            these are larger, since they were rounded.
+    """
+
+    scores: Any
+    bias: Tensor
+    number: Tensor
+    convergence_delta: Tensor
 
 
 class OutputAttribution(AttentionMapAttribution):

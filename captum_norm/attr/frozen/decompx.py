@@ -1,16 +1,14 @@
 """Decomposes hidden states, or any output value, into contributions of the tokens: DecompX."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from captum_norm.attr.frozen.parts import PartsNetwork
-from captum_norm.attr.frozen.propagation import LayerParts, Propagation, by_layer
-from captum_norm.attr.frozen.relevance import Parts, RelevanceAttribution, sequences
-from captum_norm.attr.frozen.results import TokenVectors
+from captum_norm.attr.frozen.lrp import Parts, RelevanceAttribution, sequences
+from captum_norm.attr.frozen.parts import LayerParts, PartsNetwork, propagated
 from captum_norm.attr.frozen.rules import DECOMPX
 from captum_norm.bars import bar
 from captum_norm.checks import check_bool, check_choice
@@ -29,8 +27,18 @@ from captum_norm.models.stacks import Role
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 
 Bias = Literal["apart", "absdot", "abssim", "norm", "equal", "cls"]
-# The tokens' number by sequence, their scores (P, K), and the biases' part, the value and its size (P,).
-_Found = tuple[Sequence[int], Tensor, Tensor, Tensor, Tensor]
+
+
+class TokenVectors(NamedTuple):
+    """Hidden states, decomposed.
+
+    Attributes:
+        vectors: each token's (K) contribution to each layer's output at each position (Q), (B, L, Q, K, D).
+        bias: the biases' contribution, (B, L, Q, D); 0 if they are shared among the tokens.
+    """
+
+    vectors: Tensor
+    bias: Tensor
 
 
 class DecompX(RelevanceAttribution):
@@ -91,6 +99,7 @@ class DecompX(RelevanceAttribution):
     ) -> None:
         super().__init__(model, readout=readout, tokenizer=tokenizer, memory_budget=memory_budget)
         self.bias: Bias = check_choice("bias", bias, get_args(Bias))
+        self._sharing = None if bias == "apart" else bias
         self._propagate = check_bool("propagate", propagate) or bias != "apart"
 
     def vectors(
@@ -120,12 +129,11 @@ class DecompX(RelevanceAttribution):
         def work() -> TokenVectors:
             count = max(stack.layers for stack in self.session.sizes(call).values())
             layers = layer_indices(request.layers, count)
-            found, _ = self._parts(call, torch.clone, layers)
-            self._deltas(found, layers, call.positions)
-            vectors = by_layer([parts.kept for parts in found], layers)
-            bias = by_layer([parts.bias for parts in found], layers)
-            vectors = positions.restore(positions.restore(vectors.transpose(2, 3), 2), 3)
-            return finite_results(self.model, TokenVectors(vectors, positions.restore(bias, 2)))
+            parts, _ = self._layers(call, torch.clone, layers)
+            self._deltas(parts, layers, call.positions)
+            vectors = positions.restore(positions.restore(_stacked(parts, "tokens", layers).transpose(2, 3), 2), 3)
+            bias = positions.restore(_stacked(parts, "bias", layers), 2)
+            return finite_results(self.model, TokenVectors(vectors, bias))
 
         return self.session.explain(work)
 
@@ -150,16 +158,16 @@ class DecompX(RelevanceAttribution):
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the norms of the tokens' contributions to the layers requested."""
         call = self._prepared(call)
-        found, network = self._parts(call, length)
+        parts, network = self._layers(call, length)
         maps, deltas = dict[Role, Sequence[tuple[int, Tensor]]](), dict[Role, Sequence[Tensor]]()
-        for role, (first, end, tokens) in self._stacks(call, len(found[0].kept), network.lengths).items():
+        for role, (first, end, tokens) in self._stacks(call, len(parts[0]), network.lengths).items():
             if request.has_stack(role):
                 indices = layer_indices(request.layers, end - first)
                 layers = [first + index for index in indices]
                 queries, _ = call.positions_of(role)
-                norms = by_layer([parts.kept for parts in found], layers)[:, :, tokens].transpose(2, 3)
+                norms = _stacked(parts, "tokens", layers)[:, :, tokens].transpose(2, 3)
                 maps[role] = list(zip(indices, norms.unbind(1), strict=True))
-                deltas[role] = self._deltas(found, layers, queries).unbind(1)
+                deltas[role] = self._deltas(parts, layers, queries).unbind(1)
         return stacked_maps(call, maps, deltas, causal=network.stacks.causal)
 
     def _stacks(self, call: ModelCall, layers: int, lengths: Sequence[int]) -> dict[Role, tuple[int, int, slice]]:
@@ -173,57 +181,61 @@ class DecompX(RelevanceAttribution):
             "cross": (encoder, layers, source),
         }
 
-    @contextmanager
-    def _propagation(self, call: ModelCall) -> Iterator[Propagation]:
-        """Propagate the parts of a call's examples, with a progress bar."""
+    def _bar(self, call: ModelCall) -> AbstractContextManager[Any]:
+        """Return a progress bar over the tokens of all examples."""
         lengths = [positions.length for positions in sequences(call)]
         tokens = None if None in lengths else call.batch * sum(length or 0 for length in lengths)
-        sharing, budget = None if self.bias == "apart" else self.bias, call.budget
-        with bar(f"parts of {self.session.name}", tokens, "tokens") as shown:
-            yield Propagation(self.model, self._hooked_modules(call), sharing, budget, shown.update)
+        return bar(f"parts of {self.session.name}", tokens, "tokens")
 
     def _parts_of(self, call: ModelCall, values: OutputValues, *, together: bool) -> Parts:
         if not self._propagate:
             return super()._parts_of(call, values, together=together)
-        with self._propagation(call) as propagation:
-            each = [
-                self._propagated(propagation, call.example(index), values.of_example(index))
-                for index in range(call.batch)
-            ]
-        lengths, found = each[0][0], [torch.stack(parts) for parts in zip(*(one[1:] for one in each), strict=True)]
+        modules, lengths, deviations = self._hooked_modules(call), list[int](), list[tuple[str, Tensor]]()
+        examples = []
+        with self._bar(call) as shown:
+            for index in range(call.batch):
+                scores = []
+                for output, network in propagated(modules, call.example(index), self._sharing, shown.update):
+                    numbers, rounded = values.of_example(index).read(network.call, output)
+                    numbers = numbers.to(accumulation_dtype(numbers.dtype))
+                    scores.append(numbers[1:-1])
+                    lengths = network.lengths
+                    deviations.append(network.largest_deviation())
+                examples.append((torch.cat(scores).T, numbers[-1], numbers[0], rounded[0].to(numbers)))
+        parts = [torch.stack(part) for part in zip(*examples, strict=True)]
         if together:
-            found = [part.sum(1, keepdim=True) for part in found]
-        scores, bias, number, rounded = found
-        return list(scores.split(lengths, 2)), bias, number, rounded, torch.zeros_like(rounded)
+            parts = [part.sum(1, keepdim=True) for part in parts]
+        of_tokens, bias, number, rounded = parts
+        halves, deviation = list(of_tokens.split(lengths, 2)), max(deviations, key=lambda noted: noted[1])
+        return halves, bias, number, rounded, deviation
 
-    def _parts(
-        self,
-        call: ModelCall,
-        keep: Callable[[Tensor], Tensor],
-        layers: Collection[int] | None = None,
-    ) -> tuple[list[LayerParts], PartsNetwork]:
-        """Compute each example's parts at the layers, and return the network that was run last."""
-        found = [LayerParts(keep, layers) for _ in range(call.batch)]
-        with self._propagation(call) as propagation:
-            for index, parts in enumerate(found):
-                *_, (_, _, network) = propagation.run(call.example(index), parts)
-        return found, network
+    def _layers(
+        self, call: ModelCall, reduce: Callable[[Tensor], Tensor], layers: Collection[int] | None = None
+    ) -> tuple[list[dict[int, LayerParts]], PartsNetwork]:
+        """Compute each example's parts of layers' outputs (all if None); return the network that was run last, too."""
+        modules, examples = self._hooked_modules(call), list[dict[int, LayerParts]]()
 
-    def _propagated(self, propagation: Propagation, example: ModelCall, values: OutputValues) -> _Found:
-        scores = []
-        for copies, output, network in propagation.run(example):
-            lengths = network.lengths
-            numbers, rounded = values.read(copies, output)
-            numbers = numbers.to(accumulation_dtype(numbers.dtype))
-            scores.append(numbers[1:-1])
-        return lengths, torch.cat(scores).T, numbers[-1], numbers[0], rounded[0].to(numbers)
+        def watch(layer: int, copies: Tensor) -> None:
+            if layers is None or layer in layers:
+                examples[-1][layer] = LayerParts.of(copies, reduce, examples[-1].get(layer))
 
-    def _deltas(self, found: Sequence[LayerParts], layers: Sequence[int], queries: Positions) -> Tensor:
+        with self._bar(call) as shown:
+            for index in range(call.batch):
+                examples.append({})
+                for _, network in propagated(modules, call.example(index), self._sharing, shown.update, watch):
+                    self._expect_agreement(network.largest_deviation())
+        return examples, network
+
+    def _deltas(self, parts: Sequence[dict[int, LayerParts]], layers: Sequence[int], queries: Positions) -> Tensor:
         """Compute the layers' completeness errors, (B, L)."""
-        error = length(by_layer([parts.left for parts in found], layers))
-        size, real = by_layer([parts.size for parts in found], layers), queries.real
+        error, size, real = length(_stacked(parts, "rest", layers)), _stacked(parts, "size", layers), queries.real
         real = None if real is None else real[:, None].expand(error.shape).flatten(0, 1)
         delta = relative_error(error.flatten(0, 1), size.flatten(0, 1), real).reshape(error.shape[:2])
         finite_results(self.model, delta)
         self._accept(delta, f"the parts of the hidden states of {type(self.model).__name__} do not add up")
         return delta
+
+
+def _stacked(parts: Sequence[dict[int, LayerParts]], name: str, layers: Sequence[int]) -> Tensor:
+    """Stack what the parts have under a name by example and layer, (B, L, ...)."""
+    return torch.stack([torch.stack([getattr(example[layer], name) for layer in layers]) for example in parts])

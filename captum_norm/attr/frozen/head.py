@@ -8,8 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr.frozen.graph import GraphNetwork
-from captum_norm.attr.frozen.network import HookedModules
+from captum_norm.attr.frozen.network import FrozenNetwork, HookedModules
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.gradients import gradients_on, gradients_through
 from captum_norm.models.call import ModelCall
@@ -43,14 +42,8 @@ class HeadReading:
     deviation: Tensor
 
 
-class HeadNetwork(GraphNetwork):
-    """What comes behind the last layer, frozen as an autograd graph; the layers run as they are, without gradients.
-
-    Args:
-        modules: what to hook.
-        call: the call to run.
-        queries_first: whether the layers' outputs have the axes (Q, B, D).
-    """
+class HeadNetwork(FrozenNetwork):
+    """What comes behind the last layer, frozen; the layers run without gradients, their outputs perhaps (Q, B, D)."""
 
     def __init__(self, modules: HookedModules, call: ModelCall, *, queries_first: bool) -> None:
         super().__init__(modules, call)
@@ -58,7 +51,7 @@ class HeadNetwork(GraphNetwork):
         self._behind = False
 
     def hooks(self) -> list[tuple[Literal["before", "after"], Iterable[nn.Module], Hook]]:
-        """The functions to call before and after modules, in the order of their calls."""
+        """Return the functions to call before and after modules, in the order of their calls."""
         return [*super().hooks(), ("after", self.modules.layers, self._leave)]
 
     @property
@@ -92,43 +85,25 @@ class HeadNetwork(GraphNetwork):
         # The model may write in place, which a leaf does not allow.
         return _with_tensor(output, stream, self.streams[0].clone())
 
-    def _keep(self, tensor: Tensor, constant: Tensor, sign: int = 1) -> None:
-        constant = constant.detach()
-
-        def keep(gradient: Tensor) -> None:
-            shares = self._batch_first((gradient.to(constant.dtype) * constant).sum(-1))
-            self._kept.append(sign * shares.reshape(self._batch, -1))
-
-        if tensor.requires_grad:
-            tensor.register_hook(keep)
+    def _shares_of(self, shares: Tensor, times: int) -> Tensor:  # noqa: ARG002 - no experts are behind the layers
+        return self._batch_first(shares).reshape(self._batch, -1)
 
     def _batch_first(self, tensor: Tensor) -> Tensor:
         swapped = self._queries_first and tensor.dim() > 1 and tensor.shape[:2] == self.streams[0].shape[:2]
         return tensor.transpose(0, 1) if swapped else tensor
 
     def gradient(self, number: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the gradient of a number with respect to the last layer's output, (B, Q, D), and the biases' parts."""
-        self._kept.clear()
+        """Return a number's gradient at the last layer's output, (B, Q, D), and the biases' shares at each position."""
+        self._shares.clear()
         (gradient,) = torch.autograd.grad(number, self.streams, retain_graph=True, materialize_grads=True)
         gradient = self._batch_first(gradient)
-        return gradient.reshape(self._batch, -1, gradient.shape[-1]), list(self._kept)
+        return gradient.reshape(self._batch, -1, gradient.shape[-1]), list(self._shares)
 
 
 def read_head(network: HeadNetwork, call: ModelCall, output: Any, values: OutputValues) -> HeadReading:
-    """Read output values at the last layer's output, by a backward pass through the head.
-
-    Args:
-        network: in which the model ran.
-        call: its call.
-        output: what it returned.
-        values: which.
-
-    Raises:
-        InvalidInputError: for a target or position outside the output.
-        UnsupportedModelError: if the output does not depend on the last layer's output at its own position alone.
-    """
+    """Read values of the output that the network returned at the last layer's, by a backward pass through the head."""
     with gradients_on():
-        numbers, rounded = (found.flatten() for found in values.read(call, output))
+        numbers, rounded = (column.flatten() for column in values.read(call, output))
         if not numbers.requires_grad:
             raise UnsupportedModelError(
                 f"the output of {type(call.model).__name__} does not depend on what its last layer returns; take "
@@ -136,21 +111,12 @@ def read_head(network: HeadNetwork, call: ModelCall, output: Any, values: Output
             )
         dtype = accumulation_dtype(numbers.dtype)
         read = [_read(network, call, numbers, values, group) for group in _distinct(values)]
-    examples, positions, outputs, directions = (
-        torch.cat(parts) for parts in zip(*(one[:4] for one in read), strict=True)
-    )
-    bias = torch.stack([one[4] for one in read]).sum(0)
-    deviations = network.deviations or [numbers.new_zeros(())]
-    return HeadReading(
-        examples,
-        positions,
-        outputs,
-        directions.to(dtype),
-        numbers.detach().to(dtype),
-        bias.to(dtype),
-        rounded.to(dtype),
-        torch.stack(deviations).max(),
-    )
+    *columns, biases = zip(*read, strict=True)
+    examples, positions, outputs, directions = map(torch.cat, columns)
+    bias, _, deviation = torch.stack(biases).sum(0), *network.largest_deviation()
+    number = numbers.detach().to(dtype)
+    directions, bias, rounded = directions.to(dtype), bias.to(dtype), rounded.to(dtype)
+    return HeadReading(examples, positions, outputs, directions, number, bias, rounded, deviation.to(dtype))
 
 
 def _distinct(values: OutputValues) -> list[Tensor]:
@@ -164,7 +130,7 @@ def _distinct(values: OutputValues) -> list[Tensor]:
             rank.append(seen.get((example, place), 0))
             seen[example, place] = rank[-1] + 1
     ranks = torch.tensor(rank, device="cpu")
-    return [(ranks == one).nonzero().flatten() for one in range(max(rank) + 1)]
+    return [(ranks == time).nonzero().flatten() for time in range(max(rank) + 1)]
 
 
 def _read(
@@ -200,5 +166,5 @@ def _with_tensor(output: Any, old: Tensor, new: Tensor) -> Any:
     if isinstance(output, Tensor):
         return new if output is old else output
     if isinstance(output, (tuple, list)) and not hasattr(output, "_fields"):
-        return type(output)(_with_tensor(one, old, new) for one in output)
+        return type(output)(_with_tensor(entry, old, new) for entry in output)
     return output

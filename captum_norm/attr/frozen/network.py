@@ -1,13 +1,15 @@
-"""Runs a model with its attention weights, norm statistics and activation slopes frozen.
+"""Runs a model whose values are its own and whose gradients are those of a network that is linear in its input vectors.
 
-Linear maps, residual connections, pooling and indexing are left to the model's own code. Nonlinear steps are replaced
-as they run: attention through its library's interface; norms, activations, routers and experts by hooks on their
-modules; activations that the model calls as functions, and products with activations, when torch is called.
+Linear maps, residual connections, pooling and indexing are left to the model's own code. Behind every nonlinear step,
+the value is what the model computed, and the gradient is that of the line that a rule set puts in its place: value +
+line − line.detach(). So the number explained is the model's. Steps are seen as they run: attention through its
+library's interface; norms, activations, routers and experts by hooks on their modules; activations that the model calls
+as functions, and products with activations, when torch is called. By how much a line differs from the model is noted.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from threading import get_ident
 from typing import Any, Literal, cast
 
@@ -16,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, wrap_torch_function
 
+from captum_norm.attr.frozen.rules import ACTIVATIONS, DECOMPX, AttentionRules, RuleSet, with_rules
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
-from captum_norm.functional import Elementwise, Normalization, Use
+from captum_norm.functional import Elementwise, Network, Normalization, Use, apply_linear, inverse_scale
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
@@ -39,17 +42,12 @@ from captum_norm.models.stacks import encoder_of
 Step = NormReader | Projection | Elementwise | ExpertsReader
 """What a module computes."""
 
-# Activations that model files call as functions.
-ACTIVATIONS = frozenset(
-    {
-        *(torch.tanh, torch.Tensor.tanh, torch.sigmoid, torch.Tensor.sigmoid, torch.relu, torch.Tensor.relu),
-        *(F.relu, F.gelu, F.silu, F.softplus, F.leaky_relu, F.elu, F.mish, F.hardtanh, F.hardswish),
-    }
-)
 PRODUCTS = frozenset({torch.mul, torch.Tensor.mul})
 SUMS = frozenset({torch.add, torch.Tensor.add})
 # Modules that do nothing in ``eval()``.
 IDLE = (nn.Dropout, nn.Identity)
+# A map to at least as many times its inputs is one to a vocabulary.
+VOCABULARY = 8
 
 
 class HookedModules:
@@ -61,7 +59,8 @@ class HookedModules:
             encoder–decoder model that of the encoder and that of the decoder.
 
     Attributes:
-        blocks: the same.
+        names: of all modules.
+        blocks: the attention blocks.
         layers: the layers around them.
         encoder: all modules of an encoder–decoder model's encoder.
         routers: the modules that score the experts of a mixture.
@@ -75,20 +74,23 @@ class HookedModules:
     """
 
     def __init__(self, model: nn.Module, blocks: Mapping[nn.Module, Block]) -> None:
-        modules = list(model.modules())
+        self.names = {module: name for name, module in model.named_modules()}
         self.blocks = blocks
         encoder, crossing = encoder_of(model), [module for module, block in blocks.items() if block.cross]
         self.layers = set(layer_of(model, blocks, crossing).values())
         self.encoder = frozenset(() if encoder is None else encoder.modules())
-        self.routers = {router for module in modules for router in routers_beside(module)}
-        self.experts = [module for module in modules if module not in self.routers and stacked_maps(module)]
-        whole = self.routers.union(self.experts)
-        replaced = [module for module in modules if module not in whole and type(module) not in IDLE]
-        self.leaves = [module for module in replaced if not list(module.children())]
-        others = (module for module in replaced if list(module.children()) and may_be_affine(module))
-        apart = whole.union(blocks)
-        self.composites = [module for module in others if apart.isdisjoint(module.modules())]
-        self.is_affine = affine_test({module: name for name, module in model.named_modules()})
+        self.routers = {router for module in self.names for router in routers_beside(module)}
+        self.experts = [module for module in self.names if module not in self.routers and stacked_maps(module)]
+        mixtures = self.routers.union(self.experts)
+        others = [module for module in self.names if module not in mixtures and type(module) not in IDLE]
+        self.leaves = [module for module in others if not list(module.children())]
+        apart = mixtures.union(blocks)
+        self.composites = [
+            module
+            for module in others
+            if list(module.children()) and may_be_affine(module) and apart.isdisjoint(module.modules())
+        ]
+        self.is_affine = affine_test(self.names)
         self.linear = [module for attention in blocks for module in attention.modules() if _is_linear(module)]
         self.steps: dict[nn.Module, Step] = {}
         self.complete = False
@@ -99,37 +101,54 @@ def _is_linear(module: nn.Module) -> bool:
     return weight is not None and weight.dim() == 2
 
 
-class FrozenNetwork(TorchFunctionMode, ABC):
-    """A model's forward pass whose nonlinear steps are replaced, from the first layer's input on.
-
-    Tensors are the model's own; each result has the shape and the dtype of what it replaces.
+class FrozenNetwork(TorchFunctionMode):
+    """A model's forward pass as an autograd graph in which gradient × input decomposes an output value.
 
     Args:
         modules: what to hook.
+        call: the call to run.
+        rules: what steps pass on.
 
     Attributes:
         modules: the same.
+        call: the same.
+        rules: the same.
+        stacks: the checks of its attention calls.
+        streams: the first layer's input, a leaf, (B, S, D), in an encoder–decoder model for either half.
+        deviations: each step's name, and the relative deviation of its line from what the model computed.
+        scored_apart: whether the model's own code computes scores of attention that are not constant.
         copies: number of copies of the model's positions, one after the other.
     """
 
-    copies: int
+    copies = 1
 
-    def __init__(self, modules: HookedModules) -> None:
+    def __init__(self, modules: HookedModules, call: ModelCall, rules: RuleSet = DECOMPX) -> None:
         super().__init__()
-        self.modules = modules
+        self.modules, self.rules = modules, rules
+        self.streams: list[Tensor] = []
+        self.deviations: list[tuple[str, Tensor]] = []
+        self.scored_apart = False
+        self.stacks = call.stacks()
+        self.call, self._batch = call, call.batch
+        # The share of the output that biases and softmaxes take, (B,) each.
+        self._shares: list[Tensor] = []
         # Whether the layers entered are an encoder's.
         self._entered: set[bool] = set()
         # Our own code runs, in which nothing is replaced.
         self._replacing = False
         # A router, experts, or an affine map of several modules, which are replaced as a whole.
         self._inside: nn.Module | None = None
+        # The name of the module that ran last, which tells where a function is called.
+        self._latest = ""
+        self._attended = 0
         # Output of the last sum with a constant vector.
         self._last_sum: Tensor | None = None
         # Output, function and input of the last activation, which may gate the next product.
         self._last_activation: tuple[Tensor, Elementwise, Tensor] | None = None
 
-    def run(self, call: ModelCall) -> Any:
-        """Run a call of the model in this thread and return its output; leave the model as it was."""
+    def run(self) -> Any:
+        """Run the call in this thread and return the model's output; leave the model as it was."""
+        call = self.call
         with call.attention_through(self._unseen(self.attention)), self.hooking():
             output = call.run()
         if not self._entered:
@@ -153,55 +172,12 @@ class FrozenNetwork(TorchFunctionMode, ABC):
             with self:
                 yield
 
-    @abstractmethod
-    def attention(self, call: AttentionCall) -> Tensor:
-        """Replace attention, before the output projection."""
-
-    @abstractmethod
-    def enter(self, stream: Tensor) -> Tensor:
-        """Replace the first layer's input; that of the decoder comes after that of the encoder."""
-
-    @abstractmethod
-    def whole(self, tensor: Tensor) -> Tensor:
-        """Select the part of a tensor that the model would have computed."""
-
-    @abstractmethod
-    def given(self, tensor: Tensor) -> Tensor:
-        """Make a tensor constant: a router's choice and weights, a gate of a whole position."""
-
-    @abstractmethod
-    def carries(self, tensor: Tensor) -> bool:
-        """Return whether a tensor depends on the first layer's input."""
-
-    @abstractmethod
-    def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
-        """Replace a normalisation."""
-
-    @abstractmethod
-    def affine(self, bias: Tensor, output: Tensor) -> Tensor:
-        """Replace the output of a linear map that has a bias."""
-
-    @abstractmethod
-    def activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
-        """Replace g(z)."""
-
-    @abstractmethod
-    def product(self, function: Elementwise, gate: Tensor, other: Tensor, output: Tensor) -> Tensor:
-        """Replace g(u) ⊙ w."""
-
-    @abstractmethod
-    def experts(self, uses: Sequence[Use], inputs: Tensor, output: Tensor, rows: Tensor) -> Tensor:
-        """Replace a weighted sum of networks that each act on some positions of a copy, (N, D) -> (N, D).
-
-        ``rows`` (copies, R) has the rows of each copy's R positions.
-        """
-
     def hooks(self) -> list[tuple[Literal["before", "after"], Iterable[nn.Module], Hook]]:
-        """The functions to call before and after modules, in the order of their calls."""
+        """Return the functions to call before and after modules, in the order of their calls."""
         known = self.modules
         return [
             ("before", known.layers, self._enter),
-            ("before", known.routers, self._replace_whole),
+            ("before", known.routers, self._skip),
             ("after", known.routers, self._router),
             ("before", known.experts, self._begin_experts),
             ("after", known.experts, self._experts),
@@ -228,28 +204,180 @@ class FrozenNetwork(TorchFunctionMode, ABC):
 
         return run
 
-    def __torch_function__(
-        self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Replace the output of a torch function that the model's code calls."""
-        kwargs = kwargs or {}
-        # Called here, errors of the model's own calls are recognised as such.
-        output = func(*args, **kwargs)
-        if not self.is_active or self._replacing or not isinstance(output, Tensor):
-            return output
-        if func in PRODUCTS:
-            return self._product(args, output)
-        if func in SUMS:
-            return self._sum(args, output)
-        if func not in ACTIVATIONS or not isinstance(args[0], Tensor) or not self.carries(args[0]):
-            return output
-        inputs, rest = args[0], args[1:]
-        return self._activation(lambda values: func(values, *rest, **kwargs), inputs, output)
-
     @property
     def is_active(self) -> bool:
         """Whether steps are replaced at this point of the forward pass."""
         return bool(self._entered) and self._inside is None
+
+    def relevances(self, numbers: Tensor, *, again: bool) -> tuple[Tensor, Tensor]:
+        """Compute the relevance of positions, (B, S), and biases, (B,), for numbers, (B,), perhaps not the last."""
+        self._shares.clear()
+        gradients = torch.autograd.grad(numbers.sum(), self.streams, retain_graph=again, materialize_grads=True)
+        dtype, device = accumulation_dtype(numbers.dtype), numbers.device
+        pairs = zip(gradients, self.streams, strict=True)
+        relevance = torch.cat([(g.to(dtype) * x.detach().to(dtype)).sum(-1).to(device) for g, x in pairs], 1)
+        shares = [share.to(relevance) for share in self._shares]
+        return relevance, torch.stack(shares).sum(0) if shares else relevance.new_zeros(self._batch)
+
+    def largest_deviation(self) -> tuple[str, Tensor]:
+        """Return the name of the step whose line is farthest from what the model computed, and its deviation."""
+        if not self.deviations:
+            return "", torch.zeros(())
+        deviations = torch.stack([deviation.float().cpu() for _, deviation in self.deviations])
+        worst = deviations.argmax()
+        return self.deviations[int(worst)][0], deviations[worst]
+
+    # What the network makes of single steps.
+
+    def enter(self, stream: Tensor) -> Tensor:
+        """Replace the first layer's input; that of the decoder comes after that of the encoder."""
+        self.streams.append(stream.detach().clone().requires_grad_())
+        # The model may write in place, which a leaf does not allow.
+        return self.streams[-1].clone()
+
+    def example(self, tensor: Tensor) -> Tensor:
+        """Select the part of a tensor that the model alone would have computed."""
+        return tensor
+
+    def constant(self, tensor: Tensor) -> Tensor:
+        """Make a tensor constant: a router's choice and weights, a gate of a whole position."""
+        return tensor.detach()
+
+    def depends(self, tensor: Tensor) -> bool:
+        """Return whether a tensor depends on the first layer's input."""
+        return tensor.requires_grad and not tensor.is_leaf  # no parameter
+
+    def attention(self, call: AttentionCall) -> Tensor:
+        """Replace attention, before the output projection."""
+        self._attended += 1
+        with torch.no_grad():
+            output = call.output()
+        call = call.whole()
+        if self.rules.temperature is None:
+            mask = None if call.mask is None else call.mask.detach()
+            constant = replace(call, query=call.query.detach(), key=call.key.detach(), mask=mask)
+            place, line, _ = self.stacks.attend(constant)
+        else:
+            # Where attention weights come in place of the queries, they do in place of the keys.
+            self.scored_apart |= call.key is call.value
+            query, key, value = (tensor.view_as(tensor) for tensor in (call.query, call.key, call.value))
+            with AttentionRules(self.rules):
+                place, line, _ = self.stacks.attend(replace(call, query=query, key=key, value=value))
+            line = line.view_as(line)
+            self._keep(line, line)
+            for tensor in (query, key, value):
+                self._keep(tensor, tensor, -1)
+        real = self.call.positions_of(place.role)[0].real
+        self._note(str(place), line, output, None if real is None else real.to(output.device))
+        return output + (line - line.detach()).to(output.dtype)
+
+    def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
+        """Replace a normalisation."""
+        inputs = inputs.to(accumulation_dtype(inputs.dtype))
+        return self._observed(apply_linear(norm, inputs) * inverse_scale(norm, inputs.detach()), norm.bias, output)
+
+    def affine(self, bias: Tensor, output: Tensor) -> Tensor:
+        """Replace the output of a linear map that has a bias."""
+        self._keep(output, bias)
+        return output
+
+    def activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
+        """Replace g(z)."""
+        line = self.rules.activation(function, inputs.detach())
+        return self._observed(line.of(inputs), line.constant, output)
+
+    def product(self, function: Elementwise, gate: Tensor, other: Tensor, output: Tensor) -> Tensor:
+        """Replace g(u) ⊙ w."""
+        line = self.rules.product(function, None, gate.detach(), other.detach())
+        return self._observed(line.of(gate, other), line.constant, output)
+
+    def experts(self, uses: Sequence[Use], inputs: Tensor, output: Tensor, rows: Tensor) -> Tensor:
+        """Replace a weighted sum of networks that each act on some positions of a copy, (N, D) -> (N, D).
+
+        ``rows`` (copies, R) has the rows of each copy's R positions.
+        """
+        inputs, every = inputs.to(accumulation_dtype(inputs.dtype)), rows[0]
+        linear, constant = torch.zeros_like(inputs), torch.zeros_like(inputs).detach()
+        for use in uses:
+            chosen = every if use.queries is None else use.queries
+            written, bias = self._through(use.network, use.reads(inputs))
+            if use.coefficient is not None:
+                written, bias = written * use.coefficient, bias * use.coefficient
+            linear, constant = linear.index_add(0, chosen, written), constant.index_add(0, chosen, bias)
+        # Experts that read rows of their own have the whole batch for each expert.
+        times = max(1, len(every) // self.streams[-1][..., 0].numel())
+        return self._observed(linear, constant, output, times)
+
+    def _through(self, network: Network, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Carry inputs, (n, D), through a network; return what depends on them, and what does not."""
+        points = [affine.linear(inputs) for affine in network.inner]
+        with torch.no_grad():
+            biases = [affine.whole(torch.zeros_like(inputs)) for affine in network.inner]
+            sums = [point + bias for point, bias in zip(points, biases, strict=True)]
+            if len(sums) == 1:
+                line = self.rules.activation(network.activation, *sums)
+            else:
+                line = self.rules.product(network.activation, network.factor, *sums)
+            constant = network.outer.whole(line.of(*biases) + line.constant)
+        return network.outer.linear(line.of(*points)), constant
+
+    def _observed(self, linear: Tensor, constant: Tensor | None, output: Tensor, times: int = 1) -> Tensor:
+        """Return what the model computed, with the gradient of a line; note the line's constant and deviation."""
+        constant = None if constant is None or not constant.any() else constant.detach()
+        self._note(self._latest, linear if constant is None else linear + constant, output)
+        value = output.detach() + (linear - linear.detach()).to(output.dtype)
+        if constant is not None:
+            self._keep(value, constant, times=times)
+        return value
+
+    @torch.no_grad()
+    def _note(self, name: str, line: Tensor, output: Tensor, rows: Tensor | None = None) -> None:
+        """Note by how much a line differs from the model's output, relative to its largest entry."""
+        if rows is not None:
+            line, output = line[rows], output[rows]
+        if output.numel():
+            size = output.abs().amax().clamp(min=torch.finfo(output.dtype).tiny)
+            self.deviations.append((name, (line - output).abs().amax() / size))
+
+    def _keep(self, tensor: Tensor, constant: Tensor, sign: int = 1, times: int = 1) -> None:
+        """Record the contribution of a constant added to ``tensor``, once its gradient is known."""
+        constant = constant.detach()
+
+        def keep(gradient: Tensor) -> None:
+            dtype = accumulation_dtype(constant.dtype)
+            shares = (gradient.to(dtype) * constant.to(dtype)).sum(-1)
+            self._shares.append(sign * self._shares_of(shares, times))
+
+        if tensor.requires_grad:
+            tensor.register_hook(keep)
+
+    def _shares_of(self, shares: Tensor, times: int) -> Tensor:
+        """Sum the shares of rows by example, (B,); mixtures have all examples' rows several times."""
+        return shares.reshape(times, self._batch, -1).sum((0, 2))
+
+    # Where steps are seen.
+
+    def __torch_function__(
+        self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replace the output of a torch function that the model's code calls."""
+        options, attended = kwargs or {}, self._attended
+        if not self.is_active or self._replacing:
+            return func(*args, **options)
+        # Called here, errors of the model's own calls are recognised as such.
+        if func is F.linear and len(args) > 1 and options.keys() <= {"bias"} and _is_to_vocabulary(*args[:2]):
+            func = _linear
+        output = func(*args, **options)
+        if not isinstance(output, Tensor):
+            return output
+        if func in PRODUCTS:
+            output = self._product(args, output)
+        elif func in SUMS:
+            output = self._sum(args, output)
+        elif func in ACTIVATIONS and isinstance(args[0], Tensor) and self.depends(args[0]):
+            inputs, rest = args[0], args[1:]
+            output = self._activation(lambda values: func(values, *rest, **options), inputs, output)
+        return output if self._attended != attended else with_rules(func, args, options, output, self.rules)
 
     def _product(self, args: tuple[Any, ...], output: Tensor) -> Tensor:
         if self._last_activation is None or len(args) != 2:
@@ -257,20 +385,20 @@ class FrozenNetwork(TorchFunctionMode, ABC):
         active, function, gate = self._last_activation
         other = next((factor for factor in args if factor is not active), None)
         gates = any(factor is active for factor in args) and isinstance(other, Tensor)
-        if not isinstance(other, Tensor) or not gates or not self.carries(other):
+        if not isinstance(other, Tensor) or not gates or not self.depends(other):
             return output
         if other.shape == active.shape:
             return self.product(function, gate, other, output)
         # One number per position, such as a shared expert's gate, is a constant weight.
         weighs = active.shape[-1] == 1 and other.shape[:-1] == active.shape[:-1]
-        return self.given(active) * other if weighs else output
+        return self.constant(active) * other if weighs else output
 
     def _sum(self, args: tuple[Any, ...], output: Tensor) -> Tensor:
         """Treat a constant vector that model code adds, such as a bias of the logits, like a linear map's bias."""
         if len(args) != 2 or not all(isinstance(term, Tensor) for term in args):
             return output
-        constants = [term for term in args if not self.carries(term) and term.numel() == output.shape[-1:].numel()]
-        if len(constants) != 1 or not self.carries(output) or not constants[0].is_floating_point():
+        constants = [term for term in args if not self.depends(term) and term.numel() == output.shape[-1:].numel()]
+        if len(constants) != 1 or not self.depends(output) or not constants[0].is_floating_point():
             return output
         bias = constants[0].detach().flatten().to(accumulation_dtype(output.dtype))
         if bias.any() and bias.isfinite().all():
@@ -297,75 +425,71 @@ class FrozenNetwork(TorchFunctionMode, ABC):
         return with_argument(args, kwargs, stream, self.enter(stream))
 
     def _leaf(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if not self.is_active or not isinstance(output, Tensor) or not self.carries(output):
+        if not self.is_active or not isinstance(output, Tensor) or not self.depends(output):
             return None
+        self._latest = self.modules.names[module]
         if output is self._last_sum or (self._last_activation is not None and output is self._last_activation[0]):
             return None  # the module called a function, which was replaced
-        step, dtype = self.modules.steps.get(module), accumulation_dtype(output.dtype)
-        if step is None:
-            step = self._read(module, first_argument(args, kwargs), output)
+        step = self.modules.steps.get(module) or self._read(module, first_argument(args, kwargs), output)
         if isinstance(step, Projection):
-            bias = step.bias(dtype)
+            bias = step.bias(accumulation_dtype(output.dtype))
             return None if bias is None else self.affine(bias, output)
         inputs = None if step is None else first_argument(args, kwargs)
         if inputs is None:
             return None
-        if callable(step):
-            return self._activation(step, inputs, output)
         if isinstance(step, NormReader):
-            normed = self.norm(step.read(dtype), inputs, output)
-            # The model may take views, so keep the memory layout.
-            return normed.contiguous() if output.is_contiguous() else normed
-        return None
+            return self.norm(step.read(accumulation_dtype(output.dtype)), inputs, output)
+        return self._activation(step, inputs, output) if callable(step) else None
 
     def _read(self, module: nn.Module, inputs: Tensor | None, output: Tensor) -> Step | None:
         if inputs is None:
             return None
         with torch.no_grad():
-            step = read_step(module, self.whole(inputs), self.whole(output))
+            step = read_step(module, self.example(inputs), self.example(output))
         if step is not None:
             self.modules.steps[module] = step
         return step
 
     def _begin_composite(self, module: nn.Module, *received: Any) -> None:
         inputs = first_argument(*received) if self.is_active else None
-        if inputs is not None and self.carries(inputs):
+        if inputs is not None and self.depends(inputs):
             known = module in self.modules.steps
-            if known or self.modules.is_affine(module, self.whole(inputs)):
-                self._replace_whole(module)
+            if known or self.modules.is_affine(module, self.example(inputs)):
+                self._skip(module)
 
     def _composite(self, module: nn.Module, *seen: Any) -> Any:
-        return self._leaf(module, *seen) if self._has_run(module) else None
+        return self._leaf(module, *seen) if self._was_skipped(module) else None
 
-    def _replace_whole(self, module: nn.Module, *_: Any) -> None:
-        """Replace nothing inside a module."""
+    def _skip(self, module: nn.Module, *_: Any) -> None:
+        """Replace nothing inside a module, which is replaced as a whole."""
         if self.is_active:
             self._inside = module
 
-    def _begin_experts(self, module: nn.Module, *received: Any) -> None:
-        # Attention with one map per head has stacked maps, too, but reads sequences.
-        stream = first_tensor(received)
-        if routing_of(received) is not None or (stream is not None and stream.dim() == 2):
-            self._replace_whole(module)
-
-    def _has_run(self, module: nn.Module) -> bool:
-        """Go on with replacing steps if it was ``module`` that was replaced as a whole; return whether it was."""
+    def _was_skipped(self, module: nn.Module) -> bool:
+        """Go on with replacing steps if it was ``module`` that is replaced as a whole; return whether it was."""
         if self._inside is not module:
             return False
         self._inside = None
         return True
 
     def _router(self, module: nn.Module, *seen: Any) -> Any:
-        return self._given(seen[-1]) if self._has_run(module) else None
+        return self._constants(seen[-1]) if self._was_skipped(module) else None
 
-    def _given(self, output: Any) -> Any:
+    def _constants(self, output: Any) -> Any:
         if isinstance(output, Tensor):
-            return self.given(output)
-        return type(output)(map(self._given, output)) if type(output) in (tuple, list) else output
+            return self.constant(output)
+        return type(output)(map(self._constants, output)) if type(output) in (tuple, list) else output
+
+    def _begin_experts(self, module: nn.Module, *received: Any) -> None:
+        # Attention with one map per head has stacked maps, too, but reads sequences.
+        stream = first_tensor(received)
+        if routing_of(received) is not None or (stream is not None and stream.dim() == 2):
+            self._skip(module)
 
     def _experts(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if not self._has_run(module) or not isinstance(output, Tensor) or not self.carries(output):
+        if not self._was_skipped(module) or not isinstance(output, Tensor) or not self.depends(output):
             return None
+        self._latest = self.modules.names[module]
         received = (args, kwargs)
         routing, rows = routed_rows(module, received, output, self.copies)
         reader = self.modules.steps.get(module)
@@ -375,3 +499,30 @@ class FrozenNetwork(TorchFunctionMode, ABC):
             uses = list(reader.uses(routing, accumulation_dtype(output.dtype)))
         inputs = cast(Tensor, first_tensor(received)).flatten(0, -2)
         return self.experts(uses, inputs, output.flatten(0, -2), rows).reshape(output.shape)
+
+
+class _VocabularyMap(torch.autograd.Function):
+    """x W + b, whose gradient is computed in the rows that have one: the positions whose outputs are explained."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight)
+        return F.linear(inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        ((weight,), (gradient,)) = ctx.saved_tensors, gradients
+        some = gradient.any(-1)
+        passed = gradient.new_zeros(*gradient.shape[:-1], weight.shape[1])
+        passed[some] = gradient[some] @ weight
+        return passed, None, None
+
+
+def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    output: Tensor = _VocabularyMap.apply(inputs, weight, bias)  # type: ignore[no-untyped-call]
+    return output
+
+
+def _is_to_vocabulary(inputs: Tensor, weight: Tensor) -> bool:
+    plain = type(weight) in (Tensor, nn.Parameter) and type(inputs) is Tensor and inputs.requires_grad
+    return plain and len(weight) >= VOCABULARY * weight.shape[1]

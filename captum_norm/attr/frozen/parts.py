@@ -1,15 +1,15 @@
-"""Runs one example and its parts through the frozen network together."""
+"""Propagates the parts of an example through the frozen network, as many tokens at a time as memory allows."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.attr.frozen.network import FrozenNetwork, HookedModules
-from captum_norm.attr.frozen.rules import DECOMPX, RuleSet
-from captum_norm.errors import UnsupportedModelError
+from captum_norm.errors import NotEnoughMemoryError, UnsupportedModelError
 from captum_norm.functional import (
     Affine,
     Elementwise,
@@ -19,11 +19,20 @@ from captum_norm.functional import (
     add_bias,
     apply_linear,
     inverse_scale,
+    length,
 )
+from captum_norm.memory import free_bytes, readable
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.hooks import Hook, first_tensor
+from captum_norm.models.call import ModelCall
+from captum_norm.models.hooks import Hook, first_tensor, tensors_in
+from captum_norm.models.networks import stacked_maps
 from captum_norm.models.precision import accumulation_dtype
-from captum_norm.models.stacks import Stacks
+
+# Number of tensors alive at a time: as large as the largest inside a layer, and as large as the model's output.
+LAYER_COPIES, OUTPUT_COPIES = 10, 3
+
+Watch = Callable[[int, Tensor], None]
+"""Called with each layer's index and its output's copies, (K + 2, S, D): the example, the tokens' and biases' parts."""
 
 
 class PartsNetwork(FrozenNetwork):
@@ -36,12 +45,11 @@ class PartsNetwork(FrozenNetwork):
 
     Args:
         modules: what to hook.
+        example: the call of one example.
         tokens: the K tokens whose parts to run, the source before the target prefix; all if biases are shared.
-        stacks: the model's stacks of layers.
         sharing: how to share biases among the tokens, a key of :data:`captum_norm.functional.BIAS_SHARES`; None keeps
             them apart.
-        watch: called with each layer's index and output, (K + 2, S, D).
-        rules: what to freeze; attention weights always are.
+        watch: see :data:`Watch`.
 
     Attributes:
         copies: number of copies, K + 2.
@@ -49,22 +57,14 @@ class PartsNetwork(FrozenNetwork):
     """
 
     def __init__(
-        self,
-        modules: HookedModules,
-        tokens: range,
-        stacks: Stacks,
-        sharing: str | None,
-        watch: Callable[[int, Tensor], None],
-        rules: RuleSet = DECOMPX,
+        self, modules: HookedModules, example: ModelCall, tokens: range, sharing: str | None, watch: Watch
     ) -> None:
-        super().__init__(modules)
-        self.stacks = stacks
         self.copies = len(tokens) + 2
+        super().__init__(modules, example.repeated(self.copies))
         self.lengths: list[int] = []
         self._tokens = tokens
         self._sharing = sharing
         self._watch = watch
-        self._rules = rules
         self._layer = 0
         self._in_attention = self._attention_begins = False
 
@@ -88,13 +88,13 @@ class PartsNetwork(FrozenNetwork):
         self.lengths.append(stream.shape[1])
         return parts
 
-    def whole(self, tensor: Tensor) -> Tensor:
+    def example(self, tensor: Tensor) -> Tensor:
         return tensor[: len(tensor) // self.copies]
 
-    def given(self, tensor: Tensor) -> Tensor:
-        return self.whole(tensor).repeat(self.copies, *[1] * (tensor.dim() - 1)) if self.carries(tensor) else tensor
+    def constant(self, tensor: Tensor) -> Tensor:
+        return self.example(tensor).repeat(self.copies, *[1] * (tensor.dim() - 1)) if self.depends(tensor) else tensor
 
-    def carries(self, tensor: Tensor) -> bool:
+    def depends(self, tensor: Tensor) -> bool:
         return tensor.dim() > 1 and len(tensor) % self.copies == 0
 
     def attention(self, call: AttentionCall) -> Tensor:
@@ -103,7 +103,6 @@ class PartsNetwork(FrozenNetwork):
                 f"{type(call.module).__name__} receives values projected outside of it, so attention's bias cannot be "
                 'separated from earlier ones; expected its linear maps inside, or bias="apart"'
             )
-
         call = call.whole()
 
         def first(option: Any) -> Any:
@@ -125,7 +124,7 @@ class PartsNetwork(FrozenNetwork):
 
     def activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
         copies = self._copies(inputs)
-        line = self._rules.activation(function, copies[:1])
+        line = self.rules.activation(function, copies[:1])
         return self._with_constant(line.of(copies), line.constant, output)
 
     def product(
@@ -137,7 +136,7 @@ class PartsNetwork(FrozenNetwork):
         factor: Elementwise | None = None,
     ) -> Tensor:
         gates, others = self._copies(gate), self._copies(other)
-        line = self._rules.product(function, factor, gates[:1], others[:1])
+        line = self.rules.product(function, factor, gates[:1], others[:1])
         return self._with_constant(line.of(gates, others), line.constant, output)
 
     def experts(self, uses: Sequence[Use], inputs: Tensor, output: Tensor, rows: Tensor) -> Tensor:
@@ -145,14 +144,14 @@ class PartsNetwork(FrozenNetwork):
         total = torch.zeros_like(inputs)
         for use in uses:
             chosen = (rows if use.queries is None else rows[:, use.queries]).flatten()
-            written = self._through(use.network, inputs[chosen])
+            written = self._carried(use.network, inputs[chosen])
             if use.coefficient is not None:
                 written = written * use.coefficient.repeat(self.copies, 1)
             total.index_add_(0, chosen, written)
         total[rows[0]] = output[rows[0]].to(total)
         return total.to(output.dtype)
 
-    def _through(self, network: Network, inputs: Tensor) -> Tensor:
+    def _carried(self, network: Network, inputs: Tensor) -> Tensor:
         points = [self._mapped(affine, inputs) for affine in network.inner]
         hidden = network.hidden(points)
         if len(points) == 1:
@@ -187,7 +186,7 @@ class PartsNetwork(FrozenNetwork):
     def _end_attention(self, *seen: Any) -> Tensor | None:
         """Share attention's bias once its output has been projected."""
         output = seen[-1]
-        if not self.is_active or not isinstance(output, Tensor) or not self.carries(output):
+        if not self.is_active or not isinstance(output, Tensor) or not self.depends(output):
             return None
         self._in_attention = False
         *copies, bias = self._copies(output).to(accumulation_dtype(output.dtype))
@@ -207,3 +206,99 @@ class PartsNetwork(FrozenNetwork):
                 tokens = add_bias(tokens, constant, self._sharing)
         whole = self._copies(output)[:1].to(linear.dtype)
         return torch.cat([whole, tokens, biases]).to(output.dtype).reshape(output.shape)
+
+
+def propagated(
+    modules: HookedModules,
+    example: ModelCall,
+    sharing: str | None,
+    advance: Callable[[int], object],
+    watch: Watch = lambda *_: None,
+) -> Iterator[tuple[Any, PartsNetwork]]:
+    """Run the parts of an example; for some tokens at a time, yield the model's output and the network.
+
+    Args:
+        modules: the model's modules to hook.
+        example: its call.
+        sharing: see :class:`PartsNetwork`; biases that are shared take the parts of all tokens together.
+        advance: called with the number of tokens whose parts have run.
+        watch: see :data:`Watch`.
+
+    Raises:
+        NotEnoughMemoryError: if all tokens must run together and do not fit.
+    """
+    alone, copy = _measured(modules, example)
+    count, device = sum(stream.shape[1] for stream in alone.streams), alone.streams[0].device
+    step = count
+    if sharing is None:
+        step = max(1, example.budget[device] // copy - 2)
+    else:
+        free, needed = free_bytes(device), (count + 2) * copy
+        if free is not None and needed > free:
+            raise NotEnoughMemoryError(
+                f"the parts of {count} tokens take about {readable(needed)} together, but {readable(free)} are "
+                f'free on {device}; biases shared as "{sharing}" need all of them at once: pass '
+                'bias="apart", or shorter inputs'
+            )
+    for start in range(0, count, step):
+        tokens = range(start, min(start + step, count))
+        network = PartsNetwork(modules, example, tokens, sharing, watch)
+        network.deviations = alone.deviations
+        with torch.no_grad():
+            output = network.run()
+        advance(len(tokens))
+        yield output, network
+
+
+def _measured(modules: HookedModules, example: ModelCall) -> tuple[FrozenNetwork, int]:
+    """Run an example alone; return the network, and the bytes that one copy of the example takes."""
+    network, copy = FrozenNetwork(modules, example), 0
+    inside = {module for layer in modules.layers for module in layer.modules()}
+
+    def look(module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        nonlocal copy
+        times = LAYER_COPIES if module in inside else OUTPUT_COPIES
+        neurons = [max(parameter.shape[1:]) for parameter in stacked_maps(module).values()]
+        for tensor in tensors_in(output):
+            width = max([1, *tensor.shape[-1:]])
+            numbers = tensor.numel() // width * max([width, *neurons])
+            copy = max(copy, times * numbers * tensor.element_size())
+
+    with ExitStack() as stack:
+        for module in modules.names:
+            stack.callback(module.register_forward_hook(look).remove)
+        with torch.no_grad():
+            network.run()
+    return network, copy
+
+
+class LayerParts(NamedTuple):
+    """One layer's output in parts.
+
+    Attributes:
+        tokens: the K tokens' parts, reduced, (K, ...).
+        bias: the biases' part, (Q, D).
+        rest: the output minus its parts, (Q, D).
+        size: the norm of the output, (Q,).
+    """
+
+    tokens: Tensor
+    bias: Tensor
+    rest: Tensor
+    size: Tensor
+
+    @staticmethod
+    def of(copies: Tensor, reduce: Callable[[Tensor], Tensor], before: "LayerParts | None") -> "LayerParts":
+        """Reduce some tokens' parts, and join them to those of the tokens before.
+
+        Args:
+            copies: the example, the tokens' and the biases' parts, (K + 2, Q, D).
+            reduce: (K, Q, D) to (K, ...); must copy, as the next layer may write in place.
+            before: the parts of the tokens before.
+        """
+        copies = copies.to(accumulation_dtype(copies.dtype))
+        output, parts, bias = copies[0], copies[1:-1], copies[-1]
+        tokens, total = reduce(parts), parts.sum(0)
+        if before is None:
+            return LayerParts(tokens, bias.clone(), output - bias - total, length(output))
+        return before._replace(tokens=torch.cat([before.tokens, tokens]), rest=before.rest - total)

@@ -1,4 +1,4 @@
-"""Defines, as data, what the backward pass of each method makes of a network's nonlinear steps.
+"""Defines what the backward pass of each method makes of a network's nonlinear steps.
 
 The scores are gradient × input of a network whose forward pass is the model's own and whose steps pass gradients on as
 the rules say:
@@ -19,16 +19,39 @@ routing of experts    constant              constant              constant      
 
 Biases keep what they contribute: it reaches no token. Under AttnLRP and GIM the softmax keeps something, too, and under
 GIM the activations do, as their gradients are not those of a line through zero.
+
+Where relevance flows through attention weights, the model's own attention function runs, so grouped queries, positions,
+masks, windows, soft caps and sinks are its own. Each product of two tensors that both depend on the input is a bilinear
+map; halving the gradient of its output gives half of the relevance to either factor: q and k get a quarter of what
+attention's output has, v a half.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode, wrap_torch_function
 
 from captum_norm.functional import Elementwise, derivative, gate_slopes, secant_slope
+from captum_norm.models.hooks import tensors_in
+from captum_norm.models.libraries.own_code import SOFTMAX
+from captum_norm.models.precision import accumulation_dtype
+
+# Activations that model files call as functions.
+ACTIVATIONS = frozenset(
+    {
+        *(torch.tanh, torch.Tensor.tanh, torch.sigmoid, torch.Tensor.sigmoid, torch.relu, torch.Tensor.relu),
+        *(F.relu, F.gelu, F.silu, F.softplus, F.leaky_relu, F.elu, F.mish, F.hardtanh, F.hardswish),
+    }
+)
+MATRIX_PRODUCTS = frozenset(
+    {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm, torch.einsum}
+)
+# How many steps back a tensor is followed to tell a function of parameters from one of the input.
+STEPS = 50
 
 STABILIZER = 1e-10
 """Added to the denominator of g(z) / z where g(0) is not 0."""
@@ -135,3 +158,88 @@ ATTN_LRP = RuleSet(activation=proportional, product=halves(proportional), temper
 
 GIM = RuleSet(activation=tangent, product=halves(tangent), temperature=2)
 """As AttnLRP, with true gradients of activations and a softer softmax [Edin et al. 2025b]."""
+
+
+class _Tempered(torch.autograd.Function):
+    """Weights that were computed, whose gradient is that of softmax(z / T) without the factor 1 / T."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, weights: Tensor, temperature: float, axis: int) -> Tensor:
+        ctx.save_for_backward(scores)
+        ctx.temperature, ctx.axis = temperature, axis
+        return weights.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (scores,), (gradient,) = ctx.saved_tensors, gradients
+        softer = F.softmax(scores.to(accumulation_dtype(scores.dtype)) / ctx.temperature, ctx.axis)
+        passed = softer * (gradient - (softer * gradient).sum(ctx.axis, keepdim=True))
+        return passed.to(scores.dtype), None, None, None
+
+
+# Wrapped as a torch function, so that the mode that traces attention weights sees it.
+@wrap_torch_function(lambda weights, *_: (weights,))
+def tempered(weights: Tensor, scores: Tensor, temperature: float, axis: int) -> Tensor:
+    """Return the softmax of scores, with the gradient at another temperature [Edin et al. 2025b]."""
+    softer: Tensor = _Tempered.apply(scores, weights.detach(), temperature, axis)  # type: ignore[no-untyped-call]
+    return softer
+
+
+def halve(product: Tensor) -> None:
+    """Give each factor of a product half of its relevance."""
+    product.register_hook(lambda gradient: gradient / 2)
+
+
+def with_rules(
+    func: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], output: Tensor, rules: RuleSet
+) -> Tensor:
+    """Return a torch function's output, which passes gradients on as the rules of attention say."""
+    if rules.temperature is None or not output.requires_grad:
+        return output
+    if func in MATRIX_PRODUCTS:
+        # What is added to the product comes before its factors.
+        if all(map(depends_on_input, tensors_in([*args, *options.values()])[-2:])):
+            halve(output)
+    elif func in SOFTMAX and rules.temperature != 1:
+        named = dict(zip(("input", "dim"), args, strict=False)) | options
+        softer: Tensor = tempered(output, named["input"], rules.temperature, named.get("dim", -1))
+        return softer
+    return output
+
+
+def depends_on_input(tensor: Tensor) -> bool:
+    """Whether a tensor depends on a leaf of the graph that is no parameter."""
+    if tensor.grad_fn is None:
+        return tensor.requires_grad and not isinstance(tensor, nn.Parameter)
+    ahead, seen = [tensor.grad_fn], set[Any]()
+    while ahead and len(seen) < STEPS:
+        node = ahead.pop()
+        if node not in seen:
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and not isinstance(leaf, nn.Parameter):
+                return True
+            ahead.extend(function for function, _ in node.next_functions if function is not None)
+    return bool(ahead)
+
+
+class AttentionRules(TorchFunctionMode):
+    """Applies rules inside an attention function: to its softmax, its products, and activations such as a soft cap."""
+
+    def __init__(self, rules: RuleSet) -> None:
+        super().__init__()
+        self._rules = rules
+
+    def __torch_function__(
+        self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run in place of every torch function."""
+        options = kwargs or {}
+        output = func(*args, **options)
+        if not isinstance(output, Tensor):
+            return output
+        if func in ACTIVATIONS and args and output.requires_grad:
+            inputs, rest = args[0], args[1:]
+            line = self._rules.activation(lambda values: func(values, *rest, **options), inputs.detach())
+            return (line.of(inputs) + line.constant).to(output.dtype)
+        return with_rules(func, args, options, output, self._rules)

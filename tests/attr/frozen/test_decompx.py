@@ -15,7 +15,7 @@ from captum_norm import (
     InvalidInputError,
     NotEnoughMemoryError,
 )
-from captum_norm.attr.frozen import propagation
+from captum_norm.attr.frozen import parts
 from captum_norm.attr.frozen.decompx import Bias
 from tests import families
 from tests.attr.frozen.decompx_by_hand import bert_by_hand, gpt2_by_hand, llama_by_hand
@@ -59,10 +59,10 @@ def test_hidden_states_and_shared_biases_equal_vectors_by_hand(seed: int, bias: 
     assert maps.convergence_delta.max() < 1e-12
     for example in range(2):
         states, logits = bert_by_hand(model, ids[example : example + 1], bias)
-        for layer, parts in enumerate(states):
-            near(vectors.vectors[example, layer], parts[:, :-1])
-            near(vectors.bias[example, layer], parts[:, -1], 1e-10 if bias == "apart" else 0)
-            near(maps.self_attention[example, layer], parts[:, :-1].norm(dim=-1))
+        for layer, state in enumerate(states):
+            near(vectors.vectors[example, layer], state[:, :-1])
+            near(vectors.bias[example, layer], state[:, -1], 1e-10 if bias == "apart" else 0)
+            near(maps.self_attention[example, layer], state[:, :-1].norm(dim=-1))
         near(found.scores[example], logits[:-1, 1])
         near(found.bias[example : example + 1], logits[-1:, 1], 1e-10 if bias == "apart" else 0)
     torch.testing.assert_close(method.attribute(ids), maps.self_attention[:, 1, 0])
@@ -173,7 +173,7 @@ def test_heads_and_activations_are_taken_apart(name: str) -> None:
 @pytest.mark.parametrize(("name", "width"), [("bert", FEED_FORWARD), ("albert", FEED_FORWARD), ("gpt2", 4 * WIDTH)])
 def test_tokens_go_together_as_far_as_memory_allows(name: str, width: int) -> None:
     model, ids = randomized(families.build(name), 0), families.inputs(name, 0, 2, 7)
-    copy = propagation.LAYER_COPIES * 7 * width * 8
+    copy = parts.LAYER_COPIES * 7 * width * 8
     copies: list[int] = []
     model.register_forward_pre_hook(
         lambda _, args, kwargs: copies.append(len((*args, *kwargs.values())[0])), with_kwargs=True
@@ -219,10 +219,10 @@ def test_shared_biases_need_room_for_all_tokens(monkeypatch: pytest.MonkeyPatch)
     model, ids = classifier(), families.inputs("bert", 0, 1, 7)
     expected = DecompX(model, "absdot").attribute(ids, 1)
     torch.testing.assert_close(DecompX(model, "absdot", memory_budget=1).attribute(ids, 1), expected, rtol=0, atol=0)
-    needed = (7 + 2) * propagation.LAYER_COPIES * 7 * FEED_FORWARD * 8
-    monkeypatch.setattr(propagation, "free_bytes", lambda _: needed)
+    needed = (7 + 2) * parts.LAYER_COPIES * 7 * FEED_FORWARD * 8
+    monkeypatch.setattr(parts, "free_bytes", lambda _: needed)
     DecompX(model, "absdot").attribute(ids, 1)
-    monkeypatch.setattr(propagation, "free_bytes", lambda _: needed - 1)
+    monkeypatch.setattr(parts, "free_bytes", lambda _: needed - 1)
     with pytest.raises(NotEnoughMemoryError, match=r'7 tokens take about 0\.2 MiB .*shared as "absdot" need all'):
         DecompX(model, "absdot").attribute(ids, 1)
     torch.testing.assert_close(DecompX(model, propagate=True).attribute(ids, 1), DecompX(model).attribute(ids, 1))

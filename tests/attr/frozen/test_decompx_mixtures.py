@@ -8,7 +8,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 from captum_norm import DecompX, NonFiniteError, UnsupportedModelError
-from captum_norm.attr.frozen import propagation
+from captum_norm.attr.frozen import parts
 from captum_norm.attr.frozen.decompx import Bias
 from tests import families, feed_forwards, oracle
 from tests.attr.frozen.decompx_by_hand import ByHand, eager, share, start
@@ -124,7 +124,7 @@ def test_coefficients_are_those_that_experts_receive() -> None:
 
 def test_neurons_of_experts_count_as_memory() -> None:
     model, ids = families.build("mixtral"), families.inputs("mixtral", 0, 1, 7)
-    method = DecompX(model, memory_budget=5 * propagation.LAYER_COPIES * 7 * 2 * TEXT["intermediate_size"] * 4)
+    method = DecompX(model, memory_budget=5 * parts.LAYER_COPIES * 7 * 2 * TEXT["intermediate_size"] * 4)
     method.maps(ids)  # what is learnt of the model takes runs of its own
     copies: list[int] = []
     model.register_forward_pre_hook(

@@ -16,8 +16,7 @@ from captum_norm import (
     InvalidInputError,
     NotEnoughMemoryError,
 )
-from captum_norm.attr.frozen import attention, vocabulary
-from captum_norm.attr.frozen.graph import GraphNetwork
+from captum_norm.attr.frozen import network, rules
 from captum_norm.forward import room
 from tests import encoder_decoders, families
 from tests.attr.frozen import relevance_by_hand as by_hand
@@ -148,7 +147,8 @@ def test_several_values_come_from_one_propagation(bias: Any) -> None:
 def test_every_family_is_complete_and_all_products_are_halved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = families.build(name), families.inputs(name, 0, 2, 7)
     layers, products, softer = model.config.num_hidden_layers, list[Tensor](), list[Tensor]()
-    halve, tempered = attention.halve, attention.tempered
+    plain = first_output(model(ids), ids).detach()
+    halve, tempered = rules.halve, rules.tempered
 
     def halve_and_count(product: Tensor) -> None:
         products.append(product)
@@ -158,14 +158,15 @@ def test_every_family_is_complete_and_all_products_are_halved(name: str, monkeyp
         softer.append(weights)
         return tempered(weights, *given)
 
-    monkeypatch.setattr(attention, "halve", halve_and_count)
-    monkeypatch.setattr(attention, "tempered", temper_and_count)
+    monkeypatch.setattr(rules, "halve", halve_and_count)
+    monkeypatch.setattr(rules, "tempered", temper_and_count)
     for kind in METHODS.values():
         method = kind(model, readout=first_output)
         method.attribute(ids, 1)  # the first call looks at the model
         products.clear()
         softer.clear()
         found = method.decompose(ids, 1)
+        assert torch.equal(found.number, plain[:, 1]), "what is explained is the number of the plain call"
         assert found.convergence_delta.max() < 1e-5
         assert found.scores.abs().amax(1).min() > 1e-4
         # Products with positions alone are linear.
@@ -180,9 +181,7 @@ def test_attention_functions_with_soft_caps_equal_rules_by_hand(name: str) -> No
     q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     seed, allowed = torch.randn(2, 3, 5, 4).double(), by_hand.causal(5)
 
-    network, rules = GraphNetwork.__new__(GraphNetwork), METHODS[name].rules
-    network._rules = rules
-    with attention.AttentionRules(rules.temperature, network._inside_attention):
+    with rules.AttentionRules(METHODS[name].rules):
         scores = torch.matmul(q, k.transpose(2, 3)) * 0.7
         weights = soft_cap(scores).masked_fill(~allowed, torch.finfo(scores.dtype).min)
         output = torch.matmul(torch.nn.functional.softmax(weights, dim=-1), v)
@@ -290,16 +289,16 @@ def test_maps_to_a_vocabulary_are_differentiated_where_they_are_read(
     model, ids = by_hand.Llama(), torch.randint(0, 40, (2, 6))
     model.head = torch.nn.Linear(24, 300)
     randomized(model, 0)
-    linear, rows = vocabulary._linear, list[Tensor]()
+    linear, rows = network._linear, list[Tensor]()
 
     def look(inputs: Tensor, *parameters: Any) -> Tensor:
         inputs.register_hook(lambda gradient: rows.append(gradient.any(-1)))
         return linear(inputs, *parameters)
 
-    monkeypatch.setattr(vocabulary, "_linear", look)
+    monkeypatch.setattr(network, "_linear", look)
     found = METHODS[name](model).decompose(ids, 5, position=[[2, 3]] * 2)
     assert [row.nonzero().tolist() for row in rows] == [[[0, 2], [1, 2]], [[0, 3], [1, 3]]]
-    monkeypatch.setattr(vocabulary, "TIMES", 1e9)
+    monkeypatch.setattr(network, "VOCABULARY", 1e9)
     expected = METHODS[name](model).decompose(ids, 5, position=[[2, 3]] * 2)
     assert len(rows) == 2
     for actual, value in zip(found, expected, strict=True):
