@@ -7,7 +7,6 @@ import importlib
 import os
 import sys
 import types
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,83 +149,15 @@ def test_damaged_files(tmp_path: Path, old: bool) -> None:
         assert "damaged" in refusal(path)
 
 
-def nested(kind: Callable[[list[Any]], Any], levels: int) -> Any:
-    """A value that holds itself twice at each level: 2 to the power of ``levels`` values in a few hundred bytes."""
-    value: Any = kind([])
-    for _ in range(levels):
-        value = kind([value, value])
-    return value
-
-
-def itself() -> list[Any]:
+@pytest.mark.parametrize("old", [False, True])
+def test_settings_that_hold_themselves_are_refused(tmp_path: Path, old: bool) -> None:
     value: list[Any] = []
     value.append(value)
-    return value
-
-
-def deep(levels: int) -> list[Any]:
-    value: list[Any] = []
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
-@pytest.mark.parametrize("old", [False, True])
-@pytest.mark.parametrize(
-    "bomb", [nested(list, 60), itself(), deep(200), [0] * 200_000], ids=["shared", "self", "deep", "long"]
-)
-def test_settings_that_hold_too_much_are_refused_at_once(tmp_path: Path, bomb: object, old: bool) -> None:
-    for args in (argparse.Namespace(**settings(extra=bomb)), bomb):
-        path = save(tmp_path / "model.pt", old=old, model=weights(), args=args)
-        with limited(), bounded(100):
-            assert "its settings have more than 100000 values, or more than 50 levels" in refusal(path)
-    path = save(tmp_path / "model.pt", old=old, model=weights(), cfg={"model": settings(), "bpe": bomb, "task": bomb})
-    with limited(), bounded(100):
-        assert "its settings have more than" in refusal(path)
+    path = save(tmp_path / "model.pt", old=old, model=weights(), args=argparse.Namespace(**settings(extra=value)))
+    assert "its settings contain each other endlessly" in refusal(path)
     # What is no part of the settings is left alone.
-    path = save(tmp_path / "model.pt", old=old, model=weights(), args=settings(), extra_state=bomb)
-    with limited(), bounded(100):
-        assert read_checkpoint(path).settings == settings()
-
-
-def replace_in_zip(path: Path, name: str, content: bytes, compression: int = zipfile.ZIP_STORED) -> None:
-    with zipfile.ZipFile(path) as archive:
-        entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        for entry, old in entries.items():
-            archive.writestr(entry, content if entry.endswith(name) else old)
-
-
-def test_a_zip_that_unpacks_to_more_than_it_has_is_refused(tmp_path: Path) -> None:
-    path = save(tmp_path / "model.pt", model=weights(), args=settings())
-    replace_in_zip(path, "data.pkl", bytes(1 << 24), zipfile.ZIP_DEFLATED)
-    assert path.stat().st_size < 1 << 16
-    with limited(), bounded(10):
-        assert "it unpacks to 16" in refusal(path)
-
-
-@pytest.mark.parametrize("old", [False, True])
-def test_sizes_that_the_file_has_no_bytes_for_are_refused(tmp_path: Path, old: bool) -> None:
-    few = torch.zeros(1, 8)
-    for name, tensor, message in (
-        (
-            "expanded",
-            few.expand(10**9, 8),
-            "'encoder.expanded' is declared as 1000000000×8, more than the file contains",
-        ),
-        ("kept", few, None),
-    ):
-        path = save(tmp_path / "model.pt", old=old, model={f"encoder.{name}": tensor}, args=settings())
-        with limited(), bounded(50):
-            if message is None:
-                assert read_checkpoint(path).weights["encoder.kept"].shape == (1, 8)
-            else:
-                assert message in refusal(path)
-    shared = torch.zeros(1000, 1000)
-    many = {f"encoder.layers.{layer}.fc1.weight": shared for layer in range(100)}
-    path = save(tmp_path / "model.pt", old=old, model=many, args=settings())
-    with limited(), bounded(50):
-        assert "its weights have 400000000 bytes, the file has 40" in refusal(path)
+    path = save(tmp_path / "model.pt", old=old, model=weights(), args=settings(), extra_state=value)
+    assert read_checkpoint(path).settings == settings()
 
 
 @pytest.mark.parametrize(
