@@ -3,7 +3,8 @@
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
-from typing import Literal, cast
+from operator import itemgetter
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,9 +62,14 @@ class TextAligner(ABC):
         self.count_text = count_text
 
     @property
+    @abstractmethod
+    def directions(self) -> Sequence[tuple["WordAligner", bool]]:
+        """The aligners of one direction, and whether each reads the sides exchanged."""
+
+    @property
     def both_directions(self) -> bool:
-        """Whether maps are of both directions."""
-        return False
+        """Whether there are two."""
+        return len(self.directions) > 1
 
     @property
     def corpus_statistics(self) -> bool:
@@ -77,10 +83,7 @@ class TextAligner(ABC):
 
     @abstractmethod
     def map_each(self, pairs: Pairs, known: Container[int] = ()) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
-        """Yield each pair's index and the map that links are read off, or an error that says why there is none.
-
-        Batches of pairs whose indices are all ``known`` are skipped.
-        """
+        """Yield each pair's index and map, or an error that says why there is none; skip batches of ``known`` pairs."""
 
     def align(self, sources: Sequence[Words], targets: Sequence[Words]) -> Alignments:
         """Align sentence pairs, given as words; a pair with an empty side has no links.
@@ -107,19 +110,15 @@ class TextAligner(ABC):
 
     def align_pairs(self, pairs: Pairs) -> list[Alignment | InvalidInputError]:
         """The alignment of each pair, or an error that says why it cannot be used, such as an empty side."""
-        answers = dict(self.read_each(pairs))
-        return [
-            answer if isinstance(answer := answers[index], InvalidInputError) else answer.links
-            for index in range(len(pairs))
-        ]
+        answers = [answer for _, answer in sorted(self.read_each(pairs), key=itemgetter(0))]
+        return [answer if isinstance(answer, InvalidInputError) else answer.links for answer in answers]
 
     def read_each(
         self, pairs: Pairs, known: Container[int] = ()
     ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
-        """Yield each pair's index and alignment, or an error that says why there is none, as soon as its batch is done.
+        """Yield each pair's index and alignment, or an error, as soon as its batch is done; skip ``known`` batches.
 
-        If the text counts its own word pairs, all of ``pairs`` are counted first; else batches of pairs whose indices
-        are all ``known`` are skipped.
+        If the text counts its own word pairs, all of ``pairs`` are counted first.
         """
         maps, lexicon = self.map_each(pairs, () if self.count_text else known), self.lexicon
         counted: dict[int, WordMap] = {}
@@ -233,22 +232,22 @@ class WordAligner(TextAligner):
         self._layer, self._setting, self._head = layer, setting, head
         self._max_tokens = max_tokens
 
-    def map_each(self, pairs: Pairs, known: Container[int] = ()) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
-        """Yield each pair's index and its map, or an error that says why it cannot be used, such as an empty side.
+    @property
+    def directions(self) -> Sequence[tuple["WordAligner", bool]]:
+        """The aligner itself, which reads the sides as they are."""
+        return [(self, False)]
 
-        The map is the one that the recipe's decoder reads: (T, S + 1), or (T, S) if the recipe has no null column.
-        Batches of pairs whose indices are all ``known`` are skipped.
-        """
+    def map_each(self, pairs: Pairs, known: Container[int] = ()) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
+        """Yield each pair's index and the map that the recipe's decoder reads, or why the pair cannot be used."""
         if not pairs:
             return
         choice = self.choose(pairs)
         refused: dict[int, InvalidInputError] = {}
         needed = self.recipe.settings(choice.setting)
         layers = [choice.layer] if len(needed) == 1 else [choice.layer, -1]
-        per_head = choice.head is not None
-        for index, maps in self._maps(pairs, layers, needed, refused.__setitem__, known, per_head=per_head):
+        for index, maps in self._maps(pairs, layers, needed, refused.__setitem__, known):
             read = {
-                setting: _of_head(stack[0], choice.head) if setting == choice.setting else _of_head(stack[-1], None)
+                setting: head_map(stack[0], choice.head) if setting == choice.setting else head_map(stack[-1], None)
                 for setting, stack in maps.items()
             }
             yield index, self.recipe.word_map(read, choice.setting)
@@ -269,14 +268,14 @@ class WordAligner(TextAligner):
         settings = SETTINGS if self._setting == "auto" else (self._setting,)
         candidates = defaultdict[Choice, list[WordMap]](list)
         used, refused = list[int](), dict[int, InvalidInputError]()
-        for index, maps in self._maps(pairs, layers, settings, refused.__setitem__, per_head=self._head is not None):
+        for index, maps in self._maps(pairs, layers, settings, refused.__setitem__):
             used.append(index)
             for setting, stack in maps.items():
                 for place, layer_map in enumerate(stack):
                     layer = place if layers is None else layers[place]
                     heads = range(len(layer_map)) if self._head == "auto" else [self._head]
                     for head in heads:
-                        candidates[Choice(setting, layer, head)].append(_of_head(layer_map, head))
+                        candidates[Choice(setting, layer, head)].append(head_map(layer_map, head))
         if not used:
             reason = f"; pair {min(refused)}: {refused[min(refused)]}" if refused else ""
             raise InvalidInputError(f"got {len(pairs)} sentence pairs, none of them usable to choose a layer{reason}")
@@ -291,20 +290,10 @@ class WordAligner(TextAligner):
         settings: Sequence[Setting],
         on_error: OnError,
         known: Container[int] = (),
-        *,
-        per_head: bool,
     ) -> Iterator[tuple[int, WordMaps]]:
-        piece_maps = attention_maps(self.method, layers=layers, per_head=per_head)
-        return word_maps(
-            self.model,
-            self.tokenizer,
-            pairs,
-            piece_maps,
-            settings=settings,
-            max_tokens=self._max_tokens,
-            on_error=on_error,
-            known=known,
-        )
+        piece_maps = attention_maps(self.method, layers=layers, per_head=self._head is not None)
+        options: Any = {"max_tokens": self._max_tokens, "on_error": on_error, "known": known}
+        return word_maps(self.model, self.tokenizer, pairs, piece_maps, settings=settings, **options)
 
 
 def without_head(model: nn.Module) -> nn.Module:
@@ -315,7 +304,7 @@ def without_head(model: nn.Module) -> nn.Module:
     return base if isinstance(base, nn.Module) else inside
 
 
-def _of_head(layer_map: NDArray[np.float32], head: int | None) -> WordMap:
+def head_map(layer_map: NDArray[np.float32], head: int | None) -> WordMap:
     """One head's map of a layer (H, T, S + 1), or the mean over heads; a layer (T, S + 1) as it is."""
     if layer_map.ndim == 2:
         return np.asarray(layer_map, np.float64)
@@ -392,9 +381,9 @@ class BidirectionalAligner(TextAligner):
         self.forward, self.reverse, self.combine = forward, reverse, combine
 
     @property
-    def both_directions(self) -> bool:
-        """Whether maps are of both directions."""
-        return True
+    def directions(self) -> Sequence[tuple[WordAligner, bool]]:
+        """The aligners of both directions, and whether each reads the sides exchanged."""
+        return [(self.forward, False), (self.reverse, True)]
 
     @property
     def scored(self) -> bool:
@@ -402,11 +391,7 @@ class BidirectionalAligner(TextAligner):
         return self.recipe.scored and self.combine not in SYMMETRIZATIONS
 
     def map_each(self, pairs: Pairs, known: Container[int] = ()) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
-        """Yield each pair's index and the map made of both directions', or an error that says why there is none.
-
-        Other combinations than ``"add"`` and ``"multiply"`` make no map, which is an
-        :class:`~captum_norm.errors.InvalidInputError`.
-        """
+        """Yield each pair's index and the map made of both directions'; only for ``"add"`` and ``"multiply"``."""
         if self.combine not in MAP_COMBINATIONS:
             raise InvalidInputError(f"{self.combine} makes no map of both directions; expected add or multiply")
         for index, both in self._both(pairs, known):

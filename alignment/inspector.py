@@ -2,13 +2,13 @@
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from alignment.aligner import Pairs, WordAligner, Words, sentence_pairs
+from alignment.aligner import Pairs, WordAligner, Words, head_map, sentence_pairs
 from alignment.inspection import (
     COVERED,
     DOUBT,
@@ -26,12 +26,7 @@ from alignment.links import calibrated
 from alignment.recipes import RECIPES
 from alignment.teacher_forcing import PieceMaps, TeacherForcedBatch, WordMaps, word_maps
 from alignment.tokenization import TranslationTokenizer
-from alignment.translation import (
-    batch_log_probabilities,
-    emitted_steps,
-    recorded_logits,
-    target_log_probabilities,
-)
+from alignment.translation import batch_log_probabilities, emitted_steps, recorded_logits, target_log_probabilities
 from captum_norm import ALTI, InvalidInputError, NormMeter
 from captum_norm.results.aggregation import encoder_decoder_rollout
 
@@ -121,19 +116,14 @@ class Inspector:
         refused: dict[int, InvalidInputError] = {}
         passes: dict[int, _Pass] = {}
         choice = self.aligner.choose(pairs)
-        assert choice.head is not None
-        inspections: dict[int, Inspection] = {}
-        for index, maps in word_maps(
-            self.model,
-            self.tokenizer,
-            pairs,
-            self._piece_maps(choice.layer, choice.head, passes),
-            settings=("AWI", "AWO"),
-            max_tokens=self._max_tokens,
-            on_error=refused.__setitem__,
-            known=known,
-        ):
-            inspections[index] = _inspection(*pairs[index], maps, choice.head, passes.pop(index))
+        piece_maps = self._piece_maps(choice.layer, passes)
+        options: Any = {"max_tokens": self._max_tokens, "on_error": refused.__setitem__, "known": known}
+        inspections = {
+            index: _inspection(*pairs[index], maps, choice.head, passes.pop(index))
+            for index, maps in word_maps(
+                self.model, self.tokenizer, pairs, piece_maps, settings=("AWI", "AWO"), **options
+            )
+        }
         yield from refused.items()
         doubted = [index for index, inspection in inspections.items() if self._doubts(inspection)]
         without = self._scores({index: (NO_SOURCE, pairs[index][1]) for index in doubted})
@@ -154,15 +144,11 @@ class Inspector:
         """The mean log-probability of each pair; none of a pair that cannot be used."""
         indices = list(pairs)
         scores = target_log_probabilities(
-            self.model,
-            self.tokenizer,
-            list(pairs.values()),
-            max_tokens=self._max_tokens,
-            on_error=lambda *_: None,
+            self.model, self.tokenizer, list(pairs.values()), max_tokens=self._max_tokens, on_error=lambda *_: None
         )
         return {indices[place]: float(steps.mean()) for place, steps in scores}
 
-    def _piece_maps(self, layer: int, head: int, passes: "dict[int, _Pass]") -> PieceMaps:
+    def _piece_maps(self, layer: int, passes: "dict[int, _Pass]") -> PieceMaps:
         """Compute the maps of a layer's heads and of the last layer's, and note what else the pass shows."""
 
         def maps(batch: TeacherForcedBatch) -> Tensor:
@@ -171,11 +157,10 @@ class Inspector:
                     batch.inputs, scopes=["atb"], head_norms=True, stacks=["cross", "decoder"]
                 )
             cross, decoder = measured["cross"], measured["decoder"]
-            heads = cross.head_norms
-            assert heads is not None
-            for name, index, count in (("layer", layer, heads.shape[1]), ("head", head, heads.shape[2])):
-                if not -count <= index < count:
-                    raise InvalidInputError(f"got {name} {index}; the model has {count}: 0 to {count - 1}")
+            heads = cast(Tensor, cross.head_norms)
+            count = heads.shape[1]
+            if not -count <= layer < count:
+                raise InvalidInputError(f"got layer {layer}; the model has {count}: 0 to {count - 1}")
             scores = batch_log_probabilities(logits(), batch)
             shares = source_shares(cross.mixing_ratio["atb"], decoder.norms["atb"])
             alti = None if self._alti is None else _alti_shares(self._alti, batch)
@@ -203,9 +188,7 @@ class _Pass(NamedTuple):
 
 def _alti_shares(method: ALTI, batch: TeacherForcedBatch) -> Tensor:
     maps = method.maps(batch.inputs, stacks=["cross", "decoder"])
-    assert maps.cross is not None
-    assert maps.decoder is not None
-    return source_shares(maps.cross.sum(-1), maps.decoder)
+    return source_shares(cast(Tensor, maps.cross).sum(-1), cast(Tensor, maps.decoder))
 
 
 def source_shares(cross: Tensor, decoder: Tensor) -> Tensor:
@@ -224,13 +207,11 @@ def source_shares(cross: Tensor, decoder: Tensor) -> Tensor:
     return source.squeeze(-1)
 
 
-def _inspection(source: Words, target: Words, maps: WordMaps, head: int, result: _Pass) -> Inspection:
+def _inspection(source: Words, target: Words, maps: WordMaps, head: int | None, result: _Pass) -> Inspection:
     """The measures of a pair, from maps (2, H, T, S + 1) of the chosen layer and the last one."""
-    chosen = np.asarray(maps["AWI"][0, head], np.float64)
-    last = np.asarray(maps["AWO"][1].mean(0), np.float64)
-    links = _RECIPE.decode(_RECIPE.word_map({"AWI": chosen, "AWO": last}, "AWI")).probabilities
-    assert links is not None
-    by_source, by_target = coverage(calibrated(links))
+    chosen, last = head_map(maps["AWI"][0], head), head_map(maps["AWO"][1], None)
+    links = _RECIPE.decode(_RECIPE.word_map({"AWI": chosen, "AWO": last}, "AWI"))
+    by_source, by_target = coverage(calibrated(links.all_probabilities()))
     uncovered = tuple(np.flatnonzero(by_source < COVERED).tolist())
     repeated = repeated_words(target)
     return Inspection(

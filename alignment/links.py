@@ -144,11 +144,15 @@ class ScoredAlignment:
     probabilities: WordMap | None = None
     corpus_statistics: bool = False
 
-    def scored_links(self) -> Iterator[tuple[Link, float]]:
-        """Yield each link and its :func:`calibrated` probability, in ascending order; a ValueError without any."""
+    def all_probabilities(self) -> WordMap:
+        """The probabilities; a ValueError if there are none."""
         if self.probabilities is None:
             raise ValueError("the recipe computes no probabilities")
-        scores = calibrated(self.probabilities)
+        return self.probabilities
+
+    def scored_links(self) -> Iterator[tuple[Link, float]]:
+        """Yield each link and its :func:`calibrated` probability, in ascending order; a ValueError without any."""
+        scores = calibrated(self.all_probabilities())
         for source, target in self.links:
             yield (source, target), float(scores[target, source])
 

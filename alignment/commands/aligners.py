@@ -194,6 +194,7 @@ def load(
 ) -> tuple["TextAligner", dict[str, str | int | None]]:
     """Load one model or two; return the aligner, and what must not change when a run is resumed."""
     from alignment.aligner import BidirectionalAligner
+    from alignment.huggingface import HuggingFaceTokenizer
     from alignment.lexicon import Lexicon
 
     reverse = _reverse_options(options)
@@ -209,10 +210,7 @@ def load(
     if reverse is None:
         return word_aligner(model, tokenizer, options, **lexicon), identity
     reverse_tokenizer: IdentifiedTokenizer
-    if reverse.model == options.model and options.source_language:
-        from alignment.huggingface import HuggingFaceTokenizer
-
-        assert isinstance(tokenizer, HuggingFaceTokenizer)
+    if reverse.model == options.model and isinstance(tokenizer, HuggingFaceTokenizer):
         reverse_model, reverse_tokenizer = model, tokenizer.reversed(reverse.source_prefix or "")
     else:
         reverse_model, reverse_tokenizer = models.load(reverse, device)
@@ -264,20 +262,10 @@ def _check(options: AlignerOptions, reverse: AlignerOptions | None) -> None:
         )
 
 
-def directions(aligner: "TextAligner") -> list[tuple["WordAligner", bool]]:
-    """The aligners of one direction, and whether each reads the sides exchanged."""
-    from alignment.aligner import BidirectionalAligner, WordAligner
-
-    if isinstance(aligner, BidirectionalAligner):
-        return [(aligner.forward, False), (aligner.reverse, True)]
-    assert isinstance(aligner, WordAligner)
-    return [(aligner, False)]
-
-
 def identity(options: AlignerOptions, aligner: "TextAligner") -> dict[str, str | int | None]:
     """What else must not change when a run is resumed: the method, the choices of maps and the recipe."""
-    (forward, _), *_ = parts = directions(aligner)
-    chosen = [part.choice for part, _ in parts]
+    (forward, _), *_ = aligner.directions
+    chosen = [part.choice for part, _ in aligner.directions]
     return {
         "method": options.method,
         "scope": getattr(forward.method, "scope", None),
@@ -289,19 +277,15 @@ def identity(options: AlignerOptions, aligner: "TextAligner") -> dict[str, str |
 
 def choose(aligner: "TextAligner", pairs: "Pairs", report: Callable[[str], None] | None) -> None:
     """Let one aligner or two choose what was left open from sentence pairs, if there are any; report the choice."""
-    parts = directions(aligner)
-    for name, (part, exchanged) in zip(("forward", "reverse"), parts, strict=False):
+    for name, (part, exchanged) in zip(("forward", "reverse"), aligner.directions, strict=False):
         if part.choice is None and pairs:
             choice = part.choose([(target, source) for source, target in pairs] if exchanged else pairs)
             if report is not None:
-                report(f"{name}: chose {choice}" if len(parts) > 1 else f"chose {choice}")
+                report(f"{name}: chose {choice}" if aligner.both_directions else f"chose {choice}")
 
 
 def check_sides(aligner: "TextAligner", pairs: "Pairs") -> None:
-    """Refuse sentence pairs whose sides look exchanged: words agree far better when the models read them so.
-
-    Compares :func:`alignment.consistency` of the links of :data:`CHECKED` pairs; fewer than half as many say nothing.
-    """
+    """Refuse sentence pairs whose sides look exchanged: words agree far better when the models read them so."""
     from alignment.decoding import mutual_argmax
     from alignment.selection import consistency
 
@@ -311,12 +295,12 @@ def check_sides(aligner: "TextAligner", pairs: "Pairs") -> None:
         return
 
     def agreement(part: "WordAligner", read: "Pairs") -> float:
-        maps = {index: found for index, found in part.map_each(read) if not isinstance(found, InvalidInputError)}
+        maps = {index: answer for index, answer in part.map_each(read) if not isinstance(answer, InvalidInputError)}
         links = [mutual_argmax(word_map, null=part.recipe.null) for word_map in maps.values()]
         return consistency(links, *zip(*(read[index] for index in maps), strict=True)) if maps else 0.0
 
     as_given = as_exchanged = 0.0
-    for part, turned in directions(aligner):
+    for part, turned in aligner.directions:
         as_given += agreement(part, exchanged if turned else sample)
         as_exchanged += agreement(part, sample if turned else exchanged)
     if as_exchanged > _FAR_BETTER * as_given:

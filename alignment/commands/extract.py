@@ -115,7 +115,7 @@ class _Deferred:
         return self._ready(pairs).map_each(pairs, known)
 
     def _ready(self, pairs: Pairs) -> "TextAligner":
-        for part, _ in aligners.directions(self._aligner):
+        for part, _ in self._aligner.directions:
             on_device(part.model, self._device)
         aligners.choose(self._aligner, pairs, self._report)
         if self._check is not None:
@@ -153,7 +153,7 @@ def _run(options: ExtractOptions) -> None:
         aligners.choose(aligner, first, report)
         if not options.keep_sides:
             aligners.check_sides(aligner, first)
-        undecided = any(part.choice is None for part, _ in aligners.directions(aligner))
+        undecided = any(part.choice is None for part, _ in aligner.directions)
         if undecided and not rereadable:
             models.report_waiting(report, options)
         deferred = _Deferred(

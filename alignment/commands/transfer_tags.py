@@ -88,7 +88,7 @@ def _run(options: TransferOptions) -> None:
             _stop_at_first(_read(block))
     with models.set_up(options) as report:
         aligner, _ = aligners.load(options, options.device)
-        undecided = any(part.choice is None for part, _ in aligners.directions(aligner))
+        undecided = any(part.choice is None for part, _ in aligner.directions)
         if undecided and streamed:
             models.report_waiting(report, options)
         _transfer(inputs, file, _ByModel(aligner, options, report), options, report, together=undecided)
@@ -103,11 +103,7 @@ def _transfer(
     *,
     together: bool = False,
 ) -> None:
-    """Transfer the tags of all lines, and write them to a file, or to standard output if None.
-
-    The lines of a stream are waited for ``together``, as many as fit into a block. What is written is written as a
-    whole, unless an input is a stream.
-    """
+    """Transfer the tags of all lines to a file or standard output; ``together``: wait for whole blocks of a stream."""
     streams = [place for place, side in enumerate(inputs) if models.is_stream(side)]
     blocks = cut(inputs, _BLOCK_LINES)
     if len(streams) == 1 and not together:
@@ -146,12 +142,12 @@ def _answers(block: Block, work: Callable[[Mapping[int, _Line]], _Answers], *, s
     read = _read(block)
     if stop:
         _stop_at_first(read)
-    found = work({number: line for number, line in read.items() if isinstance(line, _Line)})
+    transferred = work({number: line for number, line in read.items() if isinstance(line, _Line)})
     answers: _Answers = {}
     file = block.parts[2 if len(block.parts) == 3 else 0].source
     for number, line in read.items():
-        answer = line if isinstance(line, InvalidInputError) else found[number]
-        if isinstance(answer, InvalidInputError) and number in found:
+        answer = line if isinstance(line, InvalidInputError) else transferred[number]
+        if number in transferred and isinstance(answer, InvalidInputError):
             answer = error_at(file, number, str(answer))
         answers[number] = answer
     if stop:
@@ -222,7 +218,7 @@ class _ByModel:
 
     def __call__(self, lines: Mapping[int, _Line]) -> _Answers:
         """Return each line's translation with tags, or an error that says why there is none."""
-        forward, _ = aligners.directions(self.aligner)[0]
+        forward, _ = self.aligner.directions[0]
         languages = languages_of(forward.tokenizer)
         answers: _Answers = {}
         sources = {
@@ -260,7 +256,7 @@ class _ByModel:
         """Translate the text of each line; < and & in translations become character references."""
         from alignment.translation import translate
 
-        forward, _ = aligners.directions(self.aligner)[0]
+        forward, _ = self.aligner.directions[0]
         # The shipped models read words apart from punctuation marks, others plain text.
         normalized = isinstance(forward.tokenizer, NormalizedWords)
         numbers = list(sources)

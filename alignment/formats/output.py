@@ -149,30 +149,22 @@ class Output:
         return self.scores or self.min_score > 0 or self.style in ("matrix", "npz")
 
     def text(self, number: int, source: Sequence[str], target: Sequence[str], alignment: ScoredAlignment) -> str:
-        """Return the text for the sentence pair of a line, with line ends; for npz, what :meth:`write` makes arrays of.
-
-        Args:
-            number: the number of the line, from 1.
-            source: the source words.
-            target: the target words.
-            alignment: the alignment, without links that are too improbable.
-        """
+        """The lines for a sentence pair, whose number is from 1; for npz, what :meth:`write` makes arrays of."""
         scored = list(alignment.scored_links()) if self.scored else [(link, 1.0) for link in alignment.links]
         if self.style == "matrix":
-            assert alignment.probabilities is not None
             record = {
                 "source": source,
                 "target": target,
                 "links": [[*link, round(score, _DIGITS)] for link, score in scored],
-                "probabilities": [[round(float(p), _DIGITS) for p in row] for row in alignment.probabilities],
+                "probabilities": [[round(float(p), _DIGITS) for p in row] for row in alignment.all_probabilities()],
                 "corpus_statistics": alignment.corpus_statistics,
             }
             return f"{json.dumps(record, ensure_ascii=False)}\n"
         if self.style == "npz":
-            assert alignment.probabilities is not None
+            probabilities = alignment.all_probabilities()
             arrays = {
-                "shape": alignment.probabilities.shape,
-                "probabilities": encoded(alignment.probabilities),
+                "shape": probabilities.shape,
+                "probabilities": encoded(probabilities),
                 "links": [[*link, score] for link, score in scored],
                 "corpus_statistics": alignment.corpus_statistics,
             }
@@ -187,7 +179,7 @@ class Output:
         return f"{' '.join(source)}\t{' '.join(target)}\t{links}\n" if self.style == "tsv" else f"{links}\n"
 
     def nothing(self) -> str:
-        """Return the text for a line that has no alignment."""
+        """The text for a line that has no alignment."""
         return {"naacl": "", "tsv": "\t\t\n", "matrix": "null\n", "npz": "null\n"}.get(self.style, "\n")
 
     def write(self, file: BinaryIO, suffix: str, parts: Iterable[bytes]) -> None:
