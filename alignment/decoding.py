@@ -9,7 +9,6 @@ link. A row of zeros carries no information; its word gets no link.
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -187,20 +186,13 @@ def probable_links(probabilities: ArrayLike, min_probability: float) -> Alignmen
     return mutual_argmax(np.where(matrix > min_probability, matrix, 0.0), null=False)
 
 
-class _HMM(NamedTuple):
-    """A word map in nats; the state is the source word of the last link, and at last −1: no link so far."""
+def _hmm(
+    word_map: ArrayLike, jump_penalty: float, null_penalty: float, null: bool
+) -> tuple[WordMap, WordMap, WordMap, WordMap]:
+    """Log-probabilities (T, S) and of null (T,), costs of jumps (S + 1, S), and log-probabilities of states (S + 1,).
 
-    emissions: WordMap
-    """(T, S), log-probabilities."""
-    null_emissions: WordMap
-    """(T,), likewise."""
-    jumps: WordMap
-    """(S + 1, S), the cost of going from a state to a source word."""
-    start: WordMap
-    """(S + 1,), log-probabilities of the states before the first target word."""
-
-
-def _hmm(word_map: ArrayLike, jump_penalty: float, null_penalty: float, null: bool) -> _HMM:
+    The state is the source word of the last link; the last state, −1, is that there is no link so far.
+    """
     check_factor("jump_penalty", jump_penalty)
     check_factor("null_penalty", null_penalty)
     words, null_column = split_null(checked_map(word_map, null=null), null=null)
@@ -211,7 +203,7 @@ def _hmm(word_map: ArrayLike, jump_penalty: float, null_penalty: float, null: bo
     sources = np.arange(words.shape[1])
     states = np.append(sources, -1)
     jumps = jump_penalty * np.abs(sources - states[:, None] - 1)
-    return _HMM(emissions, null_emissions, jumps, np.where(states < 0, 0.0, -np.inf))
+    return emissions, null_emissions, jumps, np.where(states < 0, 0.0, -np.inf)
 
 
 def _log_product(scores: WordMap, factors: WordMap) -> WordMap:

@@ -132,23 +132,17 @@ def _rows(
     model: nn.Module, inputs: dict[str, Tensor], labels: Tensor, reduce: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
     """Labels (N, t) of the last t target positions of N sentences -> their maps, (N, t, S)."""
-    embedded, hidden, seeds = _ends(model, inputs, labels)
+    embedded, hidden, logits = _forward(model, inputs)
+    # All positions together: each log-probability depends on its own row only.
+    (seeds,) = grad(log_probabilities(logits, labels).sum(), hidden, allow_unused=True)
+    if seeds is None:
+        raise UnsupportedModelError(f"{type(model).__name__} does not compute its logits from its decoder's output")
     read = embedded.detach().to(_precision(model))
     rows = []
     for position in range(-labels.shape[1], 0):
         (gradient,) = grad(hidden[:, position], embedded, seeds[:, position], retain_graph=True)
         rows.append(reduce(gradient.to(read), read))
     return torch.stack(rows, dim=1)
-
-
-def _ends(model: nn.Module, inputs: dict[str, Tensor], labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Source embeddings (N, S, D), the decoder's output (N, T, D), and log p's gradient with respect to the latter."""
-    # All positions together: each log-probability depends on its own row only.
-    embedded, hidden, logits = _forward(model, inputs)
-    (seeds,) = grad(log_probabilities(logits, labels).sum(), hidden, allow_unused=True)
-    if seeds is None:
-        raise UnsupportedModelError(f"{type(model).__name__} does not compute its logits from its decoder's output")
-    return embedded, hidden, seeds
 
 
 def _forward(model: Any, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

@@ -339,13 +339,13 @@ def _is_sound(description: Any, keys: Any, counts: Any, totals: Sequence[Any]) -
         case _:
             return False
     arrays = (counts, *totals)
-    if not all(array.ndim == 1 and array.dtype == np.float64 for array in arrays):
-        return False
-    words = all(isinstance(word, str) for side in sides for word in side)
-    if not words or any(len(set(side)) != len(side) for side in sides) or keys.dtype != np.uint64:
-        return False
-    if keys.shape != counts.shape or [len(side) for side in sides] != [len(total) for total in totals]:
-        return False
-    if not all(np.isfinite(array).all() and (array >= 0).all() for array in arrays) or (keys[1:] <= keys[:-1]).any():
-        return False
-    return not len(keys) or (int((keys >> _SIDE).max()) < len(first) and int((keys & _TARGET).max()) < len(second))
+    return (
+        all(array.ndim == 1 and array.dtype == np.float64 for array in arrays)
+        and all(np.isfinite(array).all() and (array >= 0).all() for array in arrays)
+        and all(isinstance(word, str) for side in sides for word in side)
+        and all(len(set(side)) == len(side) == len(total) for side, total in zip(sides, totals, strict=True))
+        and (keys.dtype, keys.shape) == (np.uint64, counts.shape)
+        and not (keys[1:] <= keys[:-1]).any()
+        and all((keys >> _SIDE) < len(first))
+        and all((keys & _TARGET) < len(second))
+    )

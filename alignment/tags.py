@@ -6,8 +6,8 @@ import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Self
 
 from alignment.links import Alignment
 from captum_norm import InvalidInputError
@@ -200,7 +200,7 @@ def project_nested(
 ) -> list[Span]:
     """Project a tree of spans, each after its parent, by the rule of :func:`alignment.project_spans`.
 
-    A place at an edge of its parent stays at that edge, and one beside a word goes to that word's translation.
+    A place at an edge of its parent stays at that edge; one beside a word goes to that word's translation.
     """
     linked: list[list[int]] = [[] for _ in target]
     for left, right in links:
@@ -215,89 +215,88 @@ def project_nested(
     for parent in (SENTENCE, *range(len(spans))):
         if parent in children:
             enclosing = NestedSpan(0, len(source)) if parent == SENTENCE else spans[parent]
-            family = _Family(enclosing, [spans[index] for index in children[parent]], projected[parent], linked)
-            projected.update(zip(children[parent], family.project(), strict=True))
+            siblings = [spans[index] for index in children[parent]]
+            targets = _project_siblings(enclosing, siblings, projected[parent], linked)
+            projected.update(zip(children[parent], targets, strict=True))
     return [projected[index] for index in range(len(spans))]
 
 
-@dataclass(frozen=True)
-class _Family:
-    """The spans that have the same parent."""
+def _project_siblings(
+    parent: NestedSpan, spans: Sequence[NestedSpan], room: Span, linked: Sequence[Sequence[int]]
+) -> list[Span]:
+    """Choose disjoint target spans, within that of their parent, for the spans that have the same parent."""
 
-    parent: NestedSpan
-    spans: Sequence[NestedSpan]
-    room: Span
-    linked: Sequence[Sequence[int]]
-
-    def project(self) -> list[Span]:
-        """Choose target spans for all of them, which are disjoint."""
-        gains = [self._gains(span) for span in self.spans]
-        # A word with more links into a span than elsewhere is held by no other span.
-        owned = [{word for word, gain in gain_of.items() if gain > 0} for gain_of in gains]
-        owners = {word: index for index, words in enumerate(owned) for word in words}
-        projected: dict[int, Span] = {}
-        for index, span in enumerate(self.spans):
-            if span.start < span.end and (span.start, span.end) == (self.parent.start, self.parent.end):
-                projected[index] = self.room
-            elif owned[index]:
-                barred = {word for word, owner in owners.items() if owner != index}
-                projected[index] = self._best(gains[index], owned[index], barred)
-        taken = {word for held in projected.values() for word in range(*held)}
-        for index, span in enumerate(self.spans):
-            if index not in projected:
-                linked = {word for word in gains[index] if word not in taken and self._inside(word, span)}
-                if linked:
-                    projected[index] = self._best(gains[index], linked, taken)
-                    taken.update(range(*projected[index]))
-        closed = {place for start, end in projected.values() for place in range(start + 1, end)}
-        for index, span in enumerate(self.spans):
-            if index not in projected:
-                projected[index] = self._place(span, closed)
-        return [projected[index] for index in range(len(self.spans))]
-
-    def _inside(self, word: int, span: NestedSpan) -> int:
+    def inside(word: int, span: NestedSpan) -> int:
         """The number of links between a target word and a span."""
-        return sum(span.start <= source < span.end for source in self.linked[word])
+        return sum(span.start <= source < span.end for source in linked[word])
 
-    def _gains(self, span: NestedSpan) -> dict[int, int]:
-        """For each linked target word, how many fewer links cross the span if its projection holds the word."""
-        words = [word for word in range(*self.room) if self.linked[word]] if span.start < span.end else []
-        return {word: 2 * self._inside(word, span) - len(self.linked[word]) for word in words}
+    # For each linked target word, how many fewer links cross a span if its projection holds the word.
+    words = [word for word in range(*room) if linked[word]]
+    gains = [
+        {word: 2 * inside(word, span) - len(linked[word]) for word in words} if span.start < span.end else {}
+        for span in spans
+    ]
+    # A word with more links into a span than elsewhere is held by no other span.
+    held = [{word for word, gain in gain_of.items() if gain > 0} for gain_of in gains]
+    holders = {word: index for index, words_of_span in enumerate(held) for word in words_of_span}
+    projected: dict[int, Span] = {}
+    for index, span in enumerate(spans):
+        if span.start < span.end and (span.start, span.end) == (parent.start, parent.end):
+            projected[index] = room
+        elif held[index]:
+            barred = {word for word, holder in holders.items() if holder != index}
+            projected[index] = _best_span(room, gains[index], held[index], barred)
+    taken = {word for target in projected.values() for word in range(*target)}
+    for index, span in enumerate(spans):
+        if index not in projected:
+            edges = {word for word in gains[index] if word not in taken and inside(word, span)}
+            if edges:
+                projected[index] = _best_span(room, gains[index], edges, taken)
+                taken.update(range(*projected[index]))
+    closed = {place for start, end in projected.values() for place in range(start + 1, end)}
+    return [
+        projected[index] if index in projected else _best_place(parent, span, room, linked, closed)
+        for index, span in enumerate(spans)
+    ]
 
-    def _best(self, gains: Mapping[int, int], edges: Container[int], barred: Container[int]) -> Span:
-        """The longest target span between two edges, without barred words, that the fewest links cross."""
-        best = (-math.inf, 0, 0)  # its gain, its length, its end
-        start, before, total = 0, math.inf, 0
-        for word in range(*self.room):
-            if word in barred:
-                before = math.inf
-            if word in edges and total < before:
-                start, before = word, total
-            total += gains.get(word, 0)
-            if word in edges:
-                best = max(best, (total - before, word + 1 - start, -word))
-        _, length, end = best
-        return 1 - end - length, 1 - end
 
-    def _place(self, span: NestedSpan, closed: Container[int]) -> Span:
-        """The place, none of the closed ones, that keeps the most links on their side."""
-        first, last = self.room
-        if span.start == self.parent.start:
-            return first, first
-        if span.end == self.parent.end:
-            return last, last
-        neighbour = span.start - 1 if span.beside == "left" else span.end
-        linked = [word for word in range(first, last) if neighbour in self.linked[word]] if span.beside else []
-        preferred = None if not linked else linked[-1] + 1 if span.beside == "left" else linked[0]
-        share = (span.start - self.parent.start) / (self.parent.end - self.parent.start)
-        crossing = 0
-        best = (True, 0, math.inf, first)
-        for place in range(first, last + 1):
-            if place > first:
-                crossing += sum(1 if source >= span.start else -1 for source in self.linked[place - 1])
-            if place not in closed:
-                best = min(best, (place != preferred, crossing, abs(place - first - share * (last - first)), place))
-        return best[-1], best[-1]
+def _best_span(room: Span, gains: Mapping[int, int], edges: Container[int], barred: Container[int]) -> Span:
+    """The longest target span between two edges, without barred words, that the fewest links cross."""
+    best = (-math.inf, 0, 0)  # its gain, its length, its end
+    start, before, total = 0, math.inf, 0
+    for word in range(*room):
+        if word in barred:
+            before = math.inf
+        if word in edges and total < before:
+            start, before = word, total
+        total += gains.get(word, 0)
+        if word in edges:
+            best = max(best, (total - before, word + 1 - start, -word))
+    _, length, end = best
+    return 1 - end - length, 1 - end
+
+
+def _best_place(
+    parent: NestedSpan, span: NestedSpan, room: Span, linked: Sequence[Sequence[int]], closed: Container[int]
+) -> Span:
+    """The place, none of the closed ones, that keeps the most links on their side."""
+    first, last = room
+    if span.start == parent.start:
+        return first, first
+    if span.end == parent.end:
+        return last, last
+    neighbour = span.start - 1 if span.beside == "left" else span.end
+    words = [word for word in range(first, last) if neighbour in linked[word]] if span.beside else []
+    preferred = None if not words else words[-1] + 1 if span.beside == "left" else words[0]
+    share = (span.start - parent.start) / (parent.end - parent.start)
+    crossing = 0
+    best = (True, 0, math.inf, first)
+    for place in range(first, last + 1):
+        if place > first:
+            crossing += sum(1 if source >= span.start else -1 for source in linked[place - 1])
+        if place not in closed:
+            best = min(best, (place != preferred, crossing, abs(place - first - share * (last - first)), place))
+    return best[-1], best[-1]
 
 
 VOID = frozenset(
@@ -377,7 +376,7 @@ def parse_markup(text: str) -> Markup:
     'the big house'
     """
     parts: list[str] = []
-    rows: list[list[Any]] = []
+    elements: list[Element] = []
     opened: list[tuple[int, _Tag]] = []
     position = length = 0
     for tag in _tags(text):
@@ -387,18 +386,18 @@ def parse_markup(text: str) -> Markup:
         if tag.kind != "end":
             parent = opened[-1][0] if opened else SENTENCE
             if tag.kind == "start":
-                opened.append((len(rows), tag))
-            rows.append([tag.text, "", length, length, parent])
+                opened.append((len(elements), tag))
+            elements.append(Element(tag.text, "", length, length, parent))
         elif not opened:
             raise InvalidInputError(f"got {tag}, which nothing opens; {_EXPECTED}")
         elif opened[-1][1].key != tag.key:
             raise InvalidInputError(f"got {tag} inside {opened[-1][1]}; {_EXPECTED}")
         else:
             index, _ = opened.pop()
-            rows[index][1], rows[index][3] = tag.text, length
+            elements[index] = replace(elements[index], closing=tag.text, end=length)
     if opened:
         raise InvalidInputError(f"got {opened[-1][1]}, which nothing closes; {_EXPECTED}")
-    return Markup("".join(parts) + text[position:], tuple(Element(*row) for row in rows))
+    return Markup("".join(parts) + text[position:], tuple(elements))
 
 
 def check_plain(text: str) -> None:

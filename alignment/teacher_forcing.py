@@ -69,9 +69,19 @@ def teacher_forced_batches(
         raise InvalidInputError(f"got max_tokens={max_tokens}, expected at least 1")
     model = explained_module(model)
     family = _family(model)
-    encoded = _encoded_pairs(model, family, tokenizer, pairs, _raise if on_error is None else on_error)
-    lengths = {index: (len(source.ids), len(target.ids)) for index, (source, target) in encoded.items()}
-    return (_batch(model, family, encoded, indices) for indices in _buckets(lengths, max_tokens))
+    report = _raise if on_error is None else on_error
+    sources = _encoded(tokenizer.encode_source, {index: words for index, (words, _) in enumerate(pairs)}, report)
+    targets = _encoded(tokenizer.encode_target, {index: pairs[index][1] for index in sources}, report)
+    limits = family.limits(model)
+    usable: dict[int, _EncodedPair] = {}
+    for index, target in targets.items():
+        problem = _problem((sources[index], target), limits)
+        if problem is None:
+            usable[index] = sources[index], target
+        else:
+            report(index, InvalidInputError(problem))
+    lengths = {index: (len(source.ids), len(target.ids)) for index, (source, target) in usable.items()}
+    return (_batch(model, family, usable, indices) for indices in _buckets(lengths, max_tokens))
 
 
 def _raise(index: int, error: InvalidInputError) -> None:
@@ -79,28 +89,6 @@ def _raise(index: int, error: InvalidInputError) -> None:
 
 
 _EncodedPair = tuple[EncodedSentence, EncodedSentence]
-
-
-def _encoded_pairs(
-    model: nn.Module,
-    family: "_Family",
-    tokenizer: TranslationTokenizer,
-    pairs: Sequence[tuple[Sequence[str], Sequence[str]]],
-    on_error: OnError,
-) -> dict[int, _EncodedPair]:
-    """The usable pairs, by index."""
-    sources = _encoded(tokenizer.encode_source, {index: words for index, (words, _) in enumerate(pairs)}, on_error)
-    targets = _encoded(tokenizer.encode_target, {index: pairs[index][1] for index in sources}, on_error)
-    limits = family.limits(model)
-    usable = {}
-    for index, target in targets.items():
-        pair = sources[index], target
-        problem = _problem(pair, limits)
-        if problem is None:
-            usable[index] = pair
-        else:
-            on_error(index, InvalidInputError(problem))
-    return usable
 
 
 def _encoded(

@@ -85,7 +85,9 @@ def _generated(model: Any, batch: TeacherForcedBatch, beam: int, max_length: int
     # Out-of-range ids come from a tokenizer of another model.
     for read in (batch.inputs["input_ids"], batch.inputs["decoder_input_ids"]):
         check_sequence(model, model.get_input_embeddings(), read)
-    start = _decoder_start(batch)
+    # Start token and language code.
+    first = next(step for step, index in enumerate(batch.target[0].word_ids) if index is not None)
+    start: Tensor = batch.inputs["decoder_input_ids"][:, : first + 1]
     length = start.shape[1] + max_length
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None:
@@ -104,14 +106,6 @@ def _generated(model: Any, batch: TeacherForcedBatch, beam: int, max_length: int
     )
     ids: list[list[int]] = generated[:, start.shape[1] :].tolist()
     return ids
-
-
-def _decoder_start(batch: TeacherForcedBatch) -> Tensor:
-    """The decoder's input before the first word, (B, 1 or more): start token, language code."""
-    word_ids = batch.target[0].word_ids
-    before = next(step for step, index in enumerate(word_ids) if index is not None)
-    start: Tensor = batch.inputs["decoder_input_ids"][:, : before + 1]
-    return start
 
 
 def target_log_probabilities(

@@ -1,9 +1,4 @@
-"""Runs ``norm-align evaluate``, which scores files of alignments against a gold alignment, and ``symmetrize``.
-
-A report has one record per system. Rates are percentages; ``aer_mean`` and ``aer_interval`` are the mean of the
-bootstrapped AER and half the width of its 95 % interval, as in sacrebleu. Warnings and numbers of skipped links and
-lines go to standard error.
-"""
+"""Runs ``norm-align evaluate``, which scores files of alignments against a gold alignment, and ``symmetrize``."""
 
 import re
 import sys
@@ -50,24 +45,14 @@ _NAMED = re.compile(r"([^=/]+)=(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class AlignmentFile:
-    """A file of alignments, and how to read it.
-
-    Attributes:
-        name: its name in reports.
-        path: the file; ``-`` is standard input.
-        format: its format.
-        base: the index of the first word; None for the format's default.
-        swapped: whether links have the target first.
-        talp: whether possible links are allowed.
-        gold: whether it is the gold alignment.
-    """
+    """A file of alignments (``-`` is standard input), and how to read it."""
 
     name: str
     path: str
     format: GoldFormat = "talp"
     base: Literal[0, 1] | None = 0
     swapped: bool = False
-    talp: bool = False
+    talp: bool = False  # whether possible links are allowed
     gold: bool = False
 
     @property
@@ -232,9 +217,9 @@ def _evaluated(
     if options.paired != "none" and len(systems) > 1:
         (_, baseline), *others = systems
         rest = [alignments for _, alignments in others]
-        found = paired_significance(baseline, rest, gold, test=options.paired, trials=options.trials)
-        report["paired"] = {"test": options.paired, "baseline": systems[0][0], "signature": found.signature}
-        for record, p_value, identical in zip(records[1:], found.p_values, found.identical, strict=True):
+        test = paired_significance(baseline, rest, gold, test=options.paired, trials=options.trials)
+        report["paired"] = {"test": options.paired, "baseline": systems[0][0], "signature": test.signature}
+        for record, p_value, identical in zip(records[1:], test.p_values, test.identical, strict=True):
             record.update(p_value=p_value, identical=identical)
     return report
 
@@ -248,9 +233,9 @@ def _score_files(gold: list[GoldAlignment], options: EvaluateOptions, report: di
             {"system": system.name, "min_score": least, **_rates(score)}
             for least, score in score_curve(scores, gold).items()
         ]
-        found = reliability(scores, gold)
-        bins += [{"system": system.name, **asdict(one)} for one in found.bins]
-        record["calibration_error"] = found.error
+        measured = reliability(scores, gold)
+        bins += [{"system": system.name, **asdict(interval)} for interval in measured.bins]
+        record["calibration_error"] = measured.error
     files = ((options.curve, points), (options.reliability, bins))
     return {path: csv_records(rows).encode() for path, rows in files if path is not None}
 
@@ -326,34 +311,24 @@ def read_sentences(path: str | None) -> list[str] | None:
 def read_systems(
     gold: AlignmentFile, systems: Sequence[AlignmentFile], texts: Sides, *, skip_invalid: bool
 ) -> tuple[list[GoldAlignment], list[list[Alignment]]]:
-    """Read gold alignments and the systems' alignments of the same sentence pairs; warn if they do not look right.
-
-    Args:
-        gold: the gold file.
-        systems: the systems' files.
-        texts: the sentences, to check that links lie inside them; None for those in the gold file, if any.
-        skip_invalid: whether to skip invalid links, and sentence pairs for which a file has no valid line.
-
-    Raises:
-        InvalidInputError: a file cannot be read, the gold alignment has no link, a system has another number of lines,
-            or a link or line is invalid and not skipped.
-    """
-    found = _read(gold, texts, skip_invalid)
-    if not found.pairs:
+    """Read gold alignments and the systems' alignments of the same sentence pairs; warn if they do not look right."""
+    content = _read(gold, texts, skip_invalid)
+    count = len(content.pairs)
+    if not count:
         raise InvalidInputError(f"{gold.path}: got no line, expected gold alignments")
-    if not any(pair.possible for pair in _valid(found.pairs)):
-        raise InvalidInputError(f"{gold.path}: got no link in {len(found.pairs)} lines, expected gold alignments")
-    columns = [found.pairs]
+    if not any(pair.possible for pair in _valid(content.pairs)):
+        raise InvalidInputError(f"{gold.path}: got no link in {count} lines, expected gold alignments")
+    columns = [content.pairs]
     for system in systems:
-        columns.append(_read(system, (found.sources, found.targets), skip_invalid).pairs)
-        if len(columns[-1]) != len(found.pairs):
-            message = f"got {len(columns[-1])} alignments, expected {len(found.pairs)}, one for each gold alignment"
+        columns.append(_read(system, (content.sources, content.targets), skip_invalid).pairs)
+        if len(columns[-1]) != count:
+            message = f"got {len(columns[-1])} alignments, expected {count}, one for each gold alignment"
             raise InvalidInputError(f"{system.path}: {message}")
     rows = [row for row in zip(*columns, strict=True) if len(_valid(row)) == len(row)]
     if not rows:
         raise InvalidInputError(f"{gold.path}: got no sentence pair with a valid line in all files, expected one")
-    if len(rows) < len(found.pairs):
-        _warn(f"skipped {len(found.pairs) - len(rows)} of {len(found.pairs)} sentence pairs with these lines")
+    if len(rows) < count:
+        _warn(f"skipped {count - len(rows)} of {count} sentence pairs with these lines")
     pairs, *others = map(_valid, zip(*rows, strict=True))
     alignments = [[pair.possible for pair in other] for other in others]
     _doubt_base(gold, [pair.possible for pair in pairs])
@@ -363,11 +338,7 @@ def read_systems(
 
 
 def read_scores(file: AlignmentFile) -> list[dict[Link, float]]:
-    """Read the scored links of each sentence pair, ``i-j:p``, as (source, target) from 0.
-
-    Raises:
-        InvalidInputError: a line is malformed, or a link has no score.
-    """
+    """Read the scored links of each sentence pair, ``i-j:p``, as (source, target) from 0."""
     if file.path == "-":
         raise InvalidInputError("got standard input, whose scores cannot be read again; give a file")
     pairs = []
@@ -392,19 +363,19 @@ def _valid(pairs: Sequence[GoldAlignment | InvalidInputError]) -> list[GoldAlign
 def _read(file: AlignmentFile, texts: Sides, skip_invalid: bool) -> GoldFile:
     links: list[InvalidInputError] = []
     try:
-        found = _scan(file, texts, links.append if skip_invalid else None)
+        content = _scan(file, texts, links.append if skip_invalid else None)
     except InvalidInputError as error:
         raise InvalidInputError(f"{error}{_hint(file, texts)}") from error
-    lines = [pair for pair in found.pairs if isinstance(pair, InvalidInputError)]
+    lines = [pair for pair in content.pairs if isinstance(pair, InvalidInputError)]
     if links or lines:
         numbers = ((len(links), "link"), (len(lines), "line"))
         counts = " and ".join(f"{number} {name}{'s' * (number > 1)}" for number, name in numbers if number)
         _warn(f"{file.path}: skipped {counts}, such as: {[*links, *lines][0]}{_hint(file, texts)}")
-    for number, pair in enumerate(found.pairs, 1):
+    for number, pair in enumerate(content.pairs, 1):
         if not (file.gold or file.talp or isinstance(pair, InvalidInputError)) and pair.sure != pair.possible:
             message = "got possible links (ipj), expected i-j; write FILE:talp to count them"
             raise error_at(text_source(file.path), number, message)
-    return found
+    return content
 
 
 def _scan(file: AlignmentFile, texts: Sides, on_error: Callable[[InvalidInputError], None] | None) -> GoldFile:
@@ -438,28 +409,27 @@ def _doubt(file: AlignmentFile, alignments: list[Alignment], gold: list[GoldAlig
     if correction is None:
         _doubt_base(file, alignments)
         return
-    how, advice = _advice(file, correction.change)
+    how = "the sides exchanged" if correction.change == "swapped" else f"indices {correction.change}"
     rates = f"AER {correction.corrected_aer:.1f} instead of {correction.aer:.1f}"
+    advice = _advice(file, correction.change)
     _warn(f"{file.path}: with {how} its links would fit the gold far better ({rates}); {advice}")
 
 
-def _advice(file: AlignmentFile, change: Change) -> tuple[str, str]:
+def _advice(file: AlignmentFile, change: Change) -> str:
     if change == "swapped":
-        first = "source" if file.swapped else "target"
-        other = replace(file, swapped=not file.swapped).argument
-        return "the sides exchanged", f"if it has the {first} first, write {other}, else check --gold-swapped"
-    how = f"indices {change}"
+        first, other = "source" if file.swapped else "target", replace(file, swapped=not file.swapped)
+        return f"if it has the {first} first, write {other.argument}, else check --gold-swapped"
     if change == "one less" or file.base == 1:
         base: Literal[0, 1] = 1 if change == "one less" else 0
-        return how, f"if it counts from {base}, write {replace(file, base=base).argument}, else check --gold-base"
-    return how, "if the gold counts from 1, write --gold-base 1"
+        return f"if it counts from {base}, write {replace(file, base=base).argument}, else check --gold-base"
+    return "if the gold counts from 1, write --gold-base 1"
 
 
 def _doubt_base(file: AlignmentFile, alignments: list[Alignment]) -> None:
     from_0 = file.base == 0 or (file.base is None and file.format != "naacl")
     if from_0 and lacks_first_words(alignments):
-        found = f"none of its {sum(map(len, alignments))} links has the index 0"
-        _warn(f"{file.path}: {found}; if it counts from 1, write {replace(file, base=1).argument}")
+        observed = f"none of its {sum(map(len, alignments))} links has the index 0"
+        _warn(f"{file.path}: {observed}; if it counts from 1, write {replace(file, base=1).argument}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -513,8 +483,8 @@ def _pairs(
 
 
 def _links(file: AlignmentFile, source: TextSource) -> Iterator[Alignment]:
-    for number, found in enumerate(read_pharaoh(source), 1):
-        links = found.transposed() if file.swapped else found
+    for number, alignment in enumerate(read_pharaoh(source), 1):
+        links = alignment.transposed() if file.swapped else alignment
         if file.base:
             if any(0 in link for link in links):
                 raise error_at(source, number, "got the index 0, expected indices from 1; leave out :base1")

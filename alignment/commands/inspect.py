@@ -125,13 +125,7 @@ def _run(options: InspectOptions) -> None:
 
 
 class _Writing:
-    """Writes the inspection of each pair, and counts flags.
-
-    Args:
-        as_json: whether to write JSON, not a table.
-        flagged: whether to write flagged pairs alone.
-        report: is told which layer and head were chosen.
-    """
+    """Writes the inspection of each pair, or of flagged ones alone, as JSON or a table; counts flags."""
 
     def __init__(self, *, as_json: bool, flagged: bool, report: Callable[[str], None]) -> None:
         self.as_json, self.only_flagged, self._report = as_json, flagged, report

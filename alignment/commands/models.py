@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from alignment.formats import TextSource, split_words
 from alignment.pipeline.blocks import Splits
@@ -92,6 +92,7 @@ class RunOptions(Options, title="the run"):
 
 def load(options: ModelOptions, device: str | None = None) -> Loaded:
     """Load the model, on a device (that of ``--device`` by default) and in ``eval()`` mode, and its tokenizer."""
+    from alignment.fairseq.loading import load_shipped_model
     from captum_norm.loading import on_device
 
     kind = _kind(options.model)
@@ -102,7 +103,12 @@ def load(options: ModelOptions, device: str | None = None) -> Loaded:
                 raise InvalidInputError(f"{flag} is for {other}; {options.model} is {kind}")
     if options.dtype is not None and options.quantize is not None:
         raise InvalidInputError(f"got --dtype {options.dtype} and --quantize {options.quantize}; give one of them")
-    model, tokenizer = _LOADERS[kind](options)
+    loaders: dict[str, Callable[[], Loaded]] = {
+        "a shipped model": partial(load_shipped_model, options.model),
+        "a fairseq checkpoint": partial(_load_fairseq, options),
+        "a Hugging Face model": partial(_load_huggingface, options),
+    }
+    model, tokenizer = loaders[kind]()
     return on_device(model, device or options.device, options.dtype), tokenizer
 
 
@@ -114,28 +120,22 @@ def _kind(name: str) -> str:
     return "a fairseq checkpoint" if Path(name).suffix == ".pt" else "a Hugging Face model"
 
 
-def _load_shipped(options: ModelOptions) -> Loaded:
-    from alignment.fairseq.loading import load_shipped_model
-
-    return load_shipped_model(options.model)
-
-
 def _load_fairseq(options: ModelOptions) -> Loaded:
     from alignment.fairseq import load_fairseq_checkpoint
 
     if options.data is None:
         raise InvalidInputError(f"got no --data for {options.model}; give the folder that fairseq-preprocess wrote")
+    codes: Any = options.codes
     match options.codes:
-        case None:
-            return load_fairseq_checkpoint(options.model, options.data)
         case ["none"]:
-            return load_fairseq_checkpoint(options.model, options.data, codes=False)
+            codes = False
         case [file]:
-            return load_fairseq_checkpoint(options.model, options.data, codes=file)
+            codes = file
         case [source, target]:
-            return load_fairseq_checkpoint(options.model, options.data, codes=(source, target))
-        case files:
+            codes = source, target
+        case [*files]:
             raise InvalidInputError(f"got --codes {len(files)} times, expected once or twice, for source and target")
+    return load_fairseq_checkpoint(options.model, options.data, codes=codes)
 
 
 def _load_huggingface(options: ModelOptions) -> Loaded:
@@ -152,11 +152,6 @@ def _load_huggingface(options: ModelOptions) -> Loaded:
         target_language=options.target_language,
         source_prefix=options.source_prefix or "",
     )
-
-
-_LOADERS: dict[str, Callable[[ModelOptions], Loaded]] = dict(
-    zip(_OF_KIND, (_load_shipped, _load_fairseq, _load_huggingface), strict=True)
-)
 
 
 def identity(

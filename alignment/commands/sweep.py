@@ -31,11 +31,7 @@ _FOLDERS = {"wpt03": read_wpt03, "rwth": read_rwth}
 
 
 def corpora(text: str) -> list[ParallelGold]:
-    """The corpora that the option ``--corpus`` names: ``alibi[=STORY]``, ``wpt03=FOLDER`` or ``rwth=FOLDER``.
-
-    Raises:
-        InvalidInputError: the corpus is unknown or cannot be read.
-    """
+    """The corpora that the option ``--corpus`` names: ``alibi[=STORY]``, ``wpt03=FOLDER`` or ``rwth=FOLDER``."""
     name, _, which = text.partition("=")
     if stories := [story for story in ALIBI_STORIES if text in ("alibi", f"alibi={story}")]:
         return [load_alibi(story) for story in stories]
@@ -102,10 +98,9 @@ def _run(options: SweepOptions) -> None:
             rows += [{"model": name, **record} for record in records(swept)]
             if options.out is not None:
                 outputs |= _shown(swept, name, options.out, f"-{number}" if number > 1 else "")
-            # Maps are large and no longer needed.
-            kept = replace(swept, maps={})
-            of_corpora.setdefault(_heading(kept.corpus), []).append(kept)
-            of_directions.setdefault(_direction_of(kept.corpus), []).append(kept)
+            scored = replace(swept, maps={})  # maps are large and no longer needed
+            of_corpora.setdefault(_heading(swept.corpus), []).append(scored)
+            of_directions.setdefault(_direction_of(swept.corpus), []).append(scored)
         for direction, several in of_directions.items():
             if len(several) > 1:
                 _print(console, f"{len(several)} corpora {direction}; AER in %{which}", corpora_tables(several))
@@ -141,7 +136,8 @@ def _corpora(texts: Sequence[str]) -> list[ParallelGold]:
 def _swept(model: "nn.Module", tokenizer: TranslationTokenizer, text: ParallelGold, options: SweepOptions) -> "Sweep":
     from alignment.sweep import sweep
 
-    turned = _turned(text, tokenizer, swapped=options.swapped)
+    direction = getattr(tokenizer, "source_language", None), getattr(tokenizer, "target_language", None)
+    turned = text.swapped() if options.swapped or direction == (text.target_language, text.source_language) else text
     swept = sweep(
         model,
         tokenizer,
@@ -150,7 +146,10 @@ def _swept(model: "nn.Module", tokenizer: TranslationTokenizer, text: ParallelGo
         n_bootstrap=max(1, options.bootstrap),
         max_tokens=options.max_tokens,
     )
-    _warn_of_other_languages(turned, tokenizer)
+    languages = turned.source_language, turned.target_language
+    if languages != _UNNAMED and direction not in ((None, None), languages):
+        ways = f"the model translates {'–'.join(map(str, direction))}, {turned.name} is read as {'–'.join(languages)}"
+        to_stderr(f"{ways}; --swapped exchanges source and target")
     return swept
 
 
@@ -178,23 +177,6 @@ def _print(console: "Terminal", heading: str, tables: "Sequence[Table]") -> None
     console.print(heading, "", sep="\n", style="bold")
     for table in tables:
         console.print(table, "")
-
-
-def _turned(given: ParallelGold, tokenizer: object, *, swapped: bool) -> ParallelGold:
-    """The corpus in the direction of the model, if known."""
-    backwards = _direction(tokenizer) == (given.target_language, given.source_language)
-    return given.swapped() if backwards or swapped else given
-
-
-def _warn_of_other_languages(turned: ParallelGold, tokenizer: object) -> None:
-    direction, languages = _direction(tokenizer), (turned.source_language, turned.target_language)
-    if languages != _UNNAMED and direction not in ((None, None), languages):
-        found = f"the model translates {'–'.join(map(str, direction))}, {turned.name} is read as {'–'.join(languages)}"
-        to_stderr(f"{found}; --swapped exchanges source and target")
-
-
-def _direction(tokenizer: object) -> tuple[str | None, str | None]:
-    return getattr(tokenizer, "source_language", None), getattr(tokenizer, "target_language", None)
 
 
 COMMAND = Command("sweep", "alignment error rate by method, setting, layer, head and recipe", SweepOptions, _run)

@@ -103,10 +103,7 @@ def _run(options: TranslateOptions) -> None:
 
 @dataclass(frozen=True)
 class _Translator:
-    """Translates blocks of lines, and aligns them if there is an aligner.
-
-    A call returns the words of sentences and translations, the lines to print, and the number of bad lines.
-    """
+    """Translates a block of lines: the words of sentences and translations, lines to print, the number of bad ones."""
 
     source: TextSource
     words: Callable[[str], list[str]]

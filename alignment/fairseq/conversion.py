@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +95,10 @@ def architecture(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
         "forced_eos_token_id": None,
         **_side("encoder", settings, weights, width),
         **_side("decoder", settings, weights, width),
-        **{name: _share(settings, name) for name in ("dropout", "attention_dropout", "activation_dropout")},
+        **{
+            name: _number(settings, name, float, 1, "a number from 0 to 1")
+            for name in ("dropout", "attention_dropout", "activation_dropout")
+        },
     }
     # Both classes compute fairseq's layers exactly, and look positions up in tables that can hold any rows.
     # Pegasus has one vocabulary size: most of its code, generation above all, takes it as the target's.
@@ -153,26 +156,20 @@ def _side(side: str, settings: Mapping[str, Any], weights: Mapping[str, Tensor],
 
 def _count(settings: Mapping[str, Any], name: str) -> int:
     """A setting that is a whole number; 0 if it is not set."""
-    value = settings.get(name) or 0
-    try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):
-        number = -1
-    if number < 0:
-        raise InvalidInputError(f"the setting {name} is {quoted(value)}, expected a whole number")
+    number: int = _number(settings, name, int, math.inf, "a whole number")
     return number
 
 
-def _share(settings: Mapping[str, Any], name: str) -> float:
-    """A setting from 0 to 1; 0 if it is not set."""
+def _number(settings: Mapping[str, Any], name: str, kind: Callable[[Any], Any], most: float, expected: str) -> Any:
+    """A setting that is a number from 0; 0 if it is not set."""
     value = settings.get(name) or 0
     try:
-        share = float(value)
+        number = kind(value)
     except (TypeError, ValueError, OverflowError):
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise InvalidInputError(f"the setting {name} is {quoted(value)}, expected a number from 0 to 1")
-    return share
+        number = -1
+    if not 0 <= number <= most:
+        raise InvalidInputError(f"the setting {name} is {quoted(value)}, expected {expected}")
+    return number
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -201,10 +198,10 @@ def build_model(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> T
     """Build the transformers model that is equivalent to a fairseq model."""
     weights = _current_names(settings, weights)
     plan = architecture(settings, weights)
-    weights |= {
-        f"{side}.embed_positions.weight": _positions(side, settings, weights, plan.config.d_model)
-        for side in ("encoder", "decoder")
-    }
+    for side in ("encoder", "decoder"):
+        name, count = f"{side}.embed_positions.weight", position_count(side, settings, weights)
+        learned = weights.get(name)
+        weights[name] = sinusoidal_positions(count, plan.config.d_model) if learned is None else learned[PAD + 1 :]
     with torch.device("meta"):  # no memory or random numbers for weights that are replaced
         model: Any = plan.model_class(plan.config)  # type: ignore[arg-type]
         _fit(model, weights)
@@ -256,13 +253,6 @@ def _current_names(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -
     return current
 
 
-def _positions(side: str, settings: Mapping[str, Any], weights: Mapping[str, Tensor], width: int) -> Tensor:
-    learned = weights.get(f"{side}.embed_positions.weight")
-    if learned is not None:
-        return learned[PAD + 1 :]
-    return sinusoidal_positions(position_count(side, settings, weights), width)
-
-
 def _fit(model: Any, weights: Mapping[str, Tensor]) -> None:
     """Resize tables whose lengths the configuration cannot express."""
     encoder = model.model.encoder
@@ -300,12 +290,11 @@ def _check(weights: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> N
         "missing": sorted(shapes.keys() - weights.keys()),
         "misshapen": sorted(name for name in shapes.keys() & weights.keys() if weights[name].shape != shapes[name]),
     }
-    told = "; ".join(f"{len(names)} {what} ({_some(names)})" for what, names in problems.items() if names)
+    told = [
+        f"{len(names)} {what} ({', '.join(map(quoted_name, names[:5]))}{', …' * (len(names) > 5)})"
+        for what, names in problems.items()
+        if names
+    ]
     if told:
-        raise InvalidInputError(
-            f"the checkpoint's weights are not those of a plain Transformer of its settings: {told}"
-        )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(map(quoted_name, names[:5])) + ", …" * (len(names) > 5)
+        message = "the checkpoint's weights are not those of a plain Transformer of its settings"
+        raise InvalidInputError(f"{message}: {'; '.join(told)}")

@@ -1,16 +1,4 @@
-"""Reads gold alignments with sure and possible links, in the formats of the public test sets.
-
-talp
-    One sentence pair a line, sure links as ``i-j``, possible ones as ``ipj``. Some files count from 0, some from 1.
-naacl
-    One link a line, ``sentence i j [S|P] [confidence]``: sure unless marked P, sentences and words counted from 1
-    [Mihalcea & Pedersen 2003]. A link listed as both S and P is sure; a sentence without a line has no links.
-alibi
-    One sentence pair a line: its id, then links as in talp, counted from 0.
-tsv
-    One sentence pair a line: source, target and links as in talp, counted from 0, separated by tabs
-    [Martelli et al. 2023].
-"""
+"""Reads gold alignments with sure and possible links, in the formats of the public test sets."""
 
 import re
 from collections import defaultdict
@@ -89,8 +77,10 @@ def read_gold(
 
     Args:
         path: path (``.gz``, ``.xz`` and ``.bz2`` are decompressed) or open stream.
-        format: ``"talp"`` (``i-j`` sure, ``ipj`` possible), ``"naacl"`` (``sentence i j [S|P] [confidence]``),
-            ``"alibi"`` (sentence id, then talp links) or ``"tsv"`` (source TAB target TAB talp links).
+        format: ``"talp"`` (``i-j`` sure, ``ipj`` possible), ``"naacl"`` (``sentence i j [S|P] [confidence]``: sure
+            unless marked P or listed as S, too; a sentence without a line has no links [Mihalcea & Pedersen 2003]),
+            ``"alibi"`` (sentence id, then talp links) or ``"tsv"`` (source TAB target TAB talp links [Martelli et al.
+            2023]).
         base: the index of the first word; None for 1 in naacl and 0 in alibi and tsv. talp files need it.
         swapped: whether links in the file are (target, source); those returned are always (source, target).
         sources: the tokenised source sentences, to check the indices and the number of sentences; words are separated
