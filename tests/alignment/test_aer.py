@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sacrebleu.significance import PairedTest
 
-from alignment import AER, AERScore, alignment_error_rate, read_pharaoh
+from alignment import AER, AERScore, alignment_error_rate
 from alignment.aer import (
     BINS,
     THRESHOLDS,
@@ -29,7 +29,6 @@ from alignment.aer import (
 from alignment.formats import Output, format_pharaoh, parse_pharaoh, parse_scored_pharaoh, parse_talp, read_gold
 from alignment.links import Alignment, GoldAlignment, ScoredAlignment, calibrated
 from captum_norm import InvalidInputError
-from tests.alignment.data import DATA, lines, needs
 
 
 def random_corpus(seed: int, size: int = 60) -> tuple[list[Alignment], list[GoldAlignment]]:
@@ -149,44 +148,6 @@ def test_paired_significance_between_systems(test_type: str) -> None:
 def test_what_cannot_be_scored_is_refused(hypotheses: list[str], references: list[list[str]], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         AER().corpus_score(hypotheses, references)
-
-
-# AER, precision and recall that lilt/alignment-scripts published with these very files (results/fastalign/
-# deen-results.txt of the commit that added them). In the later file that lies beside them in shared/data the forward,
-# reverse and grow-diagonal-final rows are of another run: other numbers of links, one recall of 65.5.
-PUBLISHED = {
-    "": (28.5, 71.3, 71.8),
-    "reverse.": (32.0, 69.7, 66.4),
-    "intersection.": (28.0, 87.1, 61.3),
-    "grow-diagonal-final.": (27.7, 80.6, 65.4),
-}
-
-
-@needs("rwth-de-en")
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_rows_of_fast_align(name: str) -> None:
-    gold = read_gold(DATA / "rwth-de-en/alignment.talp", format="talp", base=1)
-    hypotheses = list(read_pharaoh(DATA / f"rwth-de-en/fastalign.test.deen.{name}talp"))
-    if name == "reverse.":
-        hypotheses = [alignment.transposed() for alignment in hypotheses]
-    score = alignment_error_rate(hypotheses, gold)
-    rates = (f"{score.aer:.1f}", f"{score.precision:.1f}", f"{score.recall:.1f}")
-    assert rates == tuple(str(rate) for rate in PUBLISHED[name])
-    row = next(
-        row for row in lines("rwth-de-en/fastalign.deen-results.txt") if row.startswith(f"test.deen.{name}talp:")
-    )
-    assert f"talp: {rates[0]}% ({rates[1]}%/" in row
-    if name == "intersection.":
-        assert row.endswith(f"({rates[1]}%/{rates[2]}%/{score.links})")
-
-
-@needs("rwth-de-en")
-def test_published_intersection_is_that_of_the_published_directions() -> None:
-    forward, reverse, both = (
-        list(read_pharaoh(DATA / f"rwth-de-en/fastalign.test.deen.{name}talp"))
-        for name in ("", "reverse.", "intersection.")
-    )
-    assert [one & other.transposed() for one, other in zip(forward, reverse, strict=True)] == both
 
 
 def test_score_is_printed_with_what_it_is_made_of() -> None:

@@ -36,38 +36,6 @@ def marian(tmp_path_factory: pytest.TempPathFactory) -> Any:
     )
 
 
-def maps_by_hand(made: Any, method: MapMethod, **options: Any) -> list[Any]:
-    """Word maps of pairs that are read alone, (L, [H,] T, S + 1) by setting."""
-    return [
-        maps
-        for pair in zip(made.sources, made.targets, strict=True)
-        for _, maps in word_maps(
-            made.model, made.tokenizer, [pair], attention_maps(method, **options), settings=BOTH, max_tokens=1
-        )
-    ]
-
-
-METHODS: dict[str, Any] = {
-    "default": lambda _: None,
-    "norms": NormAttribution,
-    "weights": AttentionWeights,
-    "res-ln": lambda model: NormAttribution(model, scope="attn_res_ln"),
-}
-
-
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("setting", BOTH)
-def test_methods(marian: Any, name: str, setting: Setting) -> None:
-    method = METHODS[name](marian.model)
-    maps = maps_by_hand(marian, method or NormAttribution(marian.model))
-    for layer in (0, -1):
-        aligner = WordAligner(marian.model, marian.tokenizer, method, layer, setting, max_tokens=70)
-        expected = [argmax(pair[setting][layer]) for pair in maps]
-        assert aligner.align(marian.sources, marian.targets) == expected
-        assert aligner.align(marian.sources[1:2], marian.targets[1:2]) == expected[1:2]
-        assert sum(map(len, expected)) > 5
-
-
 @pytest.mark.parametrize("layer", [2, -3, 10**6])
 def test_layers_that_the_model_lacks_are_refused(marian: Any, layer: int) -> None:
     with pytest.raises(InvalidInputError, match=f"got layer {layer}; the model has 2: 0 to 1, or -2 to -1"):
@@ -75,7 +43,7 @@ def test_layers_that_the_model_lacks_are_refused(marian: Any, layer: int) -> Non
 
 
 def test_what_the_method_cannot_is_refused(marian: Any, tmp_path: Any) -> None:
-    method = METHODS["res-ln"](marian.model)
+    method = cast(MapMethod, NormAttribution(marian.model, scope="attn_res_ln"))
     with pytest.raises(InvalidInputError, match='got per_head=True for the scope "attn_res_ln"'):
         WordAligner(marian.model, marian.tokenizer, method, 0, head=0).align(marian.sources, marian.targets)
     family = FAMILIES["T5"]

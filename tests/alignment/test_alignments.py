@@ -1,13 +1,12 @@
 """Alignments with their words: parts, word pairs, tables, and the file."""
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from alignment import Alignment, Alignments
 from captum_norm import InvalidInputError
@@ -94,42 +93,16 @@ def test_damaged_files_are_one_sentence(
     alignments: Alignments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # messages shorten long paths
-    path = Path("links.safetensors")
-    alignments.save(path)
-    whole = path.read_bytes()
-    (size,) = struct.unpack("<Q", whole[:8])
-    metadata = json.loads(whole[8 : 8 + size])["__metadata__"]
+    path = alignments.save(Path("links.safetensors"))
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
     content = json.loads(metadata["content"])
-
-    def fails(data: bytes) -> str:
-        path.write_bytes(data)
-        with pytest.raises(InvalidInputError) as caught:
+    of_one_pair, beyond, negative, no_link = [[[0, 0]]], [[[0, 3]], [], []], [[[-1, 0]], [], []], [[["0", 0]], [], []]
+    changes: list[dict[str, Any]] = [{"links": links} for links in (of_one_pair, beyond, negative, no_link, None)]
+    for changed in (*changes, {"sources": [["a", 1], [], []]}, {"gold": []}):
+        save_file({}, path, metadata | {"content": json.dumps(content | changed)})
+        with pytest.raises(InvalidInputError, match=r"^cannot load links\.safetensors: the file is damaged \("):
             Alignments.load(path)
-        text = str(caught.value)
-        assert text.startswith(f"cannot load {path}: ")
-        assert len(text) <= 400
-        assert "\n" not in text
-        return text
-
-    def changed(**fields: Any) -> bytes:
-        return save_tensors(load_tensors(whole), metadata | {"content": json.dumps(content | fields)})
-
-    bad: list[Any] = [
-        [[[0, 0]]],  # of one pair alone
-        [[[0, 3]], [], []],  # there are three target words
-        [[[-1, 0]], [], []],
-        [[[0, 0, 0]], [], []],
-        [[[0.5, 0]], [], []],
-        [[["0", 0]], [], []],
-        [[True], [], []],
-        {"0": []},
-        None,
-        [[[10**30, 0]], [], []],
-    ]
-    for links in bad:
-        assert "the file is damaged (" in fails(changed(links=links)), links
-    for words in ([["a"]], [["a", 1], [], []], "words", [None] * 3, [[["a"]], [], []]):
-        assert "the file is damaged (" in fails(changed(sources=words)), words
-    assert "the file is damaged (" in fails(changed(gold=[]))
-    other = save_tensors({}, metadata | {"result": "AttributionMaps"})
-    assert fails(other).endswith("it holds AttributionMaps; expected Alignments")
+    save_file({}, path, metadata | {"result": "AttributionMaps"})
+    with pytest.raises(InvalidInputError, match=r"it holds AttributionMaps; expected Alignments$"):
+        Alignments.load(path)

@@ -11,16 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import alignment.gradients
-from alignment.corpora import load_alibi
-from alignment.fairseq.loading import load_shipped_model
-from alignment.gradients import GradientKind, gradient_maps, source_gradients
+from alignment.gradients import GradientKind, gradient_maps
 from alignment.huggingface import HuggingFaceTokenizer
-from alignment.normalization import NormalizedWords
 from alignment.selection import Setting
 from alignment.teacher_forcing import (
     TeacherForcedBatch,
     attention_maps,
-    teacher_forced_batches,
     word_maps,
 )
 from alignment.tokenization import TranslationTokenizer
@@ -212,26 +208,3 @@ def test_norms_and_weights_of_random_models(made: Any, max_tokens: int) -> None:
                 shape = (*piece_maps.shape[:-2], len(pair[1]), len(pair[0]) + 1)
                 # The maps are handed on in float32.
                 assert_word_maps(found, np.reshape(expected, shape), 2e-7)
-
-
-@pytest.fixture(scope="module")
-def shipped() -> Any:
-    """The shipped model, and the first sentence pairs of the story."""
-    model, tokenizer = load_shipped_model("fr-en")
-    story = load_alibi()
-    pairs = list(zip(story.sources, story.targets, strict=True))[:6]
-    return SimpleNamespace(model=model, tokenizer=NormalizedWords(tokenizer, "fr", "en"), pairs=pairs)
-
-
-@pytest.mark.parametrize("kind", get_args(GradientKind))
-def test_gradients_of_the_shipped_model(shipped: Any, kind: GradientKind) -> None:
-    pairs = sorted(shipped.pairs, key=lambda pair: len(pair[1]))[:2]
-    found = dict(word_maps(shipped.model, shipped.tokenizer, pairs, gradient_maps(shipped.model, kind), settings=BOTH))
-    for index, pair in enumerate(pairs):
-        [batch] = teacher_forced_batches(shipped.model, shipped.tokenizer, [pair])
-        gradients = source_gradients(shipped.model, batch.inputs, batch.labels, kind=kind)
-        piece_map = np.abs(gradients[0].double().numpy())
-        ids = batch.target[0].word_ids
-        for setting, rows in (("AWO", ids), ("AWI", [None, *ids[:-1]])):
-            expected = merged(piece_map, rows, batch.source[0].word_ids, pair)
-            assert_word_maps(found[index][cast(Setting, setting)], expected[None], 1e-4)

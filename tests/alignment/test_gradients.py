@@ -215,23 +215,14 @@ IDS, MASK, READ = torch.full((2, 3), 4), torch.ones(2, 3), torch.full((2, 5), 4)
     [
         ({"kind": "norm"}, "got kind='norm' and group_size=16, expected one of saliency, gradient_x_input"),
         ({"group_size": 0}, "group_size=0, .* at least 1"),
-        (
-            {"attention_mask": None},
-            "got inputs named decoder_input_ids, input_ids, expected attention_mask, decoder_in",
-        ),
-        (
-            {"decoder_inputs_embeds": torch.ones(2, 5, 32)},
-            "got inputs named attention_mask, decoder_input_ids, decoder",
-        ),
+        ({"attention_mask": None}, "got inputs named decoder_input_ids, input_ids, expected attention_mask, decoder_i"),
+        ({"decoder_inputs_embeds": torch.ones(2, 5, 32)}, "got inputs named attention_mask, decoder_input_ids, decode"),
         ({"attention_mask": torch.ones(2, 4)}, r"attention_mask \(2, 4\), .* expected \(B, S\)"),
         ({"labels": torch.full((2, 4), 3)}, r"decoder_input_ids \(2, 5\), labels \(2, 4\), expected"),
         ({"labels": torch.full((2, 5, 1), 3), "decoder_input_ids": READ[..., None]}, r"labels \(2, 5, 1\), expected"),
         ({"labels": torch.ones(1, 5).long(), "decoder_input_ids": READ[:1]}, r"labels \(1, 5\), expected"),
         ({"input_ids": IDS[:, :0], "attention_mask": MASK[:, :0]}, r"input_ids \(2, 0\), .* none empty"),
-        (
-            {"attention_mask": torch.tensor([[1, 1, 0], [0, 0, 0]])},
-            "got an attention_mask that hides all of sentence 1",
-        ),
+        ({"attention_mask": torch.tensor([[1, 1, 0], [0, 0, 0]])}, "got an attention_mask that hides all of sentence "),
         (
             {"labels": torch.full((2, 5), VOCABULARY)},
             f"got the label {VOCABULARY}, expected -100 or one of the model's",

@@ -114,14 +114,8 @@ def test_the_maps_needed_are_enough() -> None:
         ({"prior": -1}, "got prior -1, expected a finite number ≥ 0"),
         ({"other": float("nan")}, "got other nan, expected a finite number ≥ 0"),
         ({"prior": float("inf")}, "got prior inf, expected a finite number ≥ 0"),
-        (
-            {"decoder": "threshold"},
-            "the options do not match the decoder threshold: missing a required .*argument: 'share'",
-        ),
-        (
-            {"options": {"share": 0.1}},
-            "the options do not match the decoder argmax: got an unexpected keyword argument 'share'",
-        ),
+        ({"decoder": "threshold"}, "the options do not match the decoder threshold: missing a required .*argument: 's"),
+        ({"options": {"share": 0.1}}, "the options do not match the decoder argmax: got an unexpected keyword argumen"),
     ],
 )
 def test_what_is_no_recipe_is_refused(options: dict[str, Any], message: str) -> None:

@@ -123,15 +123,6 @@ def test_choices_have_an_order_and_a_text() -> None:
     assert [str(Choice("AWI", 2)), str(Choice("AWO", 0, 3))] == ["AWI layer 2", "AWO layer 0 head 3"]
 
 
-def test_rows_by_hand() -> None:
-    # Step:      0     1    2    3     4
-    # emits:     lang  Hä   user .     </s>
-    # reads:     </s>  lang Hä   user  .
-    target = EncodedSentence([9, 5, 6, 7, 2], [None, 0, 0, 1, None])
-    assert row_word_ids(target, "AWO") == [None, 0, 0, 1, None]
-    assert row_word_ids(target, "AWI") == [None, None, 0, 0, 1]
-
-
 def test_other_settings_are_refused() -> None:
     setting: Any = "awi"
     with pytest.raises(InvalidInputError, match="got the setting 'awi', expected AWO or AWI"):

@@ -232,11 +232,7 @@ def without(name: str) -> Break:
     ("name", "change", "message"),
     [
         ("M2M100", without("decoder_start_token_id"), "got a M2M100ForConditionalGeneration without decoder_start_tok"),
-        (
-            "BART",
-            without("pad_token_id"),
-            "got a BartForConditionalGeneration without pad_token_id; set model.config.p",
-        ),
+        ("BART", without("pad_token_id"), "got a BartForConditionalGeneration without pad_token_id; set model.config"),
     ],
 )
 def test_configurations_that_lack_a_token_are_refused(name: str, change: Break, message: str, tmp_path: Any) -> None:

@@ -54,28 +54,6 @@ def test_log_probabilities_are_those_of_each_step(name: str, seed: int, tmp_path
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def test_training_mode_changes_nothing(tmp_path: Path) -> None:
-    model, tokenizer = made("Marian", tmp_path)
-    usual = [found for _, found in target_log_probabilities(model, tokenizer, PAIRS)]
-    model.train()
-    in_training = [found for _, found in target_log_probabilities(model, tokenizer, PAIRS)]
-    assert model.training
-    assert all(np.array_equal(one, other) for one, other in zip(usual, in_training, strict=True))
-
-
-def test_unusable_pairs_are_reported(tmp_path: Path) -> None:
-    model, tokenizer = made("Marian", tmp_path)
-    told: dict[int, str] = {}
-    pairs = [PAIRS[0], (["das"], ["the"] * 200)]
-    found = dict(
-        target_log_probabilities(
-            model, tokenizer, pairs, on_error=lambda index, error: told.update({index: str(error)})
-        )
-    )
-    assert sorted(found) == [0]
-    assert "expected at most 128" in told[1]
-
-
 def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
     model, tokenizer = made("Marian", tmp_path)
     with pytest.raises(UnsupportedModelError, match="got a MarianModel, expected a model with a lang"):
@@ -111,14 +89,6 @@ def shipped() -> tuple[Any, Any]:
     return load_shipped_model("fr-en")
 
 
-def tiny(name: str, folder: Path) -> tuple[Any, Any]:
-    """A random model of a family, and its tokenizer."""
-    family = FAMILIES[name]
-    torch.manual_seed(0)
-    tokenizer = family.tokenizer(folder)
-    return random_model(family, tokenizer), HuggingFaceTokenizer(tokenizer, **family.options)
-
-
 def small_fairseq(seed: int) -> tuple[Any, FairseqTokenizer]:
     """A random model of fairseq that is sure of nothing, and whose words are its pieces."""
     source, target = (
@@ -136,7 +106,7 @@ def small_fairseq(seed: int) -> tuple[Any, FairseqTokenizer]:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_search_takes_the_most_likely_piece_each_time(name: str, tmp_path: Path) -> None:
-    model, tokenizer = tiny(name, tmp_path)
+    model, tokenizer = made(name, tmp_path)
     model.generation_config.do_sample = True  # the user's, and not what is asked for here
     length = 8
     found = translate(model, tokenizer, SENTENCES, beam=1, max_length=length)
@@ -221,7 +191,7 @@ def test_the_longest_translation(shipped: tuple[Any, Any], tmp_path: Path) -> No
     # Every word is one piece.
     assert translate(model, tokenizer, [sentence], beam=1, max_length=6) == [ENGLISH[3].split()]
     assert translate(model, tokenizer, [sentence], beam=1, max_length=3) == [ENGLISH[3].split()[:3]]
-    endless, words = tiny("BART", tmp_path)  # it has 128 positions
+    endless, words = made("BART", tmp_path)  # it has 128 positions
     [found] = translate(endless, words, SENTENCES[:1], beam=1, max_length=1000)
     assert 100 < len("".join(found)) < 1000
 

@@ -1,4 +1,4 @@
-"""A small gold alignment with three systems, and ``norm-align evaluate`` run on it."""
+"""A small gold alignment with three systems, ``norm-align evaluate`` run on it, and what a refusal looks like."""
 
 import json
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from alignment import cli
+from tests.runs.damage import tree
 
 FILES = {
     "gold": "1-1 2-2 3p3\n1-2\n",
@@ -18,6 +19,39 @@ FILES = {
     "target": "x y z\nx y\n",
 }
 Run = Callable[..., str]
+Refused = Callable[..., None]
+Printed = Callable[..., tuple[list[str], list[str]]]
+
+
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
+    """Runs a command, and hands over the lines of standard output and of standard error."""
+
+    def run(*words: str) -> tuple[list[str], list[str]]:
+        assert cli.main(list(words)) == 0
+        output, error = capsys.readouterr()
+        assert output.endswith("\n") or not output
+        return output.split("\n")[:-1], error.splitlines()
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Checks that a command says one sentence, prints nothing else and leaves all files as they are."""
+
+    def check(message: str, *words: str) -> None:
+        capsys.readouterr()
+        before = tree(Path())
+        assert cli.main(list(words)) == 2
+        output, error = capsys.readouterr()
+        assert output == ""
+        assert error.startswith("norm-align: error: ")
+        assert message in error
+        assert error.count("\n") == 1
+        assert tree(Path()) == before
+
+    return check
 
 
 @pytest.fixture

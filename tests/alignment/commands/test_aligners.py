@@ -11,8 +11,6 @@ from alignment.fairseq.loading import load_shipped_model
 from alignment.recipes import RECIPES, Recipe
 from alignment.selection import Choice
 from captum_norm import (
-    AttentionBlockAttribution,
-    AttentionWeights,
     InvalidInputError,
     NormAttribution,
     UnsupportedScopeError,
@@ -44,43 +42,11 @@ def test_heads_together_where_the_paper_or_the_maps_have_them_so(shipped: tuple[
     assert aligners.word_aligner(*shipped, parsed(*words, "--layer=0")).choice == Choice("AWI", 0)
 
 
-@pytest.mark.parametrize(
-    ("words", "kind", "scope"),
-    [
-        (["--method=norm"], NormAttribution, "attn"),
-        (["--method=norm", "--scope=attn_res_ln"], NormAttribution, "attn_res_ln"),
-        (["--method=attention-block"], AttentionBlockAttribution, "atb"),
-        (["--method=weights"], AttentionWeights, "attn"),
-        (["--method=weights", "--scope=attn_res"], AttentionWeights, "attn_res"),
-    ],
-)
-def test_methods(shipped: tuple[Any, Any], words: list[str], kind: Any, scope: str) -> None:
-    method: Any = aligners.word_aligner(*shipped, parsed(*words, "--layer=0")).method
-    assert type(method) is kind
-    assert method.scope == scope
-    assert method.model is shipped[0].model
-
-
 def test_a_scope_that_the_method_has_not(shipped: tuple[Any, Any]) -> None:
     with pytest.raises(
         UnsupportedScopeError, match='"atb"; NormAttribution has the scopes attn, attn_res, attn_res_ln'
     ):
         aligners.word_aligner(*shipped, parsed("--scope=atb"))
-
-
-@pytest.mark.parametrize(
-    ("words", "choice"),
-    [
-        ("--layer=2", None),
-        ("--layer=2 --head=all", Choice("AWI", 2)),
-        ("--layer -1 --setting=AWO --head=3", Choice("AWO", -1, 3)),
-        ("--layer=0 --setting=auto", None),
-        ("--layer=0 --head=auto", None),
-        ("--layer=highest-norm", None),
-    ],
-)
-def test_what_is_asked_for_is_chosen(shipped: tuple[Any, Any], words: str, choice: Choice | None) -> None:
-    assert aligners.word_aligner(*shipped, parsed(*words.split())).choice == choice
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import captum_norm
-from alignment import AER, cli, parse_pharaoh, parse_talp
+from alignment import AER, parse_pharaoh, parse_talp
 from alignment.aer import paired_significance
-from tests.alignment.commands.conftest import FILES, FORWARD, PERFECT, Run, rates, systems
+from tests.alignment.commands.conftest import FILES, FORWARD, PERFECT, Refused, Run, rates, systems
 from tests.alignment.commands.texts import set_stdin
 
 pytestmark = pytest.mark.usefixtures("files")
@@ -186,51 +186,29 @@ BROKEN = {
         (["gold"], "the following arguments are required: SYSTEM"),
         (["gold", "forward"], "talp files count from 0 or from 1; give --gold-base 0 or --gold-base 1"),
         (["no-such", "forward", "--gold-base=1"], "cannot read no-such: there is no such file"),
-        (["gold", "no-such", "--gold-base=1"], "cannot read no-such: there is no such file"),
         (["gold", "x=no-such:swapped", "--gold-base=1"], "cannot read no-such: there is no such file"),
-        (["gold", ".", "--gold-base=1"], "cannot read .: it is a folder"),
         (["gold", "", "--gold-base=1"], "argument SYSTEM: got no file name"),
-        (["gold", "forward", "--gold-base=1", "--source=no-such"], "cannot read no-such: there is no such file"),
         (["gold", "short", "--gold-base=1"], "short: got 1 alignments, expected 2, one for each gold alignment"),
-        (["gold", "long", "--gold-base=1"], "long: got 3 alignments, expected 2"),
-        (
-            ["gold", "forward", "--gold-base=1", "--source=long"],
-            "gold: got 2 alignments, expected 3, as many as source",
-        ),
+        (["gold", "forward", "--gold-base=1", "--source=long"], "gold: got 2 alignments, expected 3, as many as sourc"),
         (["empty", "empty", "--gold-base=1"], "empty: got no line, expected gold alignments"),
         (["linkless", "linkless", "--gold-base=1"], "linkless: got no link in 2 lines, expected gold alignments"),
         (["naacl", "forward", "--gold-format=naacl"], "forward: got 2 alignments, expected 1"),
         (["gold", "words", "--gold-base=1"], "words, line 2: got 'the', expected i-j"),
-        (["words", "forward", "--gold-base=0"], "words, line 2: got 'the', expected i-j"),
         (["gold", "possible", "--gold-base=1"], "possible, line 2: got possible links (ipj), expected i-j"),
-        (["gold", "latin1", "--gold-base=1"], "latin1, line 2: got byte 0xe9 at byte 1 of the line, expected UTF-8"),
         (["gold", "beyond", "--gold-base=1", "--source=source"], "beyond, line 2: got source index 1, expected 0 to 0"),
         (["gold", "forward:base1", "--gold-base=1"], "forward, line 1: got source index 0, expected at least 1"),
         (["gold", "forward", "--gold-base=0", "--source=source"], "gold, line 1: got source index 3, expected 0 to 2"),
         (["gold", "-", "x=-", "--gold-base=1"], "got - more than once; standard input can be read only once"),
-        (["-", "forward", "--source=-", "--gold-base=1"], "got - more than once"),
         (["gold", "forward", "--gold-base=1", "--symmetrize=union"], "got --symmetrize with 1 systems, expected"),
-        (["gold", "forward", "reverse", "--symmetrize=join"], "argument --symmetrize: invalid choice: 'join'"),
-        (["gold", "forward", "--gold-base=2"], "argument --gold-base: invalid choice: 2"),
-        (["gold", "forward", "--gold-format=giza"], "argument --gold-format: invalid choice: 'giza'"),
         (["gold", "forward", "--gold-base=1", "--bootstrap=1"], "argument --bootstrap: got 1; expected 0 for none"),
-        (
-            ["gold", "forward", "reverse", "--gold-base=1", "--trials=0"],
-            "argument --trials: got 0; expected a number from 1",
-        ),
         (["gold", "forward", "--gold-base=1", "--json", "--csv"], "argument --csv: not allowed with argument --json"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_refused_is_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+def test_what_is_refused_is_one_sentence(refused: Refused, words: list[str], message: str) -> None:
     for name, content in BROKEN.items():
         Path(name).write_text(content, encoding="utf-8")
-    Path("latin1").write_bytes(b"0-0\n\xe9\n")
-    assert cli.main(["evaluate", *words]) == 2
-    output, error = capsys.readouterr()
-    assert output == ""
-    assert error.startswith(f"norm-align: error: {message}")
-    assert error.count("\n") == 1
+    refused(message, "evaluate", *words)
 
 
 def test_scores_give_curves_and_a_calibration_error(run: Run) -> None:
@@ -263,11 +241,7 @@ def test_scores_give_curves_and_a_calibration_error(run: Run) -> None:
     ],
 )
 def test_scores_that_are_missing(
-    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     set_stdin(monkeypatch, ["0-0:0.5", "0-0:0.5"])
-    assert cli.main(["evaluate", "gold", "--gold-base=1", *words]) == 2
-    output, error = capsys.readouterr()
-    assert (output, error.count("\n")) == ("", 1)
-    assert error.startswith(f"norm-align: error: {message}")
-    assert not Path("curve.csv").exists()
+    refused(message, "evaluate", "gold", "--gold-base=1", *words)

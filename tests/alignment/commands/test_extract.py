@@ -1,8 +1,5 @@
 """``norm-align extract``: what the API gives, from files and pipes, interrupted and shared, bad lines included."""
 
-import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from alignment import cli
 from alignment.aligner import WordAligner, without_head
@@ -21,34 +17,12 @@ from alignment.formats import format_pharaoh
 from alignment.normalization import tokenize
 from alignment.recipes import Recipe
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution
-from captum_norm.runs import RayBackend, journal
+from tests.alignment.commands.conftest import Refused
 from tests.alignment.commands.texts import ENGLISH, FRENCH, PAIRS, lines, set_stdin, write, write_texts
-from tests.runs.damage import tree
 
 MUTUAL = ("--recipe=mutual", "--head=all")
 PAPER = "--recipe=paper"  # one model, and so the least work
 LINKS = "0-0 1-1 2-2 3-3"  # of the first two pairs, with the recipe "mutual"
-
-# With small blocks; it is killed when it comes to align one of them, if that is asked for.
-COMMAND = """
-import os, signal, sys
-from alignment import cli
-from alignment.aligner import WordAligner
-from alignment.commands import aligners, extract
-from alignment.corpora import load_alibi
-
-align, calls = WordAligner.read_each, []
-
-def align_or_die(aligner, pairs, known=()):
-    calls.append(pairs)
-    if len(calls) == int(os.environ.get("KILLED_AT", 0)):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return align(aligner, pairs, known)
-
-WordAligner.read_each = align_or_die
-extract._BLOCK_LINES = 2
-sys.exit(cli.main(["extract", "text", "--out=links", "--recipe=paper"]))
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +39,8 @@ def test_from_two_files_to_one(capsys: pytest.CaptureFixture[str]) -> None:
     count = sum(len(line.split()) for line in found)
     assert capsys.readouterr() == ("", f"chose AWI layer 0\n6 lines, {count} links; 0 bad lines\n")
     assert {path.name for path in Path().iterdir()} == {"fr", "en", "pairs", "links"}
+    assert cli.main(["extract", "--status=links"]) == 0
+    assert capsys.readouterr().out == "links is complete\n"
 
 
 @pytest.mark.parametrize(
@@ -212,115 +188,27 @@ def test_a_run_is_continued_only_as_it_was_begun(
     assert lines("links") == lines("whole")
 
 
-def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(extract, "_BLOCK_LINES", 4)
-    monkeypatch.setattr(journal, "SAVE_SECONDS", 0.0)
-    words = ["extract", "pairs", "--layer=0", "--max-tokens=30", PAPER]
-    assert cli.main([*words, "--out=whole", "--quiet"]) == 0
-    save, left = journal.Journal.save, iter(range(2))
-
-    def interrupted(*arguments: Any) -> None:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        save(*arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(journal.Journal, "save", interrupted)
-        assert cli.main([*words, "--out=links", "--quiet"]) == 130
-    parts = Path("links.parts")
-    assert [path.name for path in parts.glob("*-*")] == ["half-000000000"]
-    kept = tree(tmp_path)
-
-    def refused(message: str, *options: str) -> None:
-        capsys.readouterr()
-        assert cli.main([*words, "--out=links", *options]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("norm-align: error: ")
-        assert message in error
-        assert error.count("\n") == 1
-
-    for content in (b"", b"{}", b"[" * 100_000, (parts / "job.json").read_bytes().replace(b"30", b"31")):
-        kept_job = (parts / "job.json").read_bytes()
-        (parts / "job.json").write_bytes(content)
-        for options in ([], ["--restart"]):
-            refused("its job.json is damaged", *options)
-        (parts / "job.json").write_bytes(kept_job)
-    parts.rename("elsewhere")
-    parts.write_bytes(b"of the user\n")
-    for options in ([], ["--restart"], ["--model=./none"]):
-        refused("links.parts is in the way of", *options)
-    parts.unlink()
-    Path("elsewhere").rename(parts)
-    Path("links").touch()
-    refused("links exists already", "--model=./none")
-    Path("links").unlink()
-    assert tree(tmp_path) == kept
-    half = parts / "half-000000000"
-    half.write_bytes(half.read_bytes().replace(b"0-0", b"1-0"))
-    assert cli.main([*words, "--out=links"]) == 0
-    assert "half-000000000 is damaged; its work is repeated" in capsys.readouterr().err
-    assert Path("links").read_bytes() == Path("whole").read_bytes()
-    assert not parts.exists()
-
-
-def test_killed_and_shared_runs_give_the_same_output(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ray: RayBackend
-) -> None:
-    """A process is killed, two workers go on. Blocks, and so batches and their rounding, are always the same."""
-    write("text", PAIRS * 5)
-    monkeypatch.setattr(extract, "_BLOCK_LINES", 2)
-    with start(KILLED_AT="6") as killed:
-        assert killed.wait() == -signal.SIGKILL
-    assert not Path("links").exists()
-    assert len(list(Path("links.parts").glob("block-*"))) == 5
-    assert cli.main(["extract", "--status=links"]) == 0
-    workers = f"--workers={ray.workers}", "--log=log.jsonl"
-    assert cli.main(["extract", "text", "--out=links", PAPER, *workers]) == 0
-    assert cli.main(["extract", "--status=links"]) == 0
-    assert capsys.readouterr().out == "links: started a moment ago\nlinks is complete\n"
-    assert cli.main(["extract", "--status=none"]) == 2
-    assert "there is neither none nor " in capsys.readouterr().err
-    last = json.loads(Path("log.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    assert (last["event"], last["blocks"]) == ("finished", -(-5 * len(PAIRS) // 2))
-    assert not Path("links.parts").exists()
-    assert cli.main(["extract", "text", "--out=alone", "--quiet", PAPER]) == 0
-    assert lines("links") == lines("alone")
-    assert len(lines("links")) == 5 * len(PAIRS)
-
-
-def start(**variables: str) -> "subprocess.Popen[bytes]":
-    """A process of the command."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())} | variables
-    return subprocess.Popen([sys.executable, "-c", COMMAND], env=environment, stderr=subprocess.DEVNULL)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "got no SOURCE; give the text to align, or --status FILE"),
         (["-", "-"], "got - more than once; standard input can be read only once"),
         (["none", "en"], "cannot read none: there is no such file"),
-        (["fr", "."], "cannot read .: it is a folder"),
-        (["fr", ""], "cannot read '': there is no such file"),
         (["fr", "en", "--out=none/links"], "cannot write none/links: there is no folder none"),
-        (["fr", "en", "--out=."], "cannot write .: it is a folder"),
         (["fr", "en", "--out="], "cannot write a file without a name"),
-        (["fr", "en", "--out=pairs"], "pairs exists already; give another name, or replace it with --overwrite"),
+        (["fr", "en", "--out=pairs", "--model=./none"], "pairs exists already; give another name, or replace it with"),
+        (["fr", "en", "--out=links", "--model=./none"], "links.parts is in the way of "),
         (["-", "--page=p.html"], "got --page and a stream, which can be read only once; give files"),
         (["fr", "en", "--page=p.html", "--lexicon"], "got --page and --lexicon, whose links depend on the whole text"),
-        (["fr", "en", "--page=p.txt"], "argument --page: cannot write p.txt: the name must end in one of .html"),
         (["fr", "pairs2", "--layer=0"], "fr, line 7: got no such line, but pairs2 has one"),
+        (["pairs", "--layer=0", "--workers=2"], "got a stream; several workers need files or URLs as input and output"),
+        (["--status=none"], "there is neither none nor "),
     ],
 )
-def test_what_is_refused_is_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+def test_what_is_refused_is_one_sentence(refused: Refused, words: list[str], message: str) -> None:
     write("pairs2", PAIRS * 2)
-    assert cli.main(["extract", "--quiet", PAPER, *words]) == 2
-    output, error = capsys.readouterr()
-    assert output == ""
-    assert error.startswith(f"norm-align: error: {message}")
-    assert error.count("\n") == 1
+    write("links.parts", ["of the user"])
+    refused(message, "extract", "--quiet", PAPER, *words)
 
 
 def test_raw_text_in_small_blocks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -359,8 +247,3 @@ def test_a_line_is_answered_when_standard_input_pauses() -> None:
         assert process.stdout.read() == b""
     assert process.returncode == 0
     assert min(taken[2:]) < 2  # 0.1 s on an idle machine
-
-
-def test_several_workers_need_files(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["extract", "pairs", "--layer=0", PAPER, "--workers=2"]) == 2
-    assert "got a stream; several workers need files or URLs as input and output" in capsys.readouterr().err

@@ -1,15 +1,15 @@
 """``norm-align inspect``: what the API gives line by line, as a table or JSON, summaries, and lines that are bad."""
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from alignment import cli
 from alignment.fairseq.loading import load_shipped_model
 from alignment.inspection import MEASURES, Inspection
 from alignment.inspector import Inspector
+from tests.alignment.commands.conftest import Printed, Refused
 from tests.alignment.commands.texts import ENGLISH, FRENCH, set_stdin, write
 
 TARGETS = [
@@ -23,7 +23,6 @@ TARGETS = [
 FLAGS = ["", "unrelated", "truncated", "repeated", "", "truncated"]
 CHOICE = ["--layer=0", "--head=2"]
 HEAD = ["line", "flags", *MEASURES, "uncovered", "repeated", "source", "target"]
-Run = Callable[..., tuple[list[str], list[str]]]
 
 
 @pytest.fixture(autouse=True)
@@ -35,16 +34,8 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs ``inspect`` and hands over the lines of standard output and of standard error."""
-
-    def run(*words: str) -> tuple[list[str], list[str]]:
-        assert cli.main(["inspect", *words]) == 0
-        output, error = capsys.readouterr()
-        assert output.endswith("\n") or not output
-        return output.split("\n")[:-1], error.splitlines()
-
-    return run
+def run(printed: Printed) -> Printed:
+    return partial(printed, "inspect")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +45,7 @@ def inspections() -> list[Inspection]:
     return inspector.inspect([line.split() for line in FRENCH], [line.split() for line in TARGETS])
 
 
-def test_table(run: Run, inspections: list[Inspection]) -> None:
+def test_table(run: Printed, inspections: list[Inspection]) -> None:
     found, told = run("fr", "bad", *CHOICE)
     rows = [line.split("\t") for line in found]
     assert rows[0] == HEAD
@@ -70,7 +61,7 @@ def test_table(run: Run, inspections: list[Inspection]) -> None:
     assert flagged == [found[0], *(line for line, flag in zip(found[1:], FLAGS, strict=True) if flag)]
 
 
-def test_json_and_all_measures(run: Run) -> None:
+def test_json_and_all_measures(run: Printed) -> None:
     found, told = run("fr", "bad", "--format=json", "--all-measures", "--alti", "--quiet", *CHOICE)
     records = [json.loads(line) for line in found]
     assert told == []
@@ -84,12 +75,12 @@ def test_json_and_all_measures(run: Run) -> None:
         assert (record["source"], record["target"]) == (FRENCH[number - 1].split(), TARGETS[number - 1].split())
 
 
-def test_limits(run: Run) -> None:
+def test_limits(run: Printed) -> None:
     found, _ = run("fr", "bad", "--limit=gap=2", "--limit=end_log_probability=-inf", *CHOICE)
     assert [line.split("\t")[1] for line in found[1:]] == ["", "unrelated", "", "repeated", "", ""]
 
 
-def test_exchanged_files_are_named(run: Run) -> None:
+def test_exchanged_files_are_named(run: Printed) -> None:
     found, told = run("en", "fr", *CHOICE)
     assert [line.split("\t")[1] for line in found[1:]] == ["exchanged"] * 6
     assert told[-1] == "most pairs are more probable with source and target exchanged: exchange SOURCE and TARGET"
@@ -97,7 +88,7 @@ def test_exchanged_files_are_named(run: Run) -> None:
     assert told[-1].startswith("6 lines, 0 flagged")
 
 
-def test_bad_lines_and_streams(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_lines_and_streams(run: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     set_stdin(monkeypatch, ["", *TARGETS[:2]])
     write("three", FRENCH[:3])
     found, told = run("three", "-", "--format=json", *CHOICE)
@@ -111,7 +102,7 @@ def test_bad_lines_and_streams(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     assert told[-1] == "2 lines, 0 flagged; 1 bad lines: 1 unreadable"
 
 
-def test_raw_text(run: Run) -> None:
+def test_raw_text(run: Printed) -> None:
     write("raw", ["Je n'ai pas l'intention de voter."])
     write("raw-en", ["I don't intend to vote."])
     found, _ = run("raw", "raw-en", "--tokenize", *CHOICE)
@@ -124,24 +115,11 @@ def test_raw_text(run: Run) -> None:
         (["-", "-"], "got - more than once; standard input can be read only once"),
         (["fr", "none"], "cannot read none: there is no such file"),
         (["fr", "bad", "--limit=gaps=1"], "got a limit of gaps, expected one of information, gap"),
-        (["fr", "bad", "--limit=gap"], "got gap; expected a measure and a number, as in gap=0.5"),
-        (["fr", "bad", "--head=all"], "got all; expected a number or auto"),
+        (["fr", "bad", "--limit=gap"], "argument --limit: got gap; expected a measure and a number, as in gap=0.5"),
+        (["fr", "bad", "--head=all"], "argument --head: got all; expected a number or auto"),
         (["fr", "bad", "--layer=7", "--head=0"], "got layer 7; the model has 3: 0 to 2"),
         (["fr", "bad", "--layer=0", "--head=9"], "got head 9; the model has 4: 0 to 3"),
-        (["fr", "bad", "--model=none"], "none"),
-        (["fr", "empty", *CHOICE], "got no such line"),
-        (["fr", "latin", *CHOICE], "expected UTF-8; convert the file"),
     ],
 )
-def test_what_is_refused_is_one_sentence(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    write("empty", [])
-    write("latin", [line.encode("latin-1") + b" \xe9" for line in FRENCH])
-    try:
-        code = cli.main(["inspect", *words])
-    except SystemExit as error:
-        code = error.code  # type: ignore[assignment]
-    assert code == 2
-    output, error_text = capsys.readouterr()
-    assert message in error_text.splitlines()[-1]
-    assert "Traceback" not in error_text
-    assert output in ("", "\t".join(HEAD) + "\n")
+def test_what_is_refused_is_one_sentence(words: list[str], message: str, refused: Refused) -> None:
+    refused(message, "inspect", *words)

@@ -112,10 +112,7 @@ def test_a_prefix_is_told_to_the_model(tmp_path: Path) -> None:
         (["--model=x.pt"], "got no --data for x.pt; give the folder that fairseq-preprocess wrote"),
         (["--model=x.pt", "--data=."], "there is no file x.pt"),
         (["--model=x.pt", "--data=none"], "there is no folder none"),
-        (
-            ["--model=x.pt", "--data=.", *["--codes=a"] * 3],
-            "got --codes 3 times, expected once or twice",
-        ),
+        (["--model=x.pt", "--data=.", *["--codes=a"] * 3], "got --codes 3 times, expected once or twice"),
         (["--model=x.pt", "--source-prefix=a"], "--source-prefix is for a Hugging Face model; x.pt is a fairseq check"),
         (["--quantize=nf4"], "--quantize is for a Hugging Face model; fr-en is a shipped model"),
         (["--data=."], "--data is for a fairseq checkpoint; fr-en is a shipped model"),

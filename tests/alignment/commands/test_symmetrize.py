@@ -6,6 +6,7 @@ import pytest
 
 from alignment import cli
 from alignment.symmetrization import SYMMETRIZATIONS
+from tests.alignment.commands.conftest import Refused
 from tests.alignment.commands.texts import set_stdin, write
 
 FORWARD = ["0-0 1-1 2-2", "", "3-1"]
@@ -67,16 +68,9 @@ def test_compressed_files_are_read_back(capfdbinary: pytest.CaptureFixture[bytes
         (["forward", "reverse", "--out=swapped"], "swapped exists already; give another name"),
     ],
 )
-def test_what_is_refused_leaves_nothing(
-    words: list[str], message: str, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_what_is_refused_leaves_nothing(refused: Refused, words: list[str], message: str) -> None:
     write("short", REVERSE[:2])
     write("bad", ["0-0", "1p1", "0-0"])
-    before = {path.name: path.read_bytes() for path in Path().iterdir()}
-    for out in ([], ["--out=links"]) if len(words) == 2 else ([],):
-        assert cli.main(["symmetrize", *words, *out]) == 2
-        output, error = capfdbinary.readouterr()
-        assert output == b""
-        assert error.decode().startswith(f"norm-align: error: {message}")
-        assert error.count(b"\n") == 1
-    assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
+    refused(message, "symmetrize", *words)
+    if len(words) == 2:
+        refused(message, "symmetrize", *words, "--out=links")

@@ -1,7 +1,7 @@
 """``norm-align translate``: what the API gives line by line, columns, scores, raw text, and lines that are bad."""
 
 import argparse
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,18 +12,14 @@ from sacrebleu.metrics.chrf import CHRF
 from alignment import cli
 from alignment.aligner import WordAligner
 from alignment.commands import translate as command
-from alignment.fairseq import load_fairseq_checkpoint
 from alignment.fairseq.loading import load_shipped_model
 from alignment.formats import format_pharaoh
-from alignment.huggingface import HuggingFaceTokenizer
 from alignment.normalization import normalize_words, tokenize
 from alignment.translation import translate
+from tests.alignment.commands.conftest import Printed, Refused
 from tests.alignment.commands.texts import ENGLISH, FRENCH, set_stdin, write
 from tests.alignment.fairseq.small import SOURCE, TARGET, settings, weights, write_dictionary
-from tests.alignment.translation_models import FAMILIES, SOURCES, random_model
 from tests.pages import content as content_of
-
-Run = Callable[..., tuple[list[str], list[str]]]
 
 
 @pytest.fixture(autouse=True)
@@ -34,16 +30,8 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs ``translate`` and hands over the lines of standard output and of standard error."""
-
-    def run(*words: str) -> tuple[list[str], list[str]]:
-        assert cli.main(["translate", *words]) == 0
-        output, error = capsys.readouterr()
-        assert output.endswith("\n") or not output
-        return output.split("\n")[:-1], error.splitlines()
-
-    return run
+def run(printed: Printed) -> Printed:
+    return partial(printed, "translate")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +40,9 @@ def translations() -> list[list[str]]:
     return translate(*load_shipped_model("fr-en"), [line.split() for line in FRENCH])
 
 
-def test_lines_are_those_of_the_api(run: Run, translations: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_those_of_the_api(
+    run: Printed, translations: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = list(map(" ".join, translations))
     assert expected[1] == "the debate is closed ."
     assert run("fr") == (expected, ["6 lines; 0 bad lines"])
@@ -61,14 +51,14 @@ def test_lines_are_those_of_the_api(run: Run, translations: list[list[str]], mon
     assert run("--quiet") == ([*expected[:3], "", "", *expected[3:], ""], [])
 
 
-def test_options_reach_the_search(run: Run) -> None:
+def test_options_reach_the_search(run: Printed) -> None:
     model, tokenizer = load_shipped_model("en-fr")
     expected = translate(model, tokenizer, [line.split() for line in ENGLISH], beam=2, max_length=4)
     assert run("en", "--model=en-fr", "--beam=2", "--max-length=4")[0] == list(map(" ".join, expected))
     assert expected != translate(model, tokenizer, [line.split() for line in ENGLISH], beam=2)
 
 
-def test_columns(run: Run, translations: list[list[str]]) -> None:
+def test_columns(run: Printed, translations: list[list[str]]) -> None:
     model, tokenizer = load_shipped_model("fr-en")
     sources = [line.split() for line in FRENCH]
     aligner = WordAligner(model, tokenizer, setting="auto", recipe="mutual", head="auto")
@@ -84,7 +74,9 @@ def test_columns(run: Run, translations: list[list[str]]) -> None:
     assert Path("links").read_text(encoding="ascii").splitlines() == links
 
 
-def test_a_page_has_the_links_printed(run: Run, translations: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_has_the_links_printed(
+    run: Printed, translations: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(command, "_BLOCK_LINES", 4)
     write("fr", ["a " * 9, *FRENCH])
     words = ("fr", "--max-words=8", "--setting=auto", "--recipe=mutual", "--quiet")
@@ -99,7 +91,7 @@ def test_a_page_has_the_links_printed(run: Run, translations: list[list[str]], m
 
 
 def test_bad_lines_stay_empty_or_end_the_run(
-    run: Run, translations: list[list[str]], capsys: pytest.CaptureFixture[str]
+    run: Printed, translations: list[list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     write("bad", [FRENCH[1], b"\xe9", "a " * 9, "\u200b", "", FRENCH[1]])
     line = " ".join(translations[1])
@@ -117,7 +109,7 @@ def test_bad_lines_stay_empty_or_end_the_run(
 
 
 def test_a_translation_that_cannot_be_aligned_is_printed(
-    run: Run, translations: list[list[str]], monkeypatch: pytest.MonkeyPatch
+    run: Printed, translations: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = ["\u200b"]
     monkeypatch.setattr("alignment.translation.translate", lambda *_, **__: [lost, translations[1]])
@@ -136,7 +128,7 @@ def scores(hypotheses: list[str], references: list[str], tokenizer: str) -> list
     ]
 
 
-def test_scores_are_those_of_sacrebleu(run: Run) -> None:
+def test_scores_are_those_of_sacrebleu(run: Printed) -> None:
     raw = ["The house\u2019s small.", *ENGLISH[1:]]
     write("raw", raw)
     found, told = run("fr", "--references=raw", "--tokenize")
@@ -149,7 +141,7 @@ def test_scores_are_those_of_sacrebleu(run: Run) -> None:
     )
 
 
-def test_raw_text(run: Run) -> None:
+def test_raw_text(run: Printed) -> None:
     write("raw", ["L\u2019école est petite, n\u2019est-ce pas ?"])
     found, _ = run("raw", "--tokenize", "--with-source")
     assert found[0].startswith("L' école est petite , n' est-ce pas ? ||| ")
@@ -161,39 +153,6 @@ def test_raw_text(run: Run) -> None:
     )
 
 
-def test_models_of_hugging_face(run: Run) -> None:
-    family = FAMILIES["mBART"]
-    torch.manual_seed(0)
-    loaded = family.tokenizer(Path())
-    model = random_model(family, loaded)
-    model.save_pretrained("model")
-    loaded.save_pretrained("model")
-    write("de", SOURCES)
-    tokenizer = HuggingFaceTokenizer(loaded)
-    expected = translate(model, tokenizer, [line.split() for line in SOURCES], max_length=7)
-    languages = ["--source-language=de_DE", "--target-language=en_XX"]
-    found, told = run("de", "--model=model", "--max-length=7", "--references=de", *languages)
-    assert found == list(map(" ".join, expected))
-    assert any(found)  # of a random model a line may be empty
-    assert told[-2:] == scores(found, SOURCES, "13a")
-    links = WordAligner(model, tokenizer, layer=0, head="auto", recipe="hmm").align(
-        [line.split() for line in SOURCES], expected
-    )
-    found, _ = run("de", "--model=model", "--max-length=7", "--alignments", "--layer=0", *languages)
-    assert [line.partition("|||")[2].strip() for line in found] == list(map(format_pharaoh, links))
-
-
-def test_checkpoints_of_fairseq(run: Run) -> None:
-    torch.save({"model": weights(), "args": argparse.Namespace(**settings())}, "model.pt")
-    write_dictionary(Path("dict.fr.txt"), SOURCE)
-    write_dictionary(Path("dict.en.txt"), TARGET)
-    write("words", ["word4 word9", "word5"])
-    expected = translate(*load_fairseq_checkpoint("model.pt", "."), [["word4", "word9"], ["word5"]], max_length=6)
-    found, _ = run("words", "--model=model.pt", "--data=.", "--max-length=6")
-    assert found == list(map(" ".join, expected))
-    assert all(found)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -201,25 +160,17 @@ def test_checkpoints_of_fairseq(run: Run) -> None:
         (["--references=-"], "got - more than once; standard input can be read only once"),
         (["fr", "--references=one"], "got 6 lines to translate and 1 references, expected equally many"),
         (["fr", "--references=empty"], "empty: got no line, expected references"),
-        (["fr", "--references=latin1"], "latin1, line 1: got byte 0xe9"),
-        (["fr", "--beam=0"], "argument --beam: got 0; expected a number from 1"),
-        (["fr", "--bleu-tokenizer=x"], "argument --bleu-tokenizer: invalid choice: 'x'"),
         (["fr", "--alignments", "--layer=5"], "got layer 5; the model has 3"),
         (["fr", "--model=model.pt", "--data=.", "--tokenize"], "--tokenize is for the shipped models"),
     ],
 )
-def test_what_is_refused_is_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+def test_what_is_refused_is_one_sentence(refused: Refused, words: list[str], message: str) -> None:
     torch.save({"model": weights(), "args": argparse.Namespace(**settings())}, "model.pt")
     write_dictionary(Path("dict.fr.txt"), SOURCE)
     write_dictionary(Path("dict.en.txt"), TARGET)
     write("empty", [])
     write("one", ["a"])
-    write("latin1", [b"\xe9"])
-    assert cli.main(["translate", *words]) == 2
-    output, error = capsys.readouterr()
-    assert output == ""
-    assert error.startswith(f"norm-align: error: {message}")
-    assert error.count("\n") == 1
+    refused(message, "translate", *words)
 
 
 def test_references_of_a_pipe_are_counted_in_the_end(
@@ -232,6 +183,6 @@ def test_references_of_a_pipe_are_counted_in_the_end(
     assert error == "norm-align: error: got 1 lines to translate and 6 references, expected equally many\n"
 
 
-def test_nothing_to_translate(run: Run) -> None:
+def test_nothing_to_translate(run: Printed) -> None:
     write("empty", [])
     assert run("empty", "--alignments") == ([], ["0 lines; 0 bad lines"])

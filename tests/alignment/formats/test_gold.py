@@ -5,10 +5,9 @@ from typing import Literal, get_args
 
 import pytest
 
-from alignment import Alignment, GoldAlignment, GoldFormat, parse_talp, read_gold, read_parallel
+from alignment import Alignment, GoldAlignment, GoldFormat, parse_talp, read_gold
 from alignment.formats.gold import scan_gold
 from captum_norm import InvalidInputError
-from tests.alignment.data import DATA, lines, needs
 from tests.fuzzing import bounded, limited
 
 # Three sentence pairs, the second without links; sure 0-0 and 1-2, possible 2-1, then sure 3-0.
@@ -161,40 +160,3 @@ def test_errors_name_file_and_line(
 def test_unknown_format_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=f"expected one of {', '.join(get_args(GoldFormat))}"):
         read_gold(io.StringIO(), format="giza")  # type: ignore[arg-type] # the point of the test
-
-
-def counts(gold: list[GoldAlignment]) -> tuple[int, int, int]:
-    return len(gold), sum(len(pair.sure) for pair in gold), sum(len(pair.possible) for pair in gold)
-
-
-@needs("wpt03-en-fr")
-def test_wpt03_fits_its_sentences() -> None:
-    sources, targets = zip(*read_parallel(DATA / "wpt03-en-fr/test.src-tgt"), strict=True)
-    path = DATA / "wpt03-en-fr/test.enfr.talp"
-    gold = read_gold(path, format="talp", base=1, sources=sources, targets=targets)
-    # 4,038 sure links and 13,400 that are only possible, as published for this set; some are listed twice.
-    assert counts(gold) == (447, 4038, 17438)
-    with pytest.raises(InvalidInputError, match=r"test\.enfr\.talp, line 1: got source index 2, expected 0 to 1"):
-        read_gold(path, format="talp", base=0, sources=sources, targets=targets)
-
-
-@needs("rwth-de-en")
-def test_rwth_fits_its_sentences() -> None:
-    sources, targets = lines("rwth-de-en/test.de"), lines("rwth-de-en/test.en")
-    gold = read_gold(DATA / "rwth-de-en/alignment.talp", format="talp", base=1, sources=sources, targets=targets)
-    assert counts(gold) == (508, 9613, 10534)
-    with pytest.raises(InvalidInputError, match="check base, swapped"):
-        read_gold(
-            DATA / "rwth-de-en/alignment.talp", format="talp", base=1, swapped=True, sources=sources, targets=targets
-        )
-
-
-@needs("alibi-fr-en")
-def test_alibi_fits_its_sentences() -> None:
-    sources, targets = (
-        [line.partition("\t")[2] for line in lines(f"alibi-fr-en/{name}_sents.txt")]
-        for name in ("LaDerniereClasse", "TheLastLesson")
-    )
-    path = DATA / "alibi-fr-en/ali_w2w_LaDerniereClasse_TheLastLesson.txt"
-    gold = read_gold(path, format="alibi", sources=sources, targets=targets)
-    assert counts(gold) == (92, 1058, 3232)

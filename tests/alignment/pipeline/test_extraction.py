@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from alignment import read_pharaoh
-from alignment.pipeline import ExtractionCounts, extract
+from alignment.pipeline import extract
 from captum_norm import InvalidInputError
 from tests.runs import extractions
 from tests.runs.extractions import align, expected, run, write_text
@@ -27,12 +27,6 @@ def test_line_n_belongs_to_line_n(tmp_path: Path, block_lines: int) -> None:
     run(source, out, block_lines=block_lines)
     assert out.read_text() == expected(PAIRS)
     assert {path.name for path in tmp_path.iterdir()} == {"text", "out"}
-
-
-def test_empty_text_makes_an_empty_file(tmp_path: Path) -> None:
-    counts = extract(write_text(tmp_path / "text", []), None, align, tmp_path / "out")
-    assert counts == ExtractionCounts()
-    assert (tmp_path / "out").read_bytes() == b""
 
 
 @pytest.mark.parametrize("suffix", OPEN)
@@ -69,29 +63,6 @@ def test_stream_to_stream_goes_straight_through() -> None:
     assert out.getvalue().decode() == expected(PAIRS)
     assert (counts.lines, counts.bad_lines) == (len(PAIRS), len(told) - 1)
     assert told[0].endswith("if interrupted, it starts over")
-
-
-def test_stream_is_written_block_by_block() -> None:
-    reader, writer = (os.fdopen(end, mode) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
-    out = io.BytesIO()
-    seen = threading.Event()
-
-    class Out(io.BytesIO):
-        def flush(self) -> None:
-            out.write(self.getvalue())
-            seen.set()
-
-    thread = threading.Thread(
-        target=extract, args=(reader, None, align, Out()), kwargs={"block_lines": 1, "report": lambda _: None}
-    )
-    thread.start()
-    writer.write(b"a ||| b\n")
-    writer.flush()
-    assert seen.wait(10)
-    assert out.getvalue() == b"0-0\n"
-    writer.close()
-    thread.join()
-    reader.close()
 
 
 def test_stream_to_file_appears_when_it_is_complete(tmp_path: Path) -> None:
