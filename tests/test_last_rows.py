@@ -30,7 +30,7 @@ from captum_norm import (
     ValueZeroing,
     progress,
 )
-from captum_norm.functional.norms import CACHED_ELEMENTS
+from captum_norm.functional import CACHED_ELEMENTS
 from tests import families
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import EVERY, randomized

@@ -1,26 +1,29 @@
 """The mathematics: tensors in, tensors out, independent of models and Captum."""
 
-from captum_norm.functional.activation import Elementwise, derivative, gate_slopes, secant_slope
-from captum_norm.functional.bias_shares import BIAS_SHARES, add_bias
 from captum_norm.functional.carry import BlockRows, CarriedAttention, Carry, Scales, block_rows
-from captum_norm.functional.contributions import cosine_distance, head_nearness, l1_distances, nearness
+from captum_norm.functional.contributions import (
+    BIAS_SHARES,
+    add_bias,
+    average_ranks,
+    centred_ranks,
+    cosine_distance,
+    head_nearness,
+    l1_distances,
+    nearness,
+    spearman,
+)
 from captum_norm.functional.feed_forward import (
     Affine,
     Baseline,
+    Elementwise,
     FrozenFeedForward,
     Network,
     Use,
+    derivative,
+    gate_slopes,
     neuron_outputs,
+    secant_slope,
     written_by,
-)
-from captum_norm.functional.lengths import (
-    balanced,
-    estimated_length,
-    length,
-    lengths,
-    random_directions,
-    relative_error,
-    unit,
 )
 from captum_norm.functional.normalization import (
     Normalization,
@@ -30,26 +33,34 @@ from captum_norm.functional.normalization import (
     normalize,
     scaled,
 )
-from captum_norm.functional.norms import (
+from captum_norm.functional.segments import add_own, members, segment_vectors
+from captum_norm.functional.vectors import (
+    CACHED_ELEMENTS,
+    balanced,
     chunks,
+    estimated_length,
     head_norms,
     key_gram,
+    length,
+    lengths,
     own_keys,
+    random_directions,
     ratio,
     refined_head_norms,
     refined_summed_norms,
+    relative_error,
     squared_difference,
     summed_norms,
     transformed_norms,
+    unit,
     value_norms,
     value_norms_error,
     weight_gram,
 )
-from captum_norm.functional.ranks import average_ranks, centred_ranks, spearman
-from captum_norm.functional.segments import add_own, members, segment_vectors
 
 __all__ = [
     "BIAS_SHARES",
+    "CACHED_ELEMENTS",
     "Affine",
     "Baseline",
     "BlockRows",

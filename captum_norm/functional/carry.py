@@ -21,9 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from captum_norm.functional.lengths import lengths
 from captum_norm.functional.normalization import Normalization, apply_linear, inverse_scale
-from captum_norm.functional.norms import ratio
+from captum_norm.functional.vectors import lengths, ratio
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,7 @@ class Carry:
         return self.branch is not None, self.final is not None, self.second is not None
 
     def linear(self, part: Tensor) -> Tensor:
-        """Multiply a part of the attention output by M_b M_f, (..., D) -> (..., D).
-
-        M_b M_f depends on the model alone, so it applies to the rows of the output projection, too.
-        """
+        """Multiply a part of the attention output, or the rows of its projection, by M_b M_f, (..., D) -> (..., D)."""
         return self.linear_final(part if self.branch is None else apply_linear(self.branch, part))
 
     def linear_final(self, part: Tensor) -> Tensor:
@@ -91,16 +87,7 @@ class Carry:
         return bias if self.second.bias is None else bias + self.second.bias
 
     def vector(self, part: Tensor, stream: Tensor | None, scales: Scales) -> Tensor:
-        """Carry a part of the attention output, together with a part of the residual stream.
-
-        Args:
-            part: (..., D).
-            stream: added if the carry adds the residual stream, (..., D), or None.
-            scales: 1/σ at the part's query, (..., 1) each.
-
-        Returns:
-            (..., D).
-        """
+        """Carry parts (..., D) of the attention output and, if the carry adds it, of the residual stream."""
         if self.branch is not None and scales.branch is not None:
             part = apply_linear(self.branch, part) * scales.branch
         if self.residual and stream is not None:
@@ -116,13 +103,7 @@ class Carry:
         return part if bias is None else part + bias
 
     def scales(self, attention_output: Tensor, total: Tensor, end: Tensor | None = None) -> Scales:
-        """Freeze the norms' statistics at those of one forward pass.
-
-        Args:
-            attention_output: o, the output projection's whole output, bias included, (B, Q, D).
-            total: the sum of the (normalised) attention output and the residual, (B, Q, D).
-            end: the input of the second norm, (B, Q, D), if there is one.
-        """
+        """Freeze the norms' statistics at their inputs: o, bias included; its sum with the residual; and the end."""
         inputs = zip((self.branch, self.final, self.second), (attention_output, total, end), strict=True)
         return Scales(
             *(None if norm is None or whole is None else inverse_scale(norm, whole) for norm, whole in inputs)
@@ -131,19 +112,12 @@ class Carry:
 
 @dataclass(frozen=True)
 class CarriedAttention:
-    """Each query's attention output, split into its own part and that of others, times M_b M_f, not divided by σ.
+    """Each query's attention output, split into its own part and that of others, times M_b M_f, not divided by σ."""
 
-    Attributes:
-        own: Σ_h α_ii f_h(x_i), (B, Q, D); others is Σ_{j≠i} Σ_h α_ij f_h(x_j).
-        own_norm: ‖own‖, (B, Q).
-        others_norm: ‖others‖, (B, Q).
-        sketch: projection of their sum on the random directions, (B, Q, k).
-    """
-
-    own: Tensor
-    own_norm: Tensor
-    others_norm: Tensor
-    sketch: Tensor
+    own: Tensor  # Σ_h α_ii f_h(x_i), (B, Q, D); others is Σ_{j≠i} Σ_h α_ij f_h(x_j)
+    own_norm: Tensor  # ‖own‖, (B, Q)
+    others_norm: Tensor  # ‖others‖, (B, Q)
+    sketch: Tensor  # projection of their sum on the random directions, (B, Q, k)
 
     @classmethod
     def of(cls, carry: Carry, own: Tensor, others: Tensor, directions: Tensor) -> "CarriedAttention":
@@ -154,48 +128,27 @@ class CarriedAttention:
 
 
 class BlockRows(NamedTuple):
-    """Results for some query positions, each (B, Q).
+    """Results for some query positions, each (B, Q)."""
 
-    Attributes:
-        own_norm: ‖v_ii‖, residual included if the carry adds it.
-        mixing_ratio: ‖Σ_{j≠i} v_ij‖ / (‖Σ_{j≠i} v_ij‖ + ‖v_ii‖).
-        error: estimate of ‖Σ_j v_ij + bias − reference‖.
-        reference: ‖reference‖.
-        attention_error: the same for the attention output alone, where no residual can hide an error; times M_b M_f,
-            not divided by σ.
-        attention: its scale, ‖own‖ + ‖others‖ + ‖bias‖, likewise.
-    """
-
-    own_norm: Tensor
-    mixing_ratio: Tensor
-    error: Tensor
-    reference: Tensor
-    attention_error: Tensor
-    attention: Tensor
+    own_norm: Tensor  # ‖v_ii‖, residual included if the carry adds it
+    mixing_ratio: Tensor  # ‖Σ_{j≠i} v_ij‖ / (‖Σ_{j≠i} v_ij‖ + ‖v_ii‖)
+    error: Tensor  # estimate of ‖Σ_j v_ij + bias − reference‖
+    reference: Tensor  # ‖reference‖
+    attention_error: Tensor  # the error of attention's output alone, where no residual can hide it, not divided by σ
+    attention: Tensor  # its scale, ‖own‖ + ‖others‖ + ‖bias‖, likewise
 
 
 def block_rows(
-    carry: Carry,
+    carry: Carry,  # the scope's steps
     scales: Scales,
-    attention: CarriedAttention,
-    bias: tuple[Tensor, Tensor] | None,
-    sketch: Tensor,
-    directions: Tensor,
-    residual: Tensor,
-    reference: Tensor,
+    attention: CarriedAttention,  # carried by the same norms
+    bias: tuple[Tensor, Tensor] | None,  # b M_b M_f Ω, (k,), and ‖b M_b M_f‖, with b the output projection's bias
+    sketch: Tensor,  # Σ_j Σ_h α_ij f_h(x_j) M_b M_f Ω, (B, Q, k)
+    directions: Tensor,  # Ω, (D, k)
+    residual: Tensor,  # x, (B, Q, D)
+    reference: Tensor,  # what the model computed at the scope's end, (B, Q, D)
 ) -> BlockRows:
-    """Carry a block's tensors to the end of a scope and measure them there.
-
-    Args:
-        carry: the scope's steps.
-        scales: 1/σ of its norms.
-        attention: the attention output, carried by the same norms.
-        bias: the output projection's bias b on the random directions, b M_b M_f Ω, (k,), and ‖b M_b M_f‖, or None.
-        sketch: Σ_j Σ_h α_ij f_h(x_j) M_b M_f Ω, (B, Q, k).
-        directions: the random directions Ω, (D, k).
-        residual: x, (B, Q, D).
-        reference: what the model computed at the scope's end, (B, Q, D).
-    """
+    """Carry a block's tensors to the end of a scope and measure them there."""
     total, attention_size = sketch, attention.own_norm + attention.others_norm
     if bias is not None:
         total, attention_size = total + bias[0], attention_size + bias[1]

@@ -1,12 +1,18 @@
-"""Computes distances between vectors: L1 for ALTI and information flow routes, cosine for value zeroing."""
+"""Measures how much parts contribute to their sum, and how alike rankings are.
+
+L1 distances are ALTI's and those of information flow routes, cosine distances those of value zeroing; a bias is shared
+among the parts that it is added to as in DecompX [Modarressi et al. 2023].
+"""
 
 import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
-from captum_norm.functional.lengths import unit
-from captum_norm.functional.norms import CACHED_ELEMENTS
+from captum_norm.functional.vectors import CACHED_ELEMENTS, balanced, in_range, length, unit
 
 
 def l1_distances(
@@ -84,7 +90,7 @@ def head_nearness(
     query_step = max(1, most // (key_step * width))
     near = weights.new_zeros(count // channels, queries, keys)
     for head in range(len(near)):
-        own = slice(head * channels, (head + 1) * channels)
+        here = slice(head * channels, (head + 1) * channels)
         for first_key in range(0, keys, key_step):
             columns = slice(first_key, min(first_key + key_step, keys))
             # Behind a causal mask the first queries attend to none of these keys.
@@ -92,13 +98,13 @@ def head_nearness(
             if not len(attending):
                 continue
             start, end = int(attending[0]), int(attending[-1]) + 1
-            transformed = values[own, columns] @ projection[own]
+            transformed = values[here, columns] @ projection[here]
             for first in range(start, end, query_step):
                 rows = slice(first, min(first + query_step, end))
                 if channels == 1:
-                    vectors = weights[own, rows, columns].squeeze(0).unsqueeze(-1) * transformed.squeeze(0)
+                    vectors = weights[here, rows, columns].squeeze(0).unsqueeze(-1) * transformed.squeeze(0)
                 else:
-                    vectors = torch.einsum("cqk,cke->qke", weights[own, rows, columns], transformed)
+                    vectors = torch.einsum("cqk,cke->qke", weights[here, rows, columns], transformed)
                 left = negative[rows, None] + vectors
                 near[head, rows, columns] = (size[rows, None] - left.abs_()).sum(-1).clamp(min=0)
     return near.where(live, 0)
@@ -125,3 +131,83 @@ def cosine_distance(vectors: Tensor, others: Tensor) -> Tensor:
     """
     difference = unit(vectors) - unit(others)
     return difference.square().sum(-1) / 2
+
+
+def _first(parts: Tensor, _: Tensor) -> Tensor:
+    weights = torch.zeros_like(parts[..., 0])
+    weights[0] = 1
+    return weights
+
+
+BIAS_SHARES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
+    {
+        "absdot": lambda parts, bias: torch.linalg.vecdot(parts, bias).abs(),
+        "abssim": lambda parts, bias: cosine_similarity(balanced(parts)[0], balanced(bias)[0], dim=-1).abs(),
+        "norm": lambda parts, _: length(parts),
+        "equal": lambda parts, _: parts.any(-1).to(parts),
+        "cls": _first,
+    }
+)
+"""Each part's share of a bias, before normalisation to a sum of 1: parts (K, R, D), bias (D,) or (R, D) -> (K, R)."""
+
+
+def add_bias(parts: Tensor, bias: Tensor, sharing: str) -> Tensor:
+    """Add to each part its share of a bias.
+
+    Args:
+        parts: K parts at R positions, (K, R, D).
+        bias: (D,), or one per position, (R, D).
+        sharing: one of :data:`captum_norm.functional.BIAS_SHARES`; where all its shares are 0, nonzero parts share
+            equally, or all parts if all are zero.
+
+    Returns:
+        (K, R, D); the sum over parts grows by the bias.
+
+    Example:
+        >>> add_bias(torch.tensor([[[1.0, 0.0]], [[-3.0, 0.0]]]), torch.tensor([4.0, 4.0]), "absdot")
+        tensor([[[2., 1.]],
+        <BLANKLINE>
+                [[0., 3.]]])
+    """
+    weights = BIAS_SHARES[sharing](parts, bias)
+    if not in_range(weights.sum(0)):
+        # Scaling all parts of a position by one power of two changes no share.
+        _, powers = balanced(parts.transpose(0, 1).flatten(1))
+        weights = BIAS_SHARES[sharing](parts / powers, balanced(bias)[0])
+    for instead in (parts.any(-1).to(parts), torch.ones_like(weights)):
+        weights = weights.where(weights.sum(0) > 0, instead)
+    return parts + (weights / weights.sum(0)).unsqueeze(-1) * bias
+
+
+def average_ranks(values: Tensor) -> Tensor:
+    """Rank n values from 1; ties get their mean rank, (n,) -> (n,) in float64.
+
+    Example:
+        >>> average_ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()
+        [2.5, 1.0, 2.5]
+    """
+    _, places, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    ranks: Tensor = counts.cumsum(0) - (counts.double() - 1) / 2
+    return ranks[places]
+
+
+def centred_ranks(values: Tensor) -> Tensor:
+    """Compute twice the difference of each rank from the mean rank, (n,) -> (n,): integers, in float64.
+
+    Example:
+        >>> centred_ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()
+        [1.0, -2.0, 1.0]
+    """
+    return 2 * average_ranks(values) - (len(values) + 1)
+
+
+def spearman(first: Tensor, second: Tensor) -> Tensor:
+    """Compute Spearman's rank correlation of two lists of n values, (n,) each -> scalar; NaN if either is constant.
+
+    Example:
+        >>> spearman(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([10.0, 30.0, 20.0]))
+        tensor(0.5000, dtype=torch.float64)
+    """
+    one, other = centred_ranks(first), centred_ranks(second)
+    correlation: Tensor = one @ other / (one.square().sum() * other.square().sum()).sqrt()
+    return correlation

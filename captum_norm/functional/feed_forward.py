@@ -1,23 +1,112 @@
 """Linearises feed-forward networks by freezing the slopes of their activations, so that parts pass separately.
 
+Let a pre-activation z be a sum of parts. On the path o + t (z − o) from an origin o, a part a of z − o gets
+a ∫₀¹ g′(o + t (z − o)) dt [Sundararajan et al. 2017]: the part times a slope. The shares add up to g(z) − g(o).
+
 A network computes g(x W_in + b) W_out or, if gated, (g(x W_gate + b) ⊙ h(x W_up + c)) W_out. With the slopes s_i at
-query i (:mod:`captum_norm.functional.activation`) it becomes x ↦ x W_in diag(s_i) W_out plus a constant. For n parts
-this takes two products of n × D × F; for large n it is cheaper to form W_in diag(s_i) W_out once, then n × D × D. In a
-mixture of experts, each query's experts and the coefficients of their inputs or outputs are constants.
+query i it becomes x ↦ x W_in diag(s_i) W_out plus a constant. For n parts this takes two products of n × D × F; for
+large n it is cheaper to form W_in diag(s_i) W_out once, then n × D × D. In a mixture of experts, each query's experts
+and the coefficients of their inputs or outputs are constants.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from captum_norm.functional.activation import Elementwise, gate_slopes, secant_slope
+Elementwise = Callable[[Tensor], Tensor]
 
 Baseline = Literal["zero", "bias"]
 """Start of the integrated-gradients path: at zero pre-activations, where biases get a share like any part, or at the
 biases' pre-activations, where the parts share what they add to the biases' output."""
+
+NODES = 16
+"""Number of Gauss–Legendre nodes on the path of a gated pair."""
+
+
+def secant_slope(function: Elementwise, origin: Tensor, point: Tensor) -> Tensor:
+    """Compute ∫₀¹ g′(o + t (z − o)) dt in closed form: (g(z) − g(o)) / (z − o).
+
+    Args:
+        function: g, elementwise.
+        origin: o, broadcastable to ``point``.
+        point: z, (...).
+
+    Returns:
+        (...); where o and z nearly coincide, g′ at their midpoint.
+
+    Example:
+        >>> secant_slope(torch.relu, torch.zeros(3), torch.tensor([1.0, 2.0, 3.0]))
+        tensor([1., 1., 1.])
+    """
+    step = point - origin
+    # Below this step the derivative at the midpoint is more accurate than the difference quotient.
+    near = step.abs() < math.sqrt(torch.finfo(origin.dtype).eps) * (1 + origin.abs())
+    quotient = (function(point) - function(origin)) / torch.where(near, torch.ones_like(step), step)
+    return torch.where(near, derivative(function, origin + step / 2), quotient)
+
+
+def gate_slopes(
+    function: Elementwise, factor: Elementwise | None, origins: tuple[Tensor, Tensor], points: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Compute the slopes of a gated pair g(u) h(w) along the straight path from the origins of u and w to their values.
+
+    Args:
+        function: g.
+        factor: h, or None for the identity.
+        origins: of u and of w, broadcastable to the points.
+        points: u and w, (...) each.
+
+    Returns:
+        c_u and c_w, (...) each, with c_u (u − u₀) + c_w (w − w₀) = g(u) h(w) − g(u₀) h(w₀). They are
+        ∫₀¹ g′(u(t)) h(w(t)) dt and ∫₀¹ g(u(t)) h′(w(t)) dt by quadrature; its error is assigned to the slope with the
+        longer step, so the sum holds regardless.
+    """
+    (gate_origin, other_origin), (gate, other) = origins, points
+    step, other_step = gate - gate_origin, other - other_origin
+    gate_slope, other_slope = torch.zeros_like(step), torch.zeros_like(step)
+    for node, weight in zip(*_quadrature(NODES), strict=True):
+        here, there = gate_origin + node * step, other_origin + node * other_step
+        value, factored = function(here), there if factor is None else factor(there)
+        gate_slope = gate_slope + weight * derivative(function, here) * factored
+        other_slope = other_slope + weight * (value if factor is None else value * derivative(factor, there))
+    change = neuron_outputs(points, function, factor) - neuron_outputs(origins, function, factor)
+    left = change - gate_slope * step - other_slope * other_step
+    longer = step.abs() >= other_step.abs()
+    longest = torch.where(longer, step, other_step)
+    left = left / torch.where(longest == 0, torch.ones_like(longest), longest)
+    return torch.where(longer, gate_slope + left, gate_slope), torch.where(longer, other_slope, other_slope + left)
+
+
+def derivative(function: Elementwise, point: Tensor) -> Tensor:
+    """Compute g′ elementwise, (...) -> (...)."""
+    traced = torch.is_grad_enabled() and point.requires_grad
+    with torch.inference_mode(False), torch.enable_grad():
+        start = point if traced else point.detach().clone().requires_grad_()
+        (slopes,) = torch.autograd.grad(function(start).sum(), start, create_graph=traced)
+    return slopes
+
+
+@lru_cache(maxsize=1)
+def _quadrature(count: int) -> tuple[list[float], list[float]]:
+    """Return nodes and weights of Gauss–Legendre quadrature on [0, 1] [Golub & Welsch 1969]."""
+    with torch.inference_mode(False):
+        index = torch.arange(1, count, dtype=torch.float64, device="cpu")
+        beside = index / (4 * index**2 - 1).sqrt()
+        nodes, vectors = torch.linalg.eigh(beside.diag(1) + beside.diag(-1))
+        return ((nodes + 1) / 2).tolist(), vectors[0].square().tolist()
+
+
+def neuron_outputs(points: Sequence[Tensor], activation: Elementwise, factor: Elementwise | None = None) -> Tensor:
+    """Compute the neurons' outputs from their pre-activations: g(u), or g(u) ⊙ h(w) if gated, (..., F)."""
+    hidden = activation(points[0])
+    for other in points[1:]:
+        hidden = hidden * (other if factor is None else factor(other))
+    return hidden
 
 
 @dataclass(frozen=True)
@@ -40,14 +129,6 @@ class Affine:
         """Return x W + b, (..., inputs) -> (..., outputs)."""
         output = self.linear(inputs)
         return output if self.bias is None else output + self.bias.to(output.dtype)
-
-
-def neuron_outputs(points: Sequence[Tensor], activation: Elementwise, factor: Elementwise | None = None) -> Tensor:
-    """Compute the neurons' outputs from their pre-activations: g(u), or g(u) ⊙ h(w) if gated, (..., F)."""
-    hidden = activation(points[0])
-    for other in points[1:]:
-        hidden = hidden * (other if factor is None else factor(other))
-    return hidden
 
 
 @dataclass(frozen=True)
@@ -78,8 +159,7 @@ class Network:
         """Compute the slopes for each inner map's pre-activations, (..., F) each."""
         if len(self.inner) == 1:
             return (secant_slope(self.activation, origins[0], points[0]),)
-        gate, other = points
-        return gate_slopes(self.activation, self.factor, (origins[0], origins[1]), (gate, other))
+        return gate_slopes(self.activation, self.factor, (origins[0], origins[1]), (points[0], points[1]))
 
 
 class Use(NamedTuple):
@@ -113,29 +193,8 @@ def written_by(uses: Iterable[Use], inputs: Tensor) -> Tensor:
     return total
 
 
-class _FrozenUse(NamedTuple):
-    """A network linearised at its n queries.
-
-    Attributes:
-        network: the network.
-        slopes: for each inner map, coefficient and scale included, (n, F).
-        rows: each of the N queries' row in the slopes, −1 if it has none; None if n = N.
-    """
-
-    network: Network
-    slopes: tuple[Tensor, ...]
-    rows: Tensor | None
-
-    def through(self, parts: Tensor, rows: Tensor) -> Tensor:
-        """Carry parts (m, D) of the queries in these rows, (m,), through all neurons."""
-        hidden: Tensor | None = None
-        for affine, slopes in zip(self.network.inner, self.slopes, strict=True):
-            points, factors = affine.linear(parts), slopes.index_select(0, rows)
-            if torch.is_grad_enabled():
-                hidden = points * factors if hidden is None else hidden + points * factors
-            else:
-                hidden = points.mul_(factors) if hidden is None else hidden.addcmul_(points, factors)
-        return self.network.outer.linear(cast(Tensor, hidden))  # a network has an inner map
+_Share = tuple[Network, tuple[Tensor, ...], Tensor | None]
+"""A network; its slopes for each inner map, coefficient and scale included, (n, F); and each query's row in them."""
 
 
 class FrozenFeedForward:
@@ -152,7 +211,7 @@ class FrozenFeedForward:
     """
 
     def __init__(self, uses: Iterable[Use], inputs: Tensor, constant: Tensor, baseline: Baseline) -> None:
-        total, shares = torch.zeros_like(inputs), []
+        total, self._shares = torch.zeros_like(inputs), list[_Share]()
         for use in uses:
             points = [affine.whole(use.reads(inputs)) for affine in use.network.inner]
             biases = [affine.whole(use.reads(constant)) for affine in use.network.inner]
@@ -172,17 +231,16 @@ class FrozenFeedForward:
                 total = total + output
             else:
                 total = total.index_add(0, use.queries, output)
-                rows = torch.full((len(inputs),), -1, device=inputs.device)
+                rows = torch.full((len(inputs),), -1, device=inputs.device)  # −1: the network does not act on it
                 rows[use.queries] = torch.arange(len(use.queries), device=inputs.device)
-            shares.append(_FrozenUse(use.network, slopes, rows))
-        self.constant, self._shares = total, shares
+            self._shares.append((use.network, slopes, rows))
+        self.constant = total
 
     @property
     def numbers_per_part(self) -> int:
         """Number of temporary elements that :meth:`through` holds per part, besides its result."""
-        width = self.constant.shape[-1]
-        neurons = [sum(slope.shape[-1] for slope in share.slopes) for share in self._shares]
-        return width + 2 * max(neurons, default=0)
+        neurons = [sum(slope.shape[-1] for slope in slopes) for _, slopes, _ in self._shares]
+        return self.constant.shape[-1] + 2 * max(neurons, default=0)
 
     def through(self, parts: Tensor, queries: Tensor, numbers: int) -> Tensor:
         """Carry parts of the input to the output.
@@ -197,71 +255,74 @@ class FrozenFeedForward:
             (n, D).
         """
         here, counts = torch.unique_consecutive(queries, return_counts=True)
-        ends = counts.cumsum(0)
-        together = [
-            (query, slice(end - count, end))
-            for query, count, end in zip(here.tolist(), counts.tolist(), ends.tolist(), strict=True)
-            if self._matrix_is_cheaper(query, count, numbers)
-        ]
-        if not together:
+        output, singly, start = None, torch.ones_like(queries, dtype=torch.bool), 0
+        for query, count in zip(here.tolist(), counts.tolist(), strict=True):
+            together = slice(start, start + count)
+            matrix, start = self._matrix(query, count, numbers), start + count
+            if matrix is not None:
+                output = torch.empty_like(parts) if output is None else output
+                output[together] = parts[together] @ matrix
+                singly[together] = False
+        if output is None:
             return self._through_neurons(parts, queries)
-        output, singly = torch.empty_like(parts), torch.ones_like(queries, dtype=torch.bool)
-        for query, chosen in together:
-            output[chosen] = parts[chosen] @ self._matrix(query)
-            singly[chosen] = False
         if singly.any():
             output[singly] = self._through_neurons(parts[singly], queries[singly])
         return output
 
     def _through_neurons(self, parts: Tensor, queries: Tensor) -> Tensor:
         written = []
-        for share in self._shares:
-            if share.rows is None:
-                written.append(share.through(parts, queries))
+        for network, slopes, rows in self._shares:
+            if rows is None:
+                written.append(_linearised(network, slopes, parts, queries))
                 continue
-            rows = share.rows[queries]
-            chosen = (rows >= 0).nonzero().squeeze(1)
+            chosen = (rows[queries] >= 0).nonzero().squeeze(1)
             if len(chosen):
-                some = share.through(parts[chosen], rows[chosen])
+                some = _linearised(network, slopes, parts[chosen], rows[queries][chosen])
                 written.append(torch.zeros_like(parts).index_add(0, chosen, some))
         return sum(written[1:], written[0]) if written else torch.zeros_like(parts)
 
-    def _active(self, query: int) -> "list[tuple[_FrozenUse, int, Tensor]]":
-        """Return the networks acting on a query, its row in each, and a mask of neurons with nonzero slope."""
-        active = []
-        for share in self._shares:
-            row = query if share.rows is None else int(share.rows[query])
-            if row >= 0:
-                live = torch.stack([slope[row] != 0 for slope in share.slopes]).any(0)
-                active.append((share, row, live))
-        return active
-
-    def _matrix_is_cheaper(self, query: int, count: int, numbers: int) -> bool:
-        width = self.constant.shape[-1]
+    def _matrix(self, query: int, count: int, numbers: int) -> Tensor | None:
+        """Return the linear map of a query, (D, D), if it is cheaper than the neurons for so many parts."""
+        width, dtype = self.constant.shape[-1], self.constant.dtype
         if count < width // 16:  # too few parts to be worth counting the live neurons
-            return False
-        singly, together, held = 0, count * width, 0
-        for share, _, live in self._active(query):
-            singly += count * len(live) * (len(share.slopes) + 1)
+            return None
+        active, singly, together, held = [], 0, count * width, 0
+        for network, slopes, rows in self._shares:
+            row = query if rows is None else int(rows[query])
+            if row < 0:
+                continue
+            here = [slope[row] for slope in slopes]
+            live = torch.stack([slope != 0 for slope in here]).any(0)
+            active.append((network, here, live))
+            singly += count * len(live) * (len(here) + 1)
             together += width * int(live.sum())
-            held = max(held, width * (len(live) * (len(share.slopes) + 2) + 2 * width))
-        return together < singly and held <= numbers
-
-    def _matrix(self, query: int) -> Tensor:
-        matrix = None
-        for share, row, live in self._active(query):
-            slopes, inner = [slope[row] for slope in share.slopes], [affine.weight for affine in share.network.inner]
-            outer = share.network.outer.weight
+            held = max(held, width * (len(live) * (len(here) + 2) + 2 * width))
+        if together >= singly or held > numbers:
+            return None
+        matrix = self.constant.new_zeros(width, width)
+        for network, here, live in active:
+            inner, outer, factors = [affine.weight for affine in network.inner], network.outer.weight, here
             if not live.all():
                 chosen = live.nonzero().squeeze(1)
-                slopes = [slope[chosen] for slope in slopes]
-                inner = [_selected(weight, 1, chosen) for weight in inner]
-                outer = _selected(outer, 0, chosen)
-            inner = [weight.to(self.constant.dtype) for weight in inner]
-            scaled = sum((w * s for w, s in zip(inner[1:], slopes[1:], strict=True)), inner[0] * slopes[0])
-            product = scaled @ outer.to(self.constant.dtype)
-            matrix = product if matrix is None else matrix + product
-        return self.constant.new_zeros(self.constant.shape[-1:] * 2) if matrix is None else matrix
+                inner, outer = [_selected(weight, 1, chosen) for weight in inner], _selected(outer, 0, chosen)
+                factors = [slope[chosen] for slope in here]
+            scaled = inner[0].to(dtype) * factors[0]
+            for weight, factor in zip(inner[1:], factors[1:], strict=True):
+                scaled = scaled + weight.to(dtype) * factor
+            matrix = matrix + scaled @ outer.to(dtype)
+        return matrix
+
+
+def _linearised(network: Network, slopes: tuple[Tensor, ...], parts: Tensor, rows: Tensor) -> Tensor:
+    """Carry parts (m, D) of the queries in these rows of the slopes, (m,), through all neurons."""
+    hidden: Tensor | None = None
+    for affine, slope in zip(network.inner, slopes, strict=True):
+        points, factors = affine.linear(parts), slope.index_select(0, rows)
+        if torch.is_grad_enabled():
+            hidden = points * factors if hidden is None else hidden + points * factors
+        else:
+            hidden = points.mul_(factors) if hidden is None else hidden.addcmul_(points, factors)
+    return network.outer.linear(cast(Tensor, hidden))  # a network has an inner map
 
 
 def _selected(matrix: Tensor, axis: int, index: Tensor) -> Tensor:

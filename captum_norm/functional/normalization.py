@@ -1,8 +1,6 @@
 """Linearises layer normalisation by freezing its statistics, so that it acts on each part of a sum.
 
 A gain alone (layer scale, a residual multiplier) is a normalisation without statistics.
-
-Letters in shape comments: B batch, H heads, Q query positions, K key positions, D model width, d head width.
 """
 
 from dataclasses import dataclass, replace

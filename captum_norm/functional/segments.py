@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from captum_norm.functional.norms import CACHED_ELEMENTS, chunks
+from captum_norm.functional.vectors import CACHED_ELEMENTS, chunks
 
 
 def members(numbers: Tensor, count: int) -> list[list[Tensor]]:
@@ -27,12 +27,11 @@ def members(numbers: Tensor, count: int) -> list[list[Tensor]]:
         >>> members(torch.tensor([[0, 1, -1, 0]]), 2)
         [[tensor([0, 3]), tensor([1])]]
     """
-    found = []
+    groups = []
     for row in numbers:
-        order = row.argsort(stable=True)
         sizes = torch.bincount(row + 1, minlength=count + 1).tolist()
-        found.append(list(order.split(sizes))[1:])
-    return found
+        groups.append(list(row.argsort(stable=True).split(sizes))[1:])
+    return groups
 
 
 def segment_vectors(
@@ -73,7 +72,7 @@ def segment_vectors(
             else:
                 contexts = torch.stack(
                     [
-                        torch.stack([alphas[..., own] @ heard[:, own] for own in groups[columns]], 2)
+                        torch.stack([alphas[..., here] @ heard[:, here] for here in groups[columns]], 2)
                         for alphas, heard, groups in zip(weights[:, :, rows], values, keys, strict=True)
                     ]
                 )  # (B, H, rows, columns, d)

@@ -83,7 +83,7 @@ def test_files_import_what_their_place_allows() -> None:
         ("recipes.py", "from captum_norm import NormAttribution"),
         ("aligner.py", "from captum_norm.attr.norms import NormAttribution"),
         ("aligner.py", "from captum_norm.models.hooks import evaluating"),
-        ("sweep.py", "from captum_norm.functional.ranks import spearman"),
+        ("sweep.py", "from captum_norm.functional.contributions import spearman"),
         ("commands/sweep.py", "from captum_norm.bars import _asked"),
     ],
 )

@@ -83,3 +83,18 @@ def test_normalize_equals_torch(centered: bool) -> None:
         assert norm.bias is not None
         expected = torch.nn.functional.rms_norm(inputs, (8,), norm.gain, norm.eps) + norm.bias
     torch.testing.assert_close(F.normalize(norm, inputs), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("factor", [torch.tensor(0.3, dtype=torch.float64), torch.linspace(-1, 2, 6).double()])
+def test_scaled_is_the_factor_times_the_normalisation(seed: int, factor: Tensor) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    whole, gain, bias = (torch.randn(*shape, 6, generator=generator).double() for shape in ((2, 5), (), ()))
+    for norm in (F.Normalization(True, gain, bias, 1e-5), F.Normalization(False, gain, None, 1e-6)):
+        torch.testing.assert_close(F.normalize(F.scaled(norm, factor), whole), factor * F.normalize(norm, whole))
+    bare = F.Normalization(False, None, None, 1e-6)
+    torch.testing.assert_close(F.normalize(F.scaled(bare, factor), whole), factor * F.normalize(bare, whole))
+    alone = F.scaled(None, factor)
+    assert torch.equal(F.normalize(alone, whole), factor * whole)
+    assert torch.equal(F.apply_linear(alone, whole), factor * whole)
+    assert torch.equal(F.inverse_scale(alone, whole), torch.ones(2, 5, 1).double())

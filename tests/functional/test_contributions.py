@@ -1,9 +1,9 @@
-"""L1 and cosine distances, against every vector formed."""
+"""L1 and cosine distances against every vector formed; shares of biases by hand."""
 
 import pytest
 import torch
 
-from captum_norm.functional import cosine_distance, l1_distances, nearness
+from captum_norm.functional import BIAS_SHARES, add_bias, cosine_distance, l1_distances, nearness
 
 
 @pytest.mark.parametrize("most", [1, 50, 333, 2**18])
@@ -34,3 +34,40 @@ def test_small_angles_keep_their_digits() -> None:
     exact = 2 * (angle / 2).sin().square()
     found = cosine_distance(vectors.float(), torch.tensor([2.0, 0.0]))
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0)
+
+
+PARTS = torch.tensor([[[3.0, 4.0]], [[0.0, 0.0]], [[-1.0, 0.0]]])
+BIAS = torch.tensor([1.0, -1.0])
+
+
+@pytest.mark.parametrize(
+    ("sharing", "weights"),
+    [
+        ("absdot", [1, 0, 1]),
+        ("abssim", [1 / 5, 0, 1]),
+        ("norm", [5, 0, 1]),
+        ("equal", [1, 0, 1]),
+        ("cls", [1, 0, 0]),
+    ],
+)
+def test_shares_are_in_proportion(sharing: str, weights: list[float]) -> None:
+    shares = torch.tensor(weights) / sum(weights)
+    torch.testing.assert_close(add_bias(PARTS, BIAS, sharing), PARTS + shares[:, None, None] * BIAS)
+
+
+@pytest.mark.parametrize("sharing", BIAS_SHARES)
+def test_a_bias_that_stands_apart_from_all_parts_is_not_lost(sharing: str) -> None:
+    for parts in (torch.zeros(4, 2, 2), torch.tensor([[[1.0, 1.0]], [[0.0, 0.0]], [[2.0, 2.0]]])):
+        shared = add_bias(parts, BIAS, sharing)
+        torch.testing.assert_close(shared.sum(0), parts.sum(0) + BIAS)
+    assert sharing == "cls" or not shared[1].any()
+
+
+@pytest.mark.parametrize("sharing", ["absdot", "abssim", "norm"])
+def test_shares_of_biases_do_not_depend_on_the_size_of_parts(sharing: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts, bias = torch.randn(5, 6, 24, generator=generator), torch.randn(24, generator=generator)
+    expected = add_bias(parts, bias, sharing) - parts
+    for scale in (2.0**-100, 2.0**-60, 2.0**60):
+        shares = add_bias(parts * scale, bias, sharing) - parts * scale
+        torch.testing.assert_close(shares, expected, rtol=1e-5, atol=1e-6 * max(1, scale))

@@ -1,4 +1,4 @@
-"""Computes norms of weighted, transformed vectors without forming the vectors.
+"""Norms of vectors, and of the weighted, transformed vectors of attention without forming these.
 
 Key j's vector through head h is f_h(x_j) = v_jh W_h, with v_jh (d,) its value and W_h (d, D) head h's slice of the
 output projection. A query with weights a = (α_1, ..., α_H) for key j receives Σ_h a_h f_h(x_j) from it, and
@@ -10,37 +10,141 @@ W_h W_gᵀ is a d×d product of the model's weights alone (:func:`weight_gram`, 
 H·D for adding up the vectors.
 
 Squares underflow below 1e-38 in float32: norms below 1e-15 (small values, tiny weights) lose digits, and those below
-1e-22 vanish. These few are recomputed from the keys' vectors in float64 (:func:`refined_summed_norms`,
-:func:`refined_head_norms`).
+1e-22 vanish. These few are computed anew, of vectors divided by a power of two (:func:`length`) or in float64
+(:func:`refined_summed_norms`, :func:`refined_head_norms`).
+
+Checking that a decomposition adds up to what the model computed takes the sum Σ_j Σ_h α_ij f_h(x_j), which costs as
+much as attention itself. Projected on k random directions Ω (random signs) it costs k/d of that. For a vector e the
+mean of ‖eᵀΩ‖²/k is ‖e‖²: an error cannot hide from all directions, and its squared size is estimated without bias
+(Freivalds' check of a matrix product).
 """
 
+import math
 from collections.abc import Callable, Iterator
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
-from captum_norm.functional.lengths import in_range, length, out_of_range
-
 # Intermediate results of this size (1 MiB in float32) stay in a processor core's cache.
 CACHED_ELEMENTS = 2**18
+DIRECTIONS = 8
 
 
 def chunks(length: int, width: int, limit: int = CACHED_ELEMENTS) -> Iterator[slice]:
-    """Cut ``length`` rows into slices.
-
-    Args:
-        length: number of rows.
-        width: size of one row, in elements or bytes.
-        limit: maximum size of a slice, in the same unit; a single row may exceed it. By default a number of elements
-            that stay in a processor's cache.
-
-    Example:
-        >>> list(chunks(5, width=100, limit=256))
-        [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
+    """Cut ``length`` rows of ``width`` elements (or bytes) into slices of at most ``limit``, or of one row."""
     step = max(1, limit // width)
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
+
+
+@cache
+def _least_exact(dtype: torch.dtype) -> float:
+    """Return the norm above which underflow in the square costs no significant digits."""
+    limits = torch.finfo(dtype)
+    return 4 * math.sqrt(limits.tiny / limits.eps)
+
+
+def in_range(norms: Tensor) -> bool:
+    """Return whether no norm lost digits in its square: none is nearly zero, infinite or NaN."""
+    if not norms.numel():
+        return True
+    low, high = norms.detach().aminmax()
+    return _least_exact(norms.dtype) < low.item() and high.item() < math.inf
+
+
+def _out_of_range(norms: Tensor) -> Tensor:
+    """Return a mask of the norms that may have lost digits; see :func:`in_range`."""
+    norms = norms.detach()
+    return ((norms > _least_exact(norms.dtype)) & (norms < math.inf)).logical_not()
+
+
+def balanced(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Divide vectors (..., D) by powers of two (..., 1) so that their largest entries are between 1 and 2."""
+    largest = vectors.detach().abs().amax(-1, keepdim=True)
+    exponent = torch.frexp(largest).exponent - 1
+    power = torch.ldexp(torch.ones_like(largest), exponent)
+    power = torch.where((largest > 0) & (largest < torch.inf), power, torch.ones_like(power))
+    return vectors / power, power
+
+
+def length(vectors: Tensor) -> Tensor:
+    """Compute ‖x‖, (..., D) -> (...).
+
+    If its square leaves the dtype's range, the vector is divided by a power of two first; otherwise the result is
+    bitwise equal to torch's.
+
+    Example:
+        >>> length(torch.tensor([3e-30, 4e-30])), length(torch.tensor([3e30, 4e30]))
+        (tensor(5.0000e-30), tensor(5.0000e+30))
+    """
+    (norms,) = lengths(vectors)
+    return norms
+
+
+def lengths(*vectors: Tensor) -> tuple[Tensor, ...]:
+    """Compute :func:`length` of several tensors of one dtype, with one range check for all."""
+    if vectors[0].is_cuda:
+        return tuple(map(_balanced_length, vectors))  # checking the range would synchronise
+    norms: list[Tensor] = [torch.linalg.vector_norm(several, dim=-1) for several in vectors]
+    if not in_range(norms[0] if len(norms) == 1 else torch.cat([several.detach().flatten() for several in norms])):
+        norms = [_refined(*pair) for pair in zip(norms, vectors, strict=True)]
+    return tuple(norms)
+
+
+def _refined(norms: Tensor, vectors: Tensor) -> Tensor:
+    again = _out_of_range(norms)
+    return norms.masked_scatter(again, _balanced_length(vectors[again])) if again.any() else norms
+
+
+def _balanced_length(vectors: Tensor) -> Tensor:
+    rows, power = balanced(vectors)
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1) * power.squeeze(-1)
+    return norms
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Divide vectors by their lengths, (..., D) -> (..., D); zero stays zero."""
+    norms = length(vectors).unsqueeze(-1)
+    return vectors / torch.where(norms > 0, norms, torch.ones_like(norms))
+
+
+def random_directions(width: int, like: Tensor) -> Tensor:
+    """Return Ω, (D, k): random signs, the same on every call, with the dtype and device of ``like``."""
+    return _directions(width, like.dtype, like.device)
+
+
+@lru_cache(maxsize=16)
+def _directions(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    # Later calls may need gradients, which inference tensors do not support.
+    with torch.inference_mode(False):
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, (width, DIRECTIONS), generator=generator, device="cpu")
+        # In column-major order, in which multiplying by so few columns is several times faster.
+        return (signs * 2 - 1).T.contiguous().T.to(device, dtype)
+
+
+def estimated_length(sketch: Tensor) -> Tensor:
+    """Estimate ‖e‖ from e's projections on the directions, (..., k) -> (...); the square is unbiased."""
+    return length(sketch) / math.sqrt(sketch.shape[-1])
+
+
+def relative_error(error: Tensor, reference: Tensor, real: Tensor | None) -> Tensor:
+    """Compute ‖error‖ / ‖reference‖ of each example.
+
+    Args:
+        error: length of the error at each query position, (B, Q).
+        reference: length of what the model computed there, (B, Q).
+        real: True at real query positions, (B, Q); None if all are.
+
+    Returns:
+        (B,), dimensionless; NaN if any input is.
+    """
+    if real is not None:
+        real = real.to(error.device)
+        error, reference = error.where(real, 0), reference.where(real, 0)
+    error, reference = lengths(error, reference)
+    return error / reference.clamp(min=torch.finfo(reference.dtype).tiny)
 
 
 def weight_gram(projection: Tensor) -> Tensor:
@@ -103,31 +207,21 @@ def value_norms(values: Tensor, gram: Tensor) -> Tensor:
         (B, H, K).
     """
     heads, width = values.shape[2:]
-    own = gram.unflatten(0, (heads, width)).unflatten(2, (heads, width)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    blocks = gram.unflatten(0, (heads, width)).unflatten(2, (heads, width)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
     per_head = values.transpose(1, 2)  # (B, H, K, d)
-    return root((per_head @ own * per_head).sum(-1))
+    return root((per_head @ blocks * per_head).sum(-1))
 
 
 def value_norms_error(norms: Tensor, values: Tensor, projection: Tensor) -> Tensor:
-    """Compare the squares of ‖f_h(x_j)‖ with directly computed ones at one key.
-
-    Args:
-        norms: :func:`value_norms` at that key, (B, H).
-        values: (B, H, d).
-        projection: rows of the output projection by head, (H, d, D).
-
-    Returns:
-        (B,): the heads' largest difference, relative to ‖v_h‖² ‖W_h‖², the scale of rounding errors.
-    """
+    """Compare ‖f_h(x_j)‖² at one key, (B, H), with directly computed ones: the heads' largest relative error, (B,)."""
+    # Relative to ‖v_h‖² ‖W_h‖², the scale of rounding errors.
     direct = length(values.transpose(0, 1) @ projection).T
     return squared_difference(norms, direct, length(values) * length(projection.flatten(1))).amax(1)
 
 
 def squared_difference(norms: Tensor, others: Tensor, size: Tensor) -> Tensor:
-    """Compute the difference of squared norms, relative to the square of ``size`` (of ``others`` if larger), (...).
-
-    The squares themselves, which may leave the dtype's range, are never formed.
-    """
+    """Compute the difference of squared norms, relative to the square of ``size`` (of ``others`` if larger), (...)."""
+    # The squares themselves, which may leave the dtype's range, are never formed.
     size = torch.maximum(size, others).clamp(min=torch.finfo(size.dtype).tiny)
     return ((norms - others).abs() / size) * ((norms + others) / size)
 
@@ -136,11 +230,11 @@ def head_norms(weights: Tensor, transformed: Tensor) -> Tensor:
     """Compute ‖α_ij f_h(x_j)‖ per head [Kobayashi et al. 2020, section 3].
 
     Args:
-        weights: α, (B, H, Q, K).
+        weights: α, not negative, (B, H, Q, K).
         transformed: :func:`transformed_norms`, (B, H, K).
 
     Returns:
-        (B, H, Q, K), in the units of the model's hidden states; weights are taken to be non-negative.
+        (B, H, Q, K), in the units of the model's hidden states.
     """
     return weights * transformed.unsqueeze(2)
 
@@ -158,8 +252,8 @@ def summed_norms(weights: Tensor, form: Tensor) -> Tensor:
     alphas = weights.unbind(1)
     squares = weights.new_zeros(())
     for head, entries in enumerate(form.unsqueeze(3).unbind(1)):
-        own, *later = entries[:, head:].unbind(1)
-        row = alphas[head] * own
+        square, *later = entries[:, head:].unbind(1)
+        row = alphas[head] * square
         for alpha, entry in zip(alphas[head + 1 :], later, strict=True):
             row.addcmul_(alpha, entry)
         squares = squares.addcmul_(row, alphas[head]) if head else row * alphas[head]
@@ -197,39 +291,26 @@ def root(squares: Tensor) -> Tensor:
 
 
 def refined_summed_norms(norms: Tensor, weights: Tensor, values: Tensor, projection: Callable[[], Tensor]) -> Tensor:
-    """Recompute the norms of :func:`captum_norm.functional.summed_norms` that are out of range.
-
-    Args:
-        norms: (B, Q, K).
-        weights: α, (B, H, Q, K).
-        values: (B, K, H, d).
-        projection: returns the rows of the (carried) output projection by head in float64, (H, d, D).
-
-    Returns:
-        (B, Q, K); ``norms`` itself if none is out of range.
-    """
+    """Recompute norms (B, Q, K) that are out of range from α (B, H, Q, K), v (B, K, H, d), W (H, d, D) in float64."""
     if in_range(norms):
         return norms
     # Zero is right where no head has weight, as under a causal mask.
     seen = norms.detach().masked_fill((weights.detach().amax(1) > 0).logical_not(), 1)
     if in_range(seen):
         return norms
-    index = out_of_range(seen).nonzero()
+    index = _out_of_range(seen).nonzero()
     example, query, key = index.unbind(1)
     keys, heads = values.shape[1:3]
     chosen, place = (example * keys + key).unique(return_inverse=True)
-    matrices = projection()
-    grams = torch.cat(
-        [
-            vectors @ vectors.mT
-            for rows in chunks(len(chosen), heads * matrices.shape[-1], CACHED_ELEMENTS)
-            for vectors in [_transformed(values.flatten(0, 1)[chosen[rows]], matrices)]
-        ]
-    )
+    rows_by_head, flat, grams = projection(), values.flatten(0, 1), []
+    for rows in chunks(len(chosen), heads * rows_by_head.shape[-1]):
+        vectors = (flat[chosen[rows]].double().transpose(0, 1) @ rows_by_head).transpose(0, 1)
+        grams.append(vectors @ vectors.mT)
+    gram = torch.cat(grams)
     alphas = weights.transpose(1, 2)[example, query, :, key].double()
     squares = torch.cat(
         [
-            (alphas[rows].unsqueeze(1) @ grams[place[rows]] @ alphas[rows].unsqueeze(2)).flatten()
+            (alphas[rows].unsqueeze(1) @ gram[place[rows]] @ alphas[rows].unsqueeze(2)).flatten()
             for rows in chunks(len(index), heads * heads)
         ]
     )
@@ -237,30 +318,16 @@ def refined_summed_norms(norms: Tensor, weights: Tensor, values: Tensor, project
 
 
 def refined_head_norms(norms: Tensor, values: Tensor, projection: Callable[[], Tensor]) -> Tensor:
-    """Recompute the norms of :func:`captum_norm.functional.transformed_norms` that are out of range.
-
-    Args:
-        norms: (B, H, K).
-        values: (B, K, H, d).
-        projection: returns the rows of the (carried) output projection by head in float64, (H, d, D).
-
-    Returns:
-        (B, H, K); ``norms`` itself if none is out of range.
-    """
+    """Recompute norms (B, H, K) that are out of range, from v (B, K, H, d) and W (H, d, D) in float64."""
     if in_range(norms):
         return norms
-    again = out_of_range(norms).transpose(1, 2) & (values.detach() != 0).any(-1)
+    again = _out_of_range(norms).transpose(1, 2) & (values.detach() != 0).any(-1)
     if not again.any():
         return norms
-    matrices, refined = projection(), norms.transpose(1, 2)
-    for head, matrix in enumerate(matrices):
+    refined = norms.transpose(1, 2)
+    for head, rows in enumerate(projection()):
         here = again[..., head]
-        lengths = length(values[..., head, :][here].double() @ matrix).to(norms)
+        exact = length(values[..., head, :][here].double() @ rows).to(norms)
         example, key = here.nonzero().unbind(1)
-        refined = refined.index_put((example, key, torch.full_like(key, head)), lengths)
+        refined = refined.index_put((example, key, torch.full_like(key, head)), exact)
     return refined.transpose(1, 2)
-
-
-def _transformed(values: Tensor, matrices: Tensor) -> Tensor:
-    """Multiply values (n, H, d) by each head's matrix in float64, (n, H, D)."""
-    return (values.double().transpose(0, 1) @ matrices).transpose(0, 1)
