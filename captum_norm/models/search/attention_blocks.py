@@ -45,13 +45,9 @@ class _NotProjectedError(UnsupportedModelError):
 
 
 def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, Block]:
-    """Find the attention blocks of a model, by attention module, in one forward pass of a short call.
+    """Find the attention blocks of a model, by attention module, in one forward pass of a short call; three if gated.
 
-    It takes three if attention's output is gated. With ``feed_forward`` also find the block behind each, or say why
-    none was found.
-
-    Raises:
-        UnsupportedModelError: if no attention was seen, or a block is not found or does not give its layer's output.
+    With ``feed_forward`` also find the block behind each, or say why none was found.
     """
     try:
         return _find_blocks(call, {}, feed_forward=feed_forward)
@@ -66,7 +62,7 @@ def _find_blocks(
     call: ModelCall, gated: Mapping[nn.Module, nn.Module], *, feed_forward: bool
 ) -> dict[nn.Module, Block]:
     """Find blocks; ``gated`` has the projections that receive attention's output gated, by attention module."""
-    feed_forwards = FeedForwardSearch(refusal_of(call.model, "without_feed_forward")) if feed_forward else None
+    feed_forwards = FeedForwardSearch(feed_forward, refusal_of(call.model, "without_feed_forward"))
     search = _Search(call, feed_forwards, gated)
     with torch.no_grad(), call.attention_through(search.attention), hooked(search.hooks()):
         call.run()
@@ -74,8 +70,6 @@ def _find_blocks(
         raise UnsupportedModelError(call.unseen)
     if search.open_calls and search.last_trace is not None:
         raise _not_understood(search, search.last_trace, *search.open_calls[0][:2])
-    if feed_forwards is None:
-        return search.blocks
     feed_forwards.give_up()
     behind, missing = feed_forwards.blocks, feed_forwards.missing
     return {
@@ -92,9 +86,7 @@ class _Search:
     makes them so. The largest modules that are affine count as one map each, whatever they consist of.
     """
 
-    def __init__(
-        self, call: ModelCall, feed_forwards: FeedForwardSearch | None, gated: Mapping[nn.Module, nn.Module]
-    ) -> None:
+    def __init__(self, call: ModelCall, feed_forwards: FeedForwardSearch, gated: Mapping[nn.Module, nn.Module]) -> None:
         unwatched = call.unwatched
         self.model, self.stacks = call.model, call.stacks()
         self.names = {module: name for name, module in call.model.named_modules() if module not in unwatched}
@@ -114,15 +106,13 @@ class _Search:
         """Make attention's output, and note the call."""
         if not is_observed():
             raise RuntimeError("attention is not affine")
-        if self._feed_forwards is not None:
-            self._feed_forwards.attention_begins(call.module, cross=call.cross)
+        self._feed_forwards.attention_begins(call.module, cross=call.cross)
         self.stacks.enter(call)
         output = call.output()
         if call.cross:
             self._crossing.add(call.module)
         if call.module not in self.blocks:
-            context = output.to(self._device_for(output)).flatten(2)
-            self.open_calls.append((call.module, context, len(self._events)))
+            self.open_calls.append((call.module, self._copied(output).flatten(2), len(self._events)))
         return output
 
     def hooks(self) -> Iterator[Any]:
@@ -130,8 +120,7 @@ class _Search:
         for module in self.names:
             yield module, "input", self._enter
             yield module, "result", self._leave
-            stacked = any(parameter.dim() == 3 for parameter in module.parameters(recurse=False))
-            if stacked and self._feed_forwards is not None:
+            if any(parameter.dim() == 3 for parameter in module.parameters(recurse=False)):
                 yield module, "arguments", self._feed_forwards.routed
 
     def _enter(self, module: nn.Module, tensor: Tensor | None) -> None:
@@ -151,12 +140,11 @@ class _Search:
             chosen = torch.randn(tensor.shape, generator=self._generator, device="cpu").to(tensor)
         self._inside = None
         self._note(module, "output", tensor if chosen is None else chosen, received, None if chosen is None else tensor)
-        feed_forwards = self._feed_forwards
         inside = [opened for opened in self.open_calls if opened[2] >= start]
-        if inside or (feed_forwards is not None and feed_forwards.waits_for(module)):
+        if inside or self._feed_forwards.waits_for(module):
             self.last_trace = Trace(self.names[module], module, self._events[start:])
             self._look(self.last_trace, inside, start)
-        if not self.open_calls and (feed_forwards is None or not feed_forwards.waiting):
+        if not self.open_calls and not self._feed_forwards.waiting:
             # Only the module's own input and output still matter, to the layer around it.
             self._events[start:] = [event for event in self._events[start:] if event.site.module is module]
         return chosen
@@ -168,12 +156,10 @@ class _Search:
             if block is not None:
                 self.blocks[block.attention] = block
                 self.open_calls.remove(opened)
-                if self._feed_forwards is not None:
-                    self._feed_forwards.expect(block, trace)
+                self._feed_forwards.expect(block, trace)
             elif len(inside) > CROWDED:
                 break
-        if self._feed_forwards is not None:
-            self._feed_forwards.look(trace)
+        self._feed_forwards.look(trace)
 
     def _note(
         self,
@@ -186,18 +172,16 @@ class _Search:
         """Note a tensor, and at the end of a call what the module received and computed; return the copy noted."""
         if tensor is None:
             return None
-        device = self._device_for(tensor)
-        computed = None if computed is None else computed.to(device, copy=True)
-        copy = tensor.to(device, copy=True)
+        copy = self._copied(tensor)
+        computed = None if computed is None else self._copied(computed)
         call = None if received is None else ModuleCall(module, received, copy, computed)
         self._events.append(Event(Site(module, end), copy, tensor, call))
         return copy
 
-    def _device_for(self, tensor: Tensor) -> torch.device:
-        """Return the one device on which the tensors of a sharded model are compared."""
-        if self._device is None:
-            self._device = tensor.device
-        return self._device
+    def _copied(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor to the one device on which those of a model on several are compared."""
+        self._device = self._device or tensor.device
+        return tensor.to(self._device, copy=True)
 
     def _block(self, trace: Trace, attention: nn.Module, context: Tensor, order: int) -> Block | None:
         declared, gated = registered_layouts().get(class_of(trace.layer).__name__), self._gated.get(attention)

@@ -190,7 +190,7 @@ def _is_parallel(
             if any(equal(call.inputs, tensor) for tensor in read):
                 return True
             # The second map of a network on the stream, whose activation may be no module.
-            if any(True for maps in inner for _ in networks_into(trace, call, maps, None)):
+            if any(True for maps in inner for _ in networks_into(trace, call, maps)):
                 return True
             seen.add(call)
             pending.append(call.inputs)

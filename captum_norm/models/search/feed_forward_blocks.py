@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import permutations, product
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import Elementwise, neuron_outputs
 from captum_norm.models.blocks import Block, FeedForwardBlock, multiplied
 from captum_norm.models.hooks import Received
-from captum_norm.models.layouts import FeedForwardLayout, Site, registered_feed_forwards
+from captum_norm.models.layouts import Site
 from captum_norm.models.networks import (
     KNOWN,
     Cuts,
@@ -43,9 +44,6 @@ from captum_norm.models.search.trace import (
     with_scales,
 )
 
-Declared = FeedForwardLayout | None
-"""The layout declared for a class of layers, or None."""
-
 HOW_TO = (
     "Declare it with captum_norm.models.register_feed_forward if it is one network whose maps are linear modules; see "
     '"Describe a new model" in the documentation. The scopes up to atb need none'
@@ -61,14 +59,14 @@ FACTORED = (
 
 
 class FeedForwardSearch:
-    """Searches for the feed-forward block behind each attention block during a forward pass."""
+    """Searches for the feed-forward block behind each attention block during a forward pass, if asked to."""
 
-    def __init__(self, reason: str | None) -> None:
+    def __init__(self, asked: bool, reason: str | None) -> None:
         self.blocks: dict[nn.Module, FeedForwardBlock] = {}  # by attention module
         self.missing: dict[nn.Module, str] = {}  # why none was found
         # Blocks without theirs so far, the stream that it reads, and in a parallel layer what it writes.
         self.waiting: dict[nn.Module, tuple[Block, Tensor, Tensor | None]] = {}
-        self._reason = reason
+        self._asked, self._reason = asked, reason
         self._seen: dict[nn.Module, str] = {}
         self._attended: list[tuple[nn.Module, bool]] = []
         self._routings: dict[nn.Module, tuple[Routing, Received]] = {}
@@ -76,6 +74,8 @@ class FeedForwardSearch:
     def expect(self, block: Block, trace: Trace) -> None:
         """Start the search for the feed-forward block behind an attention block."""
         layout = block.layout
+        if not self._asked:
+            return
         if layout.minus is not None and layout.residual_factor is not None:
             self.missing[block.attention] = FACTORED.format(block.name, layout.residual_factor)
             return
@@ -118,15 +118,14 @@ class FeedForwardSearch:
         self.waiting.clear()
 
     def _find(self, trace: Trace, block: Block, stream: Tensor, written: Tensor | None) -> FeedForwardBlock | None:
-        declared = registered_feed_forwards().get(type(trace.layer).__name__)
         # As for attention, try exact sums first.
         candidates = (
             candidate
             for same, factored in product((equal, reproduces), (False, True))
-            for candidate in self._candidates(trace, block, stream, written, declared, same, factored=factored)
+            for candidate in self._candidates(trace, block, stream, written, same, factored=factored)
         )
         first = next(candidates, None)
-        if first is None and declared is not None:
+        if first is None and trace.declared is not None:
             raise UnsupportedModelError(
                 f"the feed-forward layout of {type(trace.layer).__name__} does not hold around "
                 f'"{block.name}": its equations do not give what the layer computed; see "Describe a new '
@@ -135,29 +134,21 @@ class FeedForwardSearch:
         return first
 
     def _candidates(
-        self,
-        trace: Trace,
-        block: Block,
-        stream: Tensor,
-        parallel: Tensor | None,
-        declared: Declared,
-        same: Same,
-        *,
-        factored: bool,
+        self, trace: Trace, block: Block, stream: Tensor, parallel: Tensor | None, same: Same, *, factored: bool
     ) -> Iterator[FeedForwardBlock]:
         """Yield the blocks that read a stream; in a parallel layer, those that write the tensor ``parallel``."""
-        for norm, read in _norms(trace, stream, declared, "norm", bare_first=True):
+        for norm, read in _norms(trace, stream, "norm", bare_first=True):
             inner = [call for call in trace.calls_on(read) if call.projection]
             if inner:
                 names = [trace.name(call.module) for call in inner]
                 self._seen[block.attention] = f"linear maps {names} of its output"
-            for dense, experts, written, site in self._networks(trace, read, inner, declared, same):
+            for dense, experts, written, site in self._networks(trace, read, inner, same):
                 if parallel is not None and not equal(written, parallel):
                     continue
-                for branch_norm, branch in _norms(trace, written, declared, "branch_norm"):
-                    for factors in _factors(trace, block, branch, declared, factored=factored):
+                for branch_norm, branch in _norms(trace, written, "branch_norm"):
+                    for factors in _factors(trace, block, branch, factored=factored):
                         residual, added = multiplied(factors[0], stream), multiplied(factors[1], branch)
-                        end = _end(trace, residual, added, declared, same) if parallel is None else (block.total, None)
+                        end = _end(trace, residual, added, same) if parallel is None else (block.total, None)
                         # A summand that a factor makes negligible cannot be told from none.
                         vanishing = factored and any(same(sum_of(residual, added), part) for part in (residual, added))
                         if end is not None and not vanishing:
@@ -177,26 +168,19 @@ class FeedForwardSearch:
                                 overwritten=trace.overwritten,
                             )
 
-    def _mixtures(self, trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor, Site[nn.Module] | None]]:
-        """Yield the experts that read a tensor, their summed output, and where it is seen, if anywhere."""
-        for call in trace.calls_on(read):
-            if call.module not in self._routings:
-                continue
-            routing, received = self._routings[call.module]
-            experts = read_experts(call.module, call.inputs, call.output, routing, received)
-            if experts is not None:
-                yield experts, call.output, Site(call.module, "output")
-        for experts, summed in scaled_experts(trace, read):
-            yield experts, summed, None
-
     def _networks(
-        self, trace: Trace, read: Tensor, inner: Sequence[ModuleCall], declared: Declared, same: Same
+        self, trace: Trace, read: Tensor, inner: Sequence[ModuleCall], same: Same
     ) -> Iterator[tuple[tuple[DenseReader, ...], ExpertsReader | None, Tensor, Site[nn.Module]]]:
         """Yield the networks that read a tensor, their summed output, and where it is seen."""
-        dense = list(dense_networks(trace, read, inner, declared))
-        for experts, routed, seen in self._mixtures(trace, read) if declared is None else ():
+        dense = [
+            (reader, outer)
+            for outer in trace.calls
+            if outer.output.numel() == read.numel() and outer not in inner and trace.permits("outer", outer.module)
+            for reader in networks_into(trace, outer, inner)
+        ]
+        for experts, routed, seen in self._mixtures(trace, read) if trace.declared is None else ():
             for reader, shared in dense:
-                for gate, output in with_position_gates(trace, read, shared.output):
+                for gate, output in _with_position_gates(trace, read, shared.output):
                     total = sum_of(routed, output)
                     for other in trace.calls:
                         if same(total, other.output, routed, output):
@@ -207,23 +191,72 @@ class FeedForwardSearch:
         for reader, call in dense:
             yield (reader,), None, call.output, Site(call.module, "output")
 
+    def _mixtures(self, trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor, Site[nn.Module] | None]]:
+        """Yield the experts that read a tensor, their summed output, and where it is seen, if anywhere."""
+        for call in trace.calls_on(read):
+            if call.module not in self._routings:
+                continue
+            routing, received = self._routings[call.module]
+            experts = read_experts(call.module, call.inputs, call.output, routing, received)
+            if experts is not None:
+                yield experts, call.output, Site(call.module, "output")
+        # Experts that each read all positions times their scores; no module returns their sum.
+        positions = read.flatten(0, -2)
+        for call in trace.calls:
+            count = call.inputs.numel() // read.numel()
+            if not any(parameter.dim() == 3 for parameter in call.module.parameters(recurse=False)):
+                continue
+            for scored in trace.calls_on(read):
+                if scored.output.shape != (len(positions), count):
+                    continue
+                if equal(positions.repeat(count, 1) * scored.output.T.reshape(-1, 1), call.inputs):
+                    experts = _scaled_experts(call, scored, positions)
+                    if experts is not None:
+                        yield experts, _summed(call.output, positions), None
+
+
+def _summed(output: Tensor, positions: Tensor) -> Tensor:
+    """Sum what experts wrote one after the other, each at all positions, (N, D)."""
+    return output.reshape(-1, *positions.shape).sum(0)
+
+
+def _scaled_experts(call: ModuleCall, scored: ModuleCall, positions: Tensor) -> ExpertsReader | None:
+    return read_experts(
+        call.module,
+        positions,
+        _summed(call.output, positions),
+        routing_of_scores(scored.output),
+        ((call.inputs,), {}),
+        together=partial(_summed, positions=positions),
+        scorer=scored.module,
+    )
+
+
+def _with_position_gates(trace: Trace, read: Tensor, output: Tensor) -> Iterator[tuple[Projection | None, Tensor]]:
+    """Yield a shared expert's output alone, and times the sigmoid of one number for each position."""
+    yield None, output
+    for call in trace.calls_on(read):
+        if call.output.shape[-1] == 1 and call.projection is not None:
+            yield call.projection, output * call.output.reshape(*output.shape[:-1], 1).sigmoid()
+
 
 def _norms(
-    trace: Trace, tensor: Tensor, declared: Declared, part: str, *, bare_first: bool = False
+    trace: Trace, tensor: Tensor, part: str, *, bare_first: bool = False
 ) -> Iterator[tuple[NormReader | None, Tensor]]:
     """Yield the norms of a tensor that may be this part, then the tensor: rounding may hide norms behind the stream."""
-    bare = permits(declared, part, trace, None)
+    bare = trace.permits(part, None)
     if bare and bare_first:
         yield None, tensor
     for norm, call in trace.norms_of(tensor):
-        if permits(declared, part, trace, call.module):
+        if trace.permits(part, call.module):
             yield norm, call.output
     if bare and not bare_first:
         yield None, tensor
 
 
-def _factors(trace: Trace, block: Block, branch: Tensor, declared: Declared, *, factored: bool) -> Iterator[Factors]:
+def _factors(trace: Trace, block: Block, branch: Tensor, *, factored: bool) -> Iterator[Factors]:
     """Yield what may multiply the stream and the branch: nothing unless ``factored``."""
+    declared = trace.declared
     names = (None, None) if declared is None else (declared.residual_factor, declared.branch_factor)
     if names != (None, None):
         residual, added = (None if name is None else read_factor(trace.layer, name) for name in names)
@@ -241,7 +274,7 @@ def _factors(trace: Trace, block: Block, branch: Tensor, declared: Declared, *, 
 
 
 def _end(
-    trace: Trace, residual: Tensor, branch: Tensor, declared: Declared, same: Same
+    trace: Trace, residual: Tensor, branch: Tensor, same: Same
 ) -> tuple[Site[nn.Module], NormReader | None] | None:
     """Return where the sum with the stream is seen and the norm on it, if the layer continues with them."""
     output, total = trace.output, sum_of(residual, branch)
@@ -250,53 +283,30 @@ def _end(
     for event in trace.events:
         if not trace.is_unique(event) or not same(total, event.tensor, residual, branch):
             continue
-        if declared is not None and trace.site(event) != declared.total:
+        if trace.declared is not None and trace.site(event) != trace.declared.total:
             continue
-        if equal(event.tensor, output) and permits(declared, "final_norm", trace, None):
+        if equal(event.tensor, output) and trace.permits("final_norm", None):
             return event.site, None
         for call in trace.calls_on(event.tensor):
-            follows = equal(call.output, output) and permits(declared, "final_norm", trace, call.module)
+            follows = equal(call.output, output) and trace.permits("final_norm", call.module)
             if follows and call.norm is not None:
                 return event.site, call.norm
     return None
 
 
-def permits(declared: Declared, part: str, trace: Trace, module: nn.Module | None) -> bool:
-    """Whether a module (None: no module) may be this part; only a declared layout restricts that."""
-    if declared is None:
-        return True
-    name = None if module is None else trace.name(module)
-    return bool(getattr(declared, part) == name)
-
-
-def dense_networks(
-    trace: Trace, read: Tensor, inner: Sequence[ModuleCall], declared: Declared
-) -> Iterator[tuple[DenseReader, ModuleCall]]:
-    """Yield the networks that read a tensor, each with the call of its outer map."""
-    for outer in trace.calls:
-        if outer.output.numel() != read.numel() or outer in inner:
-            continue
-        if not permits(declared, "outer", trace, outer.module):
-            continue
-        for reader in networks_into(trace, outer, inner, declared):
-            yield reader, outer
-
-
-def networks_into(
-    trace: Trace, outer: ModuleCall, inner: Sequence[ModuleCall], declared: Declared
-) -> Iterator[DenseReader]:
+def networks_into(trace: Trace, outer: ModuleCall, inner: Sequence[ModuleCall]) -> Iterator[DenseReader]:
     """Yield the networks of some of the inner maps and of this outer map."""
-    for chosen, activation, cuts in _gatings(trace, inner, outer.inputs, declared):
+    for chosen, activation, cuts in _gatings(trace, inner, outer.inputs):
         projections = [call.projection for call in (*chosen, outer)]
         *into, out = [projection for projection in projections if projection is not None]
-        if declared is not None and {trace.name(call.module) for call in chosen} != set(declared.inner):
+        if trace.declared is not None and {trace.name(call.module) for call in chosen} != set(trace.declared.inner):
             continue
         if len(into) == len(chosen):
             yield DenseReader(tuple(into), out, activation, cuts)
 
 
 def _gatings(
-    trace: Trace, inner: Sequence[ModuleCall], hidden: Tensor, declared: Declared
+    trace: Trace, inner: Sequence[ModuleCall], hidden: Tensor
 ) -> Iterator[tuple[tuple[ModuleCall, ...], Elementwise, Cuts]]:
     """Yield the one or two inner maps from whose outputs ``hidden`` follows, with the activation and the cuts."""
     width = hidden.shape[-1]
@@ -306,64 +316,29 @@ def _gatings(
             for cuts in cuts_of(outputs[0].shape[-1], width) if count == 1 else ((),):
                 factors = [outputs[0][..., cut] for cut in cuts] or outputs
                 if all(factor.shape[-1] == width and factor.numel() == hidden.numel() for factor in factors):
-                    functions = [g for g in _functions(trace, factors[0], declared) if _gives(g, factors, hidden)]
-                    if functions:
-                        # In half precision several functions round to the same values.
-                        yield chosen, min(functions, key=lambda g: _distance(g, factors, hidden)), cuts
+                    activation = _activation(trace, factors, hidden)
+                    if activation is not None:
+                        yield chosen, activation, cuts
 
 
-def _functions(trace: Trace, point: Tensor, declared: Declared) -> Iterator[Elementwise]:
+def _activation(trace: Trace, factors: Sequence[Tensor], hidden: Tensor) -> Elementwise | None:
+    """Return g if the neurons gave g(u), or g(u) ⊙ w: the nearest, since in half precision several round to the same."""
+    fitting: list[tuple[float, Elementwise]] = []
+    for function in _functions(trace, factors[0]):
+        with torch.no_grad():
+            computed = neuron_outputs(factors, function)
+            if reproduces(computed, hidden) and is_elementwise(function, factors[0]):
+                distance = (computed.double() - hidden.double().reshape(computed.shape)).norm()
+                fitting.append((float(distance), function))
+    return min(fitting, key=itemgetter(0))[1] if fitting else None
+
+
+def _functions(trace: Trace, point: Tensor) -> Iterator[Elementwise]:
     """Yield the modules that were called on a tensor, and the functions that a model may use instead."""
     for call in trace.calls_on(point):
         # A module with children may receive the same numbers (all zero), but also takes other arguments.
         single = not any(True for _ in call.module.children())
-        if single and call.output.shape == call.inputs.shape and permits(declared, "activation", trace, call.module):
+        if single and call.output.shape == call.inputs.shape and trace.permits("activation", call.module):
             yield call.module.forward
-    if permits(declared, "activation", trace, None):
+    if trace.permits("activation", None):
         yield from KNOWN
-
-
-def _gives(activation: Elementwise, factors: Sequence[Tensor], hidden: Tensor) -> bool:
-    """Whether the neurons gave g(u), or g(u) ⊙ w, and g acts element by element."""
-    with torch.no_grad():
-        return reproduces(neuron_outputs(factors, activation), hidden) and is_elementwise(activation, factors[0])
-
-
-def _distance(activation: Elementwise, factors: Sequence[Tensor], hidden: Tensor) -> float:
-    """Return the distance of g(u), or g(u) ⊙ w, from what the neurons gave."""
-    with torch.no_grad():
-        return float((neuron_outputs(factors, activation).double() - hidden.double().reshape(factors[0].shape)).norm())
-
-
-def with_position_gates(trace: Trace, read: Tensor, output: Tensor) -> Iterator[tuple[Projection | None, Tensor]]:
-    """Yield a shared expert's output alone, and times the sigmoid of one number for each position."""
-    yield None, output
-    for call in trace.calls_on(read):
-        if call.output.shape[-1] == 1 and call.projection is not None:
-            yield call.projection, output * call.output.reshape(*output.shape[:-1], 1).sigmoid()
-
-
-def scaled_experts(trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor]]:
-    """Yield experts that each read all positions times their scores, and their summed output, (N, D)."""
-    positions = read.flatten(0, -2)
-    for call in trace.calls:
-        count = call.inputs.numel() // read.numel()
-        if not any(parameter.dim() == 3 for parameter in call.module.parameters(recurse=False)):
-            continue
-        for scored in trace.calls_on(read):
-            if scored.output.shape != (len(positions), count):
-                continue
-            if equal(positions.repeat(count, 1) * scored.output.T.reshape(-1, 1), call.inputs):
-                together = partial(_summed, shape=(count, *positions.shape))
-                written = together(call.output)
-                routing = routing_of_scores(scored.output)
-                received: Received = ((call.inputs,), {})
-                experts = read_experts(
-                    call.module, positions, written, routing, received, together=together, scorer=scored.module
-                )
-                if experts is not None:
-                    yield experts, written
-
-
-def _summed(output: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return output.reshape(shape).sum(0)

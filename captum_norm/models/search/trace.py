@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.models.blocks import Factor
-from captum_norm.models.layouts import Site
+from captum_norm.models.layouts import Site, registered_feed_forwards
 from captum_norm.models.projections import NormReader, Projection, read_norm, read_projection
 
 SMALLEST_FACTOR = 1e-4
@@ -77,6 +77,12 @@ class Trace:
         self.calls = [event.call for event in events if event.call is not None]
         self._first_calls = {call.module: call for call in reversed(self.calls)}
         self._times_called = Counter(call.module for call in self.calls)
+        self.declared = registered_feed_forwards().get(type(layer).__name__)
+
+    def permits(self, part: str, module: nn.Module | None) -> bool:
+        """Whether a module, or none, may be this part of the feed-forward block, of which a layout may be declared."""
+        name = None if module is None else self._names[module]
+        return self.declared is None or bool(getattr(self.declared, part) == name)
 
     def site(self, event: Event) -> Site[str]:
         """Return the site of an event by its module's name inside the layer."""
