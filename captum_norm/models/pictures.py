@@ -177,13 +177,13 @@ def _tiled(config: Any, sizes: Sequence[tuple[int, int]], count: int) -> list[Pi
     """
     vision = config.vision_config
     side = vision.image_size // vision.patch_size
-    whole: Picture = side * side + 1, (_grid(side, side),)
+    overview: Picture = side * side + 1, (_grid(side, side),)
     tiled: list[Picture] = []
     for height, width in sizes:
         rows, columns = _tile_patches(config, height, width, side)
         grids = (_grid(side, side), _grid(rows, columns, side * side, 1))
         tiled.append((side * side + rows * (columns + 1), grids))
-    options = (tiled, [whole] * len(sizes))
+    options = (tiled, [overview] * len(sizes))
     return next((pictures for pictures in options if sum(length for length, _ in pictures) == count), None)
 
 
@@ -193,8 +193,8 @@ def _tile_patches(config: Any, height: int, width: int, side: int) -> tuple[int,
     def fit(shape: Sequence[int]) -> tuple[int, int]:
         """Return how many pixels of the picture a shape keeps, and, negative, how many it wastes."""
         scale = min(shape[1] / width, shape[0] / height)
-        kept = min(int(width * scale) * int(height * scale), width * height)
-        return kept, kept - shape[0] * shape[1]
+        pixels = min(int(width * scale) * int(height * scale), width * height)
+        return pixels, pixels - shape[0] * shape[1]
 
     fitting = max(config.image_grid_pinpoints, key=fit)
     rows, columns = (side * (length // config.vision_config.image_size) for length in fitting)

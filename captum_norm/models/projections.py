@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
@@ -105,7 +106,7 @@ class Projection:
     version: Callable[[], object]  # changes whenever weight or bias do
     transposed: bool | None = None  # whether the module stores (outputs, inputs); None if the weight was measured
 
-    @property
+    @cached_property
     def output(self) -> Site[nn.Module]:
         """Where the module's output is seen."""
         return Site(self.module, "output")
@@ -199,26 +200,6 @@ def _measured_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> 
     return projection if isinstance(again, Tensor) and reproduces(again, outputs) else None
 
 
-def affine_map(module: nn.Module, like: Tensor) -> Projection | None:
-    """Return the affine map that a module computes of tensors such as ``like`` (..., C); None if it computes none."""
-    # It may have changed without a trace.
-    _measured.pop(module, None)
-    tested = affinity(module, like)
-    if tested is None:
-        return None
-    returned, precision = tested
-    received = like.new_empty(0, like.shape[-1])
-
-    def present() -> _Measured:
-        return _present(module, received, returned.device, precision)
-
-    def read() -> tuple[Tensor, Tensor | None]:
-        measured = present()
-        return measured.matrix, measured.bias
-
-    return Projection(module, returned.shape[1], returned.dtype, precision, read, lambda: present().state)
-
-
 class _Measured(NamedTuple):
     """What a module was seen to compute, in which state, and its outputs for zeros and for random numbers, (2, D)."""
 
@@ -242,29 +223,41 @@ def within_a_pass() -> Iterator[None]:
         _unchanged.reset(token)
 
 
-def _present(module: nn.Module, received: Tensor, device: torch.device, precision: torch.dtype) -> _Measured:
-    """Measure a module if it has changed, with gradients to its parameters where these are enabled."""
-    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
-        return _measure(module, received)
-    measured, unchanged = _measured.get(module), _unchanged.get()
-    if measured is None or unchanged is None or id(module) not in unchanged:
-        with torch.no_grad():
-            if measured is None or not _holds(measured, module, received, device, precision):
-                measured = _measured[module] = _measure(module, received)
-        if unchanged is not None:
-            unchanged.add(id(module))
-    return measured
-
-
-def _holds(
-    measured: _Measured, module: nn.Module, received: Tensor, device: torch.device, precision: torch.dtype
-) -> bool:
-    """Whether a module still computes what was measured."""
-    if measured.matrix.device != device or measured.state != _state(module):
-        return False
+def affine_map(module: nn.Module, like: Tensor) -> Projection | None:
+    """Return the affine map that a module computes of tensors such as ``like`` (..., C); None if it computes none."""
+    # It may have changed without a trace.
+    _measured.pop(module, None)
+    tested = affinity(module, like)
+    if tested is None:
+        return None
+    returned, precision = tested
+    received = like.new_empty(0, like.shape[-1])
     # Not every change leaves a trace; in single precision, sums that do not add up would tell.
     coarse = step_of(precision) > torch.finfo(torch.float32).eps
-    return not coarse or torch.equal(measured.tried, _tried(module, received))
+
+    def holds(measured: _Measured) -> bool:
+        if measured.matrix.device != returned.device or measured.state != _state(module):
+            return False
+        return not coarse or torch.equal(measured.tried, _tried(module, received))
+
+    def present() -> _Measured:
+        """Measure the module if it has changed, with gradients to its parameters where these are enabled."""
+        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
+            return _measure(module, received)
+        measured, unchanged = _measured.get(module), _unchanged.get()
+        if measured is None or unchanged is None or id(module) not in unchanged:
+            with torch.no_grad():
+                if measured is None or not holds(measured):
+                    measured = _measured[module] = _measure(module, received)
+            if unchanged is not None:
+                unchanged.add(id(module))
+        return measured
+
+    def read() -> tuple[Tensor, Tensor | None]:
+        measured = present()
+        return measured.matrix, measured.bias
+
+    return Projection(module, returned.shape[1], returned.dtype, precision, read, lambda: present().state)
 
 
 def _state(module: nn.Module) -> list[object]:
@@ -310,7 +303,7 @@ class NormReader:
     eps: float
     precision: torch.dtype  # what the module computes in, if narrower than its inputs
 
-    @property
+    @cached_property
     def output(self) -> Site[nn.Module]:
         """Where the module's output is seen."""
         return Site(self.module, "output")
@@ -401,8 +394,8 @@ def read_step(module: nn.Module, inputs: Tensor, output: Tensor) -> NormReader |
 
 def _is_activation(function: Elementwise, inputs: Tensor, output: Tensor) -> bool:
     """Whether every second entry stays the same when the others become zero, and these all get one value."""
-    kept = (torch.arange(inputs.numel(), device=inputs.device) % 2 == 0).reshape(inputs.shape)
-    changed = function(inputs.where(kept, 0))
-    between = changed[~kept]
+    even = (torch.arange(inputs.numel(), device=inputs.device) % 2 == 0).reshape(inputs.shape)
+    changed = function(inputs.where(even, 0))
+    between = changed[~even]
     same = between.numel() == 0 or bool((between == between[0]).all())
-    return same and reproduces(changed.where(kept, 0), output.where(kept, 0), output)
+    return same and reproduces(changed.where(even, 0), output.where(even, 0), output)

@@ -157,9 +157,9 @@ def _third_summands(
     total, of_total = sum_of(residual, branch), sketch_of_sum(sketch(residual), sketch(branch))
     for place in reversed(near(of_streams, sketch_of_sum(sketch(cast(Tensor, trace.output)), of_total, -1))):
         other = streams[place]
-        whole = sum_of(total, other.tensor)
-        follows = other.site.end == "output" and same(whole, trace.output, residual, branch, other.tensor)
-        if follows and not same(whole, other.tensor):
+        of_three = sum_of(total, other.tensor)
+        follows = other.site.end == "output" and same(of_three, trace.output, residual, branch, other.tensor)
+        if follows and not same(of_three, other.tensor):
             yield Site("", "output"), other
 
 
@@ -214,7 +214,7 @@ def _continues(trace: Trace, stream: Tensor, after: list[Event], same: Same, fac
                 return True
             ends = stacked([sketch(cast(Tensor, trace.output)), *(event.sketch for event in received)])
             of_summands = [
-                kept if factor is None else sketch(s) for (_, kept), s in zip(written, summands, strict=True)
+                sketched if factor is None else sketch(s) for (_, sketched), s in zip(written, summands, strict=True)
             ]
             for summand, end in sums_with(sketch(residual), stacked(of_summands), ends):
                 total = sum_of(residual, summands[summand])
@@ -241,9 +241,9 @@ def _adds_to_some(residual: Tensor, summands: Sequence[Tensor], output: Tensor |
     changed = (output != residual).any(-1)
     if changed.all() or not changed.any():
         return False
-    stream, whole = residual[changed], output[changed]
+    stream, total = residual[changed], output[changed]
     fitting = (added.reshape(residual.shape)[changed] for added in summands if added.numel() == residual.numel())
-    return any(same(stream + added, whole, stream, added) and not same(stream + added, added) for added in fitting)
+    return any(same(stream + added, total, stream, added) and not same(stream + added, added) for added in fitting)
 
 
 def _sums_of_two(outputs: Sequence[Event]) -> list[tuple[Tensor, Tensor]]:
@@ -265,12 +265,12 @@ def _sums_of_two(outputs: Sequence[Event]) -> list[tuple[Tensor, Tensor]]:
 
 def _distinct(events: Sequence[Event]) -> list[Event]:
     """Return the first event of each tensor, and of each value that was written into it."""
-    kept: dict[int, list[Event]] = {}
+    distinct: dict[int, list[Event]] = {}
     for event in events:
-        same = kept.setdefault(event.source.data_ptr(), [])
+        same = distinct.setdefault(event.source.data_ptr(), [])
         if not any(equal(event.tensor, other.tensor) for other in same):
             same.append(event)
-    return [event for same in kept.values() for event in same]
+    return [event for same in distinct.values() for event in same]
 
 
 def bind(trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> Block:

@@ -322,7 +322,7 @@ def _gatings(
 
 
 def _activation(trace: Trace, factors: Sequence[Tensor], hidden: Tensor) -> Elementwise | None:
-    """Return g if the neurons gave g(u), or g(u) ⊙ w: the nearest, since in half precision several round to the same."""
+    """Return g if the neurons gave g(u), or g(u) ⊙ w: the nearest if half precision does not tell several apart."""
     fitting: list[tuple[float, Elementwise]] = []
     for function in _functions(trace, factors[0]):
         with torch.no_grad():
