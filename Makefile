@@ -32,7 +32,7 @@ $(MODULES): $(SCRIPT)/package-lock.json | $(INSTALLED)
 	$(NPM) ci --no-audit --no-fund
 	touch $@
 
-script: $(MODULES) ## Check the pages' script and bundle it into captum_norm/show/page/assets
+script: $(MODULES) ## Check the pages' script and bundle it into captum_norm/show/assets
 	$(NPM) run check
 	$(NPM) test
 	$(NPM) run build

@@ -25,8 +25,8 @@ from matplotlib.lines import Line2D
 from alignment.commands.sweep import corpora as corpora_of
 from benchmarks.alignment_error import table
 from benchmarks.checkpoints import DIRECTIONS, READ, SHIPPED, Measurement, Rate, completed, joined, order
-from captum_norm.show.analysis import COLORS, INK
-from captum_norm.show.figures import StandaloneFigure, save_figure
+from captum_norm.show.canvas import StandaloneFigure, save_figure
+from captum_norm.show.plots import COLORS, INK
 from captum_norm.text.files import write_whole
 
 STORIES = "the three stories"

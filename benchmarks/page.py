@@ -23,7 +23,7 @@ from rich.table import Table
 from captum_norm import AttentionWeights, NormAttribution
 from captum_norm.loading import load
 from captum_norm.show.page import Example, Maps, Page, render
-from captum_norm.show.page.results import tokens_of
+from captum_norm.show.pages import tokens_of
 from captum_norm.text.words import words_of_tokens
 from tests.browser.visits import started
 

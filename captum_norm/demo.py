@@ -24,7 +24,7 @@ from torch import Tensor
 
 from captum_norm.attr import AttentionWeights, NormAttribution
 from captum_norm.loading import DEFAULT_MODEL, load
-from captum_norm.show.heatmap import Panel, draw_heatmaps
+from captum_norm.show.figures import Panel, draw_heatmaps
 from captum_norm.show.terminal import show_tokens
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from captum_norm.show.page.html import EncodedArray
+from captum_norm.show.page import EncodedArray
 
 
 class Elements(HTMLParser):

@@ -59,7 +59,7 @@ def complaints(archive: Path, wheel: Path, changelog: str) -> list[str]:
     if needless:
         found.append(f"the wheel has files that nobody runs: {needless[:3]}")
     wanted = {"captum_norm/py.typed", "alignment/py.typed"}
-    wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "captum_norm").rglob("page/assets/*")}
+    wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "captum_norm").rglob("show/assets/*")}
     if missing := wanted - set(names):
         found.append(f"the wheel lacks {sorted(missing)}")
     if missing := {"LICENSE", "CHANGELOG.md", "tests/release.py", "pyproject.toml"} - sources:

@@ -87,7 +87,7 @@ GOOD_WHEEL = {
     "captum_norm/py.typed": "",
     "alignment/py.typed": "",
     "captum_norm-0.3.0.dist-info/METADATA": "Metadata-Version: 2.4\nName: captum-norm\nVersion: 0.3.0\n",
-} | {str(path.relative_to(ROOT)): "" for path in (ROOT / "captum_norm").rglob("page/assets/*")}
+} | {str(path.relative_to(ROOT)): "" for path in (ROOT / "captum_norm").rglob("show/assets/*")}
 GOOD_SOURCES = ["LICENSE", "CHANGELOG.md", "tests/release.py", "pyproject.toml"]
 GOOD_CHANGELOG = "# Changelog\n\n## [Unreleased]\n\n## [0.3.0] - 2027-01-01\n\n### Added\n"
 

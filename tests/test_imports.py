@@ -194,7 +194,7 @@ def test_files_import_what_their_place_allows() -> None:
         ("models/blocks.py", "import fairseq.models"),
         ("forward/recording.py", "def late():\n    import captum_norm.attr.norms"),
         ("attr/norms.py", "from captum_norm import show"),
-        ("results/maps.py", "def plot():\n    from captum_norm.show.heatmap import draw_stacks"),
+        ("results/maps.py", "def plot():\n    from captum_norm.show.figures import draw_stacks"),
         ("attr/norms.py", "from .alti import ALTI"),
         ("lab/comparison/results.py", "if TYPE_CHECKING:\n    from captum_norm.show.page import render_page"),
         ("versions.py", "import captum_norm"),

@@ -96,9 +96,8 @@ def test_no_part_is_larger_than_the_budget(kind: Any, monkeypatch: pytest.Monkey
 def test_8192_tokens_on_the_command_line(
     tmp_path: Path, bert: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "captum_norm.commands.explain.show", lambda *_, **__: None
-    )  # a table of so many rows takes ten seconds
+    # A table of so many rows takes ten seconds.
+    monkeypatch.setattr("captum_norm.show.terminal.print_result", lambda *_, **__: None)
     folder = tiny.save_tiny(bert, tmp_path / "model")
     words = " ".join(["a dog sees the cat ."] * 1365)
     capsys.readouterr()  # transformers reports that it writes

@@ -21,20 +21,17 @@ from captum_norm.commands.shared import (
 )
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
-from captum_norm.text.characters import spelled_out
 from captum_norm.text.lines import read_text
 from captum_norm.text.words import WORD_MEASURES
 
 if TYPE_CHECKING:
     from captum_norm.attr.flow_graph import FlowGraph
-    from captum_norm.commands.terminal import Terminal
     from captum_norm.explanation import Explanation
     from captum_norm.generation import GenerationResult
 
 # Maps of single heads are computed for pages whose maps of layers have no more entries than that.
 _MOST_ENTRIES = 1_000_000
 _LEAST_IMPORTANCE = 0.01  # what the flow on a page can show at most; it begins with the authors' threshold
-_ANSWER_ROWS = 12
 _NOT_OF_ANSWERS = ("target", "against", "layer", "head", "position", "scope", "aggregation", "word_score")
 
 
@@ -135,11 +132,13 @@ def _run(options: ExplainOptions) -> None:
             for path in options.out
         }
     write_outputs(contents)
+    from captum_norm.show.terminal import print_result
+
     console = Terminal()
     if options.is_asked():
-        _show_answer(result, console, options)
+        print_result(result, console, words=options.words, top=options.top)
     else:
-        show(by_word, console, top=options.top)
+        print_result(by_word, console, top=options.top)
     for path in contents:
         console.say(f"wrote {path}")
 
@@ -216,30 +215,6 @@ def _flows(model: Any, explanation: "Explanation", tokenizer: Any) -> "list[Flow
             tokenized(model, [text], tokenizer), position="all", threshold=_LEAST_IMPORTANCE, per_head=False
         )
     ]
-
-
-def show(explanation: "Explanation", console: "Terminal", *, top: int | None = None) -> None:
-    """Print the tokens of each text in colour, a legend and the table of scores, or of the highest ones."""
-    from captum_norm.commands.terminal import plain_table
-    from captum_norm.show.terminal import score_table, show_tokens
-
-    for name, value in explanation.facts().items():
-        console.say(f"{name}: {spelled_out(value)}")
-    for number, single in enumerate(explanation):
-        console.print()
-        if len(explanation) > 1:
-            console.say(f"text {number}: {spelled_out(single.texts[0])}")
-        tokens, scores = single.tokens[0], single.scores[0].tolist()
-        show_tokens(console, tokens, scores, unit=explanation.unit)
-        console.print()
-        console.print(score_table(tokens, scores, unit=explanation.unit, top=top))
-    if explanation.changes is not None:
-        changes = explanation.changes
-        names = [f"{name}\n{scope}" for name, scope in zip(changes.components, changes.scopes[1:], strict=True)]
-        table = plain_table("1 − ρ of the map before and after", (), ("layer", *names))
-        for layer, row in enumerate(changes.macro.tolist()):
-            table.add_row(str(layer), *(f"{value:.3f}" for value in row))
-        console.print("", table, sep="\n")
 
 
 def _file(explanation: "Explanation", others: "Sequence[Explanation]", suffix: str) -> bytes:
@@ -327,23 +302,6 @@ def _segments(name: str | None) -> Any:
         expected = f"{', '.join(kinds)}, or a file with a part in each line"
         raise InvalidInputError(f"got --segments {quoted_name(name)}; expected {expected}")
     return [line.strip() for line in read_text(name).splitlines() if line.strip()]
-
-
-def _show_answer(result: "GenerationResult", console: "Terminal", options: ExplainOptions) -> None:
-    """Print the prompt in colour, a legend, and a table of the parts of highest score."""
-    from captum_norm.show.terminal import score_table, show_tokens
-    from captum_norm.text.words import words_of_text
-
-    for name, value in result.facts().items():
-        console.say(f"{name}: {spelled_out(value)}")
-    console.print()
-    words = words_of_text(result.input_tokens)
-    tokens = words.texts if options.words else words.pieces
-    scores = words.scores(result.seq_attr) if options.words else result.seq_attr
-    show_tokens(console, tokens, scores.tolist(), unit=result.explained.unit)
-    console.print()
-    best = result.top(options.top or _ANSWER_ROWS)
-    console.print(score_table([name for name, _ in best], [score for _, score in best], unit=result.explained.unit))
 
 
 def _answer_file(result: "GenerationResult", suffix: str) -> bytes:

@@ -1,17 +1,17 @@
 """Shows results: in the terminal, as figures, as pages, and in Captum's own text viewer."""
 
-from captum_norm.show.analysis import draw_plot, plot_bytes, write_report
-from captum_norm.show.comparison import draw_comparison, render_comparison, show_comparison
-from captum_norm.show.figures import StandaloneFigure, figure_bytes, save_figure
-from captum_norm.show.heatmap import Panel, draw_answer, draw_heatmaps, draw_patches
+from captum_norm.show.canvas import StandaloneFigure, figure_bytes, save_figure
+from captum_norm.show.figures import Panel, draw_answer, draw_comparison, draw_heatmaps, draw_patches
 from captum_norm.show.page import render as render_page
 from captum_norm.show.page import write_page
-from captum_norm.show.page.results import render_answer, render_explanation, render_patches
+from captum_norm.show.pages import render_answer, render_comparison, render_explanation, render_patches, write_report
+from captum_norm.show.plots import draw_plot, plot_bytes
 from captum_norm.show.terminal import (
     answer_records,
     colored_tokens,
     marked_tokens,
     score_table,
+    show_comparison,
     show_tokens,
     text_record,
 )

@@ -18,6 +18,9 @@ Rgb = tuple[int, int, int]
 
 STEPS = 256
 
+# The colours of Okabe & Ito [2008, "Color universal design"], distinct for every kind of colour vision.
+BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7"
+
 # OKLab (lightness, green-red, blue-yellow): near-white, blue, dark navy.
 _ANCHORS = ((0.985, -0.004, -0.006), (0.66, -0.055, -0.110), (0.27, -0.010, -0.105))
 _ANCHORS_BELOW = ((0.985, -0.004, -0.006), (0.72, 0.070, 0.125), (0.27, 0.065, 0.055))
@@ -40,26 +43,10 @@ _CONES_TO_RGB = np.array(
 
 
 def color_of(share: float) -> Rgb:
-    """Return the colour of a share of the largest score.
-
-    Args:
-        share: between 0 and 1; clipped outside.
-
-    Returns:
-        Red, green and blue, each from 0 to 255.
-
-    Example:
-        >>> sum(color_of(0.1)) > sum(color_of(0.9))
-        True
-    """
-    return signed_color_of(max(share, 0.0))
-
-
-def signed_color_of(share: float) -> Rgb:
     """Return the colour of a share of the largest absolute score, between -1 and 1; clipped outside.
 
     Example:
-        >>> signed_color_of(0.5) == color_of(0.5), signed_color_of(-0.5) == color_of(0.5)
+        >>> sum(color_of(0.1)) > sum(color_of(0.9)), color_of(-0.5) == color_of(0.5)
         (True, False)
     """
     red, green, blue = color_table(below=share < 0)[round(min(abs(share), 1.0) * (STEPS - 1))].tolist()
@@ -78,16 +65,11 @@ def hex_of(color: Rgb) -> str:
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
-def shares_of(scores: Sequence[float], maximum: float | None = None) -> list[float]:
-    """Divide scores by the largest one (or by ``maximum``); 0 for negative scores."""
-    top = max(scores, default=0.0) if maximum is None else maximum
-    return [max(score, 0.0) / top if top > 0 else 0.0 for score in scores]
-
-
-def signed_shares_of(scores: Sequence[float], counted: Sequence[bool]) -> list[float]:
-    """Divide scores by the largest absolute score that counts; 0 for scores that do not count."""
-    top = max((abs(score) for score, one in zip(scores, counted, strict=True) if one), default=0.0)
-    return [score / top if one and top > 0 else 0.0 for score, one in zip(scores, counted, strict=True)]
+def shares_of(scores: Sequence[float], counted: Sequence[bool] | None = None) -> list[float]:
+    """Divide scores by the largest absolute one, or by the largest that counts; 0 for scores that do not count."""
+    values = [score if counted is None or counted[place] else 0.0 for place, score in enumerate(scores)]
+    top = max(map(abs, values), default=0.0)
+    return [value / top if top > 0 else 0.0 for value in values]
 
 
 @cache

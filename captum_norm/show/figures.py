@@ -1,132 +1,399 @@
-"""Creates figures without pyplot, shows them in notebooks and saves them."""
+"""Figures of results: maps as heat maps side by side, patches over their picture, methods compared.
 
-import io
-import os
-import re
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
-from typing import Any
+Each type of result has its function, registered with :data:`captum_norm.results.make_figure`; those of analyses are
+drawn by :mod:`captum_norm.show.plots`.
+"""
 
-import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.font_manager import fontManager
-from matplotlib.text import Text
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator, NullFormatter
+from torch import Tensor
 
-from captum_norm.errors import MissingGlyphsWarning
-from captum_norm.show.text import printable
-from captum_norm.text.characters import spelled_lines
-from captum_norm.text.files import write_whole
+from captum_norm.attr.measurements import Measurements
+from captum_norm.checks import quoted
+from captum_norm.errors import InvalidInputError
+from captum_norm.explanation import Explanation
+from captum_norm.generation.result import GenerationResult
+from captum_norm.lab.comparison import Comparison
+from captum_norm.results import make_figure
+from captum_norm.results.maps import AttributionMaps
+from captum_norm.results.stacks import MapStack
+from captum_norm.show.canvas import StandaloneFigure, name_ticks
+from captum_norm.show.colors import BLUE, ORANGE, color_map, shares_of
+from captum_norm.show.text import (
+    Numbers,
+    agreement_rows,
+    as_array,
+    check_length,
+    decimal,
+    example_scores,
+    example_title,
+    shortened,
+)
 
-_MISSING_GLYPH = re.compile(r"Glyph (\d+) .*missing from font\(s\) (.+)\.$", re.DOTALL)
-_MOST_GLYPHS = 8
-# Fallbacks for scripts that matplotlib's own font lacks.
-_FURTHER_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans", "Noto Sans Arabic", "Noto Sans Devanagari")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+
+QUERY_LABEL = "query (receives)"
+KEY_LABEL = "key (gives)"
+
+# In inches.
+_LABEL_HEIGHT = 0.24
+_MOST = 7.5
+_MOST_OF_MANY = 5.0
+_PICTURE = 4.0
+_ROW = 0.27
+
+_LABEL_WIDTH = 14
+_MOST_TOKENS = 40
 
 
-class StandaloneFigure(Figure):
-    """A figure without pyplot that a notebook shows as the result of a cell.
+@dataclass(frozen=True)
+class Panel:
+    """One map of a figure.
 
-    Notebooks show other figures only if pyplot created them.
-
-    Args:
-        options: arguments of :class:`matplotlib.figure.Figure`.
-
-    Example:
-        >>> StandaloneFigure(figsize=(2, 1))._repr_png_()[1:4]
-        b'PNG'
+    Attributes:
+        title: the title above the map.
+        map: (Q, K), a tensor, an array or lists; rows are queries, columns are keys.
+        unit: the label of the colour bar.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        FigureCanvasAgg(self)
-
-    def _repr_png_(self) -> bytes:
-        """Render the figure for IPython."""
-        return figure_bytes(self)
+    title: str
+    map: Numbers
+    unit: str
 
 
-def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
-    """Write a figure atomically; the suffix is the format (.png, .svg, .pdf).
+def draw_heatmaps(
+    panels: Sequence[Panel | Numbers] | Numbers | AttributionMaps,
+    query_tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    *,
+    title: str = "",
+    shared_scale: bool = False,
+) -> Figure:
+    """Draw maps side by side, in rows of three or four, queries down and keys across, with colour bars from 0.
+
+    The figure is independent of pyplot; a notebook shows it as the result of a cell. Negative entries are orange.
 
     Args:
-        figure: any matplotlib figure.
-        path: the file; its folder must exist.
+        panels: the maps, (Q, K) each: :class:`Panel`, tensors, arrays or lists; one of these; a stack of layers
+            (L, Q, K); or the :class:`captum_norm.AttributionMaps` of one example.
+        query_tokens: Q tokens; if there is no room for all, only every n-th is shown. None: their numbers, or the
+            tokens of the maps.
+        key_tokens: K tokens; the query tokens if None.
+        title: the title above all panels.
+        shared_scale: use one colour scale for all panels, which must have the same unit.
 
     Returns:
-        The path.
+        The figure; :func:`~captum_norm.show.save_figure` writes it.
 
     Raises:
-        ValueError: matplotlib does not know the suffix.
-        OSError: the folder does not exist or cannot be written to.
+        InvalidInputError: there is no panel, a map does not fit the tokens, or a shared scale has different units.
 
     Example:
-        >>> import tempfile
-        >>> figure = StandaloneFigure(figsize=(2, 1))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_figure(figure, folder + "/empty.png").suffix
-        '.png'
+        >>> import torch
+        >>> figure = draw_heatmaps([Panel("layer 1", torch.eye(2), "norm")], ["a", "b"])
+        >>> [axes.get_xlabel() for axes in figure.axes][0]
+        'key (gives)'
+        >>> len(draw_heatmaps([[1.0, 0.5], [0.0, 2.0]]).axes)
+        1
     """
-    return write_whole(path, figure_bytes(figure, Path(path).suffix.removeprefix(".")))
+    if isinstance(panels, AttributionMaps):
+        return _draw_stacks(panels.stacks(), query_tokens, key_tokens, title=title, shared_scale=shared_scale)
+    panels = _panels(panels)
+    maps = [as_array(panel.map, f"the map {panel.title!r}") for panel in panels]
+    if query_tokens is None and maps and maps[0].ndim == 2:
+        query_tokens = [str(index) for index in range(len(maps[0]))]
+        key_tokens = [str(index) for index in range(maps[0].shape[1])] if key_tokens is None else key_tokens
+    queries = query_tokens or []
+    keys = queries if key_tokens is None else key_tokens
+    _check(panels, maps, queries, keys, shared_scale)
+
+    columns = len(panels) if len(panels) <= 3 else 3 if len(panels) <= 9 else 4
+    rows = -(-len(panels) // columns)
+    most = _MOST if len(panels) == 1 else _MOST_OF_MANY
+    # Room for every label, up to a maximum.
+    width, height = (min(max(_LABEL_HEIGHT * len(labels), 2.6), most) for labels in (keys, queries))
+    size = ((width + 1.9) * columns, (height + 1.7) * rows)
+    figure = StandaloneFigure(figsize=size, dpi=150, layout=ConstrainedLayoutEngine(wspace=0.08))
+    if title:
+        figure.suptitle(title, parse_math=False)
+    lowest, highest = min(float(values.min()) for values in maps), max(float(abs(values).max()) for values in maps)
+    for index, (panel, values) in enumerate(zip(panels, maps, strict=True)):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        top = (highest if shared_scale else float(abs(values).max())) or 1.0
+        signed = (lowest if shared_scale else float(values.min())) < 0
+        image = axes.imshow(values, cmap=color_map(signed=signed), vmin=-top if signed else 0.0, vmax=top)
+        axes.set_title(panel.title, fontsize="medium", parse_math=False)
+        _label(axes.xaxis, KEY_LABEL, keys, width)
+        _label(axes.yaxis, QUERY_LABEL, queries, height)
+        axes.tick_params(axis="x", rotation=90)
+        if not shared_scale or index % columns == columns - 1 or index == len(panels) - 1:
+            # In the coordinates of the panel, which makes the bar as high as the map.
+            bar = figure.colorbar(image, cax=axes.inset_axes((1.03, 0.0, 0.04, 1.0)))
+            bar.set_label(panel.unit, parse_math=False)
+            bar.ax.tick_params(labelsize=8)
+    return figure
 
 
-def figure_bytes(figure: Figure, suffix: str = "png", *, title: str | None = None) -> bytes:
-    """Render a figure as "png", "svg" or "pdf"; equal figures give equal bytes.
+def _panels(maps: Any) -> list[Panel]:
+    """Convert what may be drawn to panels: panels, a map, several, or a stack of layers."""
+    if isinstance(maps, Sequence) and any(isinstance(part, Panel | Tensor | np.ndarray) for part in maps):
+        listed = list(maps)
+    else:
+        values = as_array(maps, "maps")
+        listed = [values] if values.ndim == 2 else list(values)
+    titles = [""] if len(listed) == 1 else [f"map {index}" for index in range(len(listed))]
+    return [
+        part if isinstance(part, Panel) else Panel(title, part, "entry")
+        for title, part in zip(titles, listed, strict=True)
+    ]
 
-    Unprintable characters are spelled out, also in the figure itself.
+
+def _check(
+    panels: Sequence[Panel],
+    maps: Sequence[npt.NDArray[np.float64]],
+    queries: Sequence[str],
+    keys: Sequence[str],
+    shared_scale: bool,
+) -> None:
+    if not panels:
+        raise InvalidInputError("no map to draw: give at least one panel")
+    for panel, values in zip(panels, maps, strict=True):
+        if values.ndim != 2:
+            raise InvalidInputError(f"the map {panel.title!r} has shape {values.shape}; expected (queries, keys)")
+        check_length(queries, values.shape[0], "the queries (rows)")
+        check_length(keys, values.shape[1], "the keys (columns)")
+    units = {panel.unit for panel in panels}
+    if shared_scale and len(units) > 1:
+        raise InvalidInputError(f"one colour scale cannot show several units: {', '.join(sorted(units))}")
+
+
+def _label(axis: "Axis", title: str, tokens: Sequence[str], inches: float) -> None:
+    """Label an axis of a map, with every n-th token if there is no room for all."""
+    axis.set_label_text(title)
+    step = max(1, -(-len(tokens) // (int(inches / _LABEL_HEIGHT) + 1)))
+    places = range(0, len(tokens), step)
+    name_ticks(axis, [shortened(tokens[place], _LABEL_WIDTH) for place in places], places)
+
+
+def _draw_stacks(
+    stacks: Sequence[MapStack],
+    query_tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    **options: Any,
+) -> Figure:
+    """Draw the maps of all layers of the only example, with the same rows and columns."""
+    if not stacks or len(stacks[0].values) != 1 or len({stack.side for stack in stacks}) != 1:
+        raise InvalidInputError(
+            "got maps of several examples or stacks; draw those of one example, maps[0], and of one stack by "
+            "draw_heatmaps"
+        )
+    panels = []
+    for stack in stacks:
+        name = "" if len(stacks) == 1 else f"{stack.name}, "
+        panels += _layer_panels(stack.of(0), stack.layers, stack.unit, name)
+    queries, keys = query_tokens or stacks[0].rows(0), key_tokens or query_tokens or stacks[0].columns(0)
+    return draw_heatmaps(panels, queries, keys, **options)
+
+
+def _layer_panels(maps: Tensor, layers: Sequence[int], unit: str, name: str = "") -> list[Panel]:
+    """Return a panel for each layer of maps, (L, [H,] Q, K), those with heads as their mean."""
+    mean, maps = ("", maps) if maps.dim() == 3 else (", mean of heads", maps.mean(1))
+    return [Panel(f"{name}layer {layer}{mean}", of_layer, unit) for layer, of_layer in zip(layers, maps, strict=True)]
+
+
+@make_figure.register(AttributionMaps)
+@make_figure.register(Measurements)
+def _draw_maps(result: AttributionMaps | Measurements) -> Figure:
+    return _draw_stacks(result.stacks())
+
+
+@make_figure.register
+def _draw_explanation(explanation: Explanation) -> Figure:
+    """Draw the maps of the only text of an explanation."""
+    squares = explanation.squares
+    if squares is None:
+        raise InvalidInputError(f"the method {explanation.method} has no maps to draw; show the page, or write scores")
+    if len(explanation) != 1:
+        raise InvalidInputError(
+            f"got an explanation of {len(explanation)} texts; take one for its maps: explanation[0]"
+        )
+    panels = _layer_panels(squares[0], explanation.layers, explanation.map_unit)
+    title = f"{explanation.facts()['method']}, {explanation.model}"
+    return draw_heatmaps(panels, explanation.tokens[0], title=title)
+
+
+@make_figure.register
+def draw_answer(result: GenerationResult) -> Figure:
+    """Draw the scores of each output token, or of the whole, as a heat map.
 
     Args:
-        figure: any matplotlib figure.
-        suffix: the format.
-        title: the title in the metadata.
+        result: of :class:`captum_norm.GenerationAttribution`.
 
-    Warns:
-        MissingGlyphsWarning: the fonts lack characters; a single warning lists them.
+    Returns:
+        The figure; :func:`captum_norm.show.save_figure` writes it.
     """
-    for text in figure.findobj(Text):
-        if (shown := spelled_lines(text.get_text())) != text.get_text():
-            text.set_text(shown)
-    dates = {"svg": "Date", "pdf": "CreationDate"}
-    metadata: dict[str, str | None] = {dates[suffix]: None} if suffix in dates else {}
-    if title is not None:
-        metadata["Title"] = spelled_lines(title)
-    buffer = io.BytesIO()
-    drawn = suffix != "svg" or mpl.rcParams["svg.fonttype"] != "none"
-    with _missing_glyphs_together(drawn), mpl.rc_context({"svg.hashsalt": "captum_norm"}):  # ids that are not random
-        figure.savefig(buffer, format=suffix, metadata=metadata or None)
-    return buffer.getvalue()
+    scores = result.seq_attr[None] if result.token_attr is None else result.token_attr
+    rows = [result.explained.answer] if result.token_attr is None else result.output_tokens
+    return draw_heatmaps([Panel(result.explained.method, scores, result.explained.unit)], rows, result.input_tokens)
 
 
-@contextmanager
-def _missing_glyphs_together(drawn: bool) -> Iterator[None]:
-    """Combine matplotlib's warnings about missing characters into one; none if text is not drawn but stays text."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.filterwarnings("always", _MISSING_GLYPH.pattern, UserWarning)
-        yield
-    missing: dict[str, None] = {}
-    fonts = ""
-    for warning in caught:
-        found = _MISSING_GLYPH.match(str(warning.message))
-        if found is None:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        else:
-            missing[printable(chr(int(found[1])))] = None
-            fonts = found[2]
-    if missing and drawn:
-        count = f"{len(missing)} character{'s' * (len(missing) != 1)}"
-        shown = f"{' '.join(list(missing)[:_MOST_GLYPHS])}{' …' if len(missing) > _MOST_GLYPHS else ''}"
-        warnings.warn(
-            f"the picture has boxes for {count} that its fonts ({fonts}) lack: {shown}; HTML output shows all",
-            MissingGlyphsWarning,
-            stacklevel=4,
+@make_figure.register
+def draw_comparison(comparison: Comparison) -> Figure:
+    """Draw the scores of the first example's tokens, relevance gain, cost and agreement, with a row for each method."""
+    names = comparison.ranking
+    height = max(_ROW * len(names), 1.4)
+    figure = StandaloneFigure(figsize=(13, 2 * height + 3.2), dpi=150, layout="constrained")
+    figure.suptitle(f"{comparison.model}: {comparison.explained}", parse_math=False)
+    grid = figure.add_gridspec(2, 1)
+    above, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
+    scores = above.subplots()
+    gain, cost, agreement = below.subplots(1, 3, width_ratios=(1, 1, 1.3))
+    _draw_scores(scores, comparison)
+    _draw_gains(gain, comparison)
+    _draw_costs(cost, comparison)
+    _draw_agreement(agreement, comparison)
+    for axes, labels in ((scores, names), (gain, names), (cost, [""] * len(names)), (agreement, [""] * len(names))):
+        name_ticks(axes.yaxis, labels)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+    figure.supxlabel(comparison.signature, fontsize=6, color="0.4", parse_math=False)
+    return figure
+
+
+def _draw_scores(axes: "Axes", comparison: Comparison) -> None:
+    tokens, removable, scores = example_scores(comparison, 0)
+    shares = np.array([shares_of(row, removable) for row in scores])[:, :_MOST_TOKENS]
+    image = axes.imshow(shares, cmap=color_map(signed=True), vmin=-1, vmax=1, aspect="auto")
+    name_ticks(axes.xaxis, [shortened(token, _LABEL_WIDTH) for token in tokens[:_MOST_TOKENS]])
+    axes.tick_params(axis="x", rotation=90)
+    rest = f", the first {_MOST_TOKENS} tokens" if len(tokens) > _MOST_TOKENS else ""
+    axes.set_title(f"scores, {example_title(comparison, 0)}{rest}", fontsize="medium", parse_math=False)
+    bar = axes.figure.colorbar(image, ax=axes, fraction=0.02, pad=0.01)
+    bar.set_label("share of the method's largest", fontsize=8)
+
+
+def _draw_gains(axes: "Axes", comparison: Comparison) -> None:
+    means = comparison.means()
+    gains = [means[name]["relevance_gain"] for name in comparison.ranking]
+    axes.barh(range(len(gains)), gains, color=[BLUE if gain >= 0 else ORANGE for gain in gains], height=0.7)
+    axes.axvline(0, color="0.5", linewidth=0.8)
+    axes.locator_params(axis="x", nbins=5)
+    axes.ticklabel_format(axis="x", scilimits=(-3, 3), useMathText=True)
+    count = f"{comparison.examples} example{'s' * (comparison.examples != 1)}"
+    axes.set_title(f"relevance gain, mean of {count}", fontsize="medium")
+
+
+def _draw_costs(axes: "Axes", comparison: Comparison) -> None:
+    ratios = [comparison.results[name].forward_ratio for name in comparison.ranking]
+    axes.scatter(ratios, range(len(ratios)), color=BLUE, s=18)
+    axes.set_xscale("log")
+    if max(ratios) < 10 * min(ratios):  # powers of ten would be too few
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.minorticks_off()
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.grid(axis="both", color="0.9")
+    axes.set_axisbelow(True)
+    axes.set_title("time ÷ plain forward pass", fontsize="medium")
+
+
+def _draw_agreement(axes: "Axes", comparison: Comparison) -> None:
+    values = np.array(agreement_rows(comparison))
+    axes.imshow(values, cmap=color_map(signed=True), vmin=-1, vmax=1, aspect="auto")
+    for (row, column), value in np.ndenumerate(values):
+        color = "white" if abs(value) > 0.5 else "black"
+        axes.text(column, row, decimal(100 * value, 0), ha="center", va="center", fontsize=5, color=color)
+    axes.set_xticks([])
+    axes.set_title("agreement: Spearman's ρ × 100", fontsize="medium")
+
+
+def draw_patches(picture: Any, scores: Numbers, *, unit: str = "score", title: str = "") -> Figure:
+    """Draw a picture, and beside it the picture in grey under a heat map of its patches.
+
+    The colours run from white at 0 to blue at the largest score; negative scores are orange. The figure is independent
+    of pyplot; a notebook shows it as the result of a cell.
+
+    Args:
+        picture: the picture as the user has it: anything that numpy makes an array (height, width[, 3]) of, such as a
+            picture of PIL, or a tensor (3, height, width); whole numbers from 0 to 255, or others from 0 to 1. If the
+            processor cropped it, pass the part that it kept.
+        scores: a score for each patch, (rows, columns): a tensor, as :meth:`captum_norm.Patches.scores` selects, an
+            array or lists.
+        unit: the label of the colour bar.
+        title: the title above both.
+
+    Returns:
+        The figure; :func:`~captum_norm.show.save_figure` writes it.
+
+    Raises:
+        InvalidInputError: if the picture or the scores have another shape, numbers outside their range, or NaN.
+
+    Example:
+        >>> import torch
+        >>> figure = draw_patches(torch.rand(3, 24, 32), torch.rand(3, 4), unit="share of rollout")
+        >>> [axes.get_title() for axes in figure.axes[:2]]
+        ['picture', 'scores of its 3 × 4 patches']
+    """
+    pixels, values = pixels_of(picture), as_array(scores, "scores")
+    if values.ndim != 2 or values.size == 0:
+        raise InvalidInputError(f"got scores {values.shape}; expected (rows, columns), a score for each patch")
+    if not np.isfinite(values).all():
+        raise InvalidInputError("got scores with NaN or infinity; expected finite numbers")
+    height, width = pixels.shape[:2]
+    # Light shades of grey [ITU-R BT.601], so that neither colours nor shadows look like scores.
+    grey = np.repeat(0.4 + 0.6 * (pixels @ (0.299, 0.587, 0.114))[..., None], 3, axis=2)
+    size = (2 * _PICTURE + 1.2, _PICTURE * min(max(height / width, 0.4), 2.0) + (0.9 if title else 0.6))
+    figure = StandaloneFigure(figsize=size, dpi=150, layout="constrained")
+    if title:
+        figure.suptitle(title, parse_math=False)
+    names = ("picture", f"scores of its {values.shape[0]} × {values.shape[1]} patches")
+    for axes, name, ground in zip(figure.subplots(1, 2), names, (pixels, grey), strict=True):
+        axes.set_title(name, fontsize="medium")
+        axes.set_axis_off()
+        axes.imshow(ground, extent=(0, width, height, 0))
+    top, signed = float(np.abs(values).max()) or 1.0, bool((values < 0).any())
+    heat = axes.imshow(
+        values,
+        cmap=color_map(signed=signed),
+        norm=Normalize(-top if signed else 0.0, top),
+        alpha=0.6,
+        extent=(0, width, height, 0),
+        interpolation="nearest",
+    )
+    figure.colorbar(heat, ax=axes, fraction=0.046, pad=0.03).set_label(unit, parse_math=False)
+    return figure
+
+
+def pixels_of(picture: Any) -> npt.NDArray[np.float64]:
+    """Return a picture as (height, width, 3), from 0 to 1."""
+    if isinstance(picture, Tensor):
+        picture = picture.detach().cpu()
+        if picture.dim() == 3 and picture.shape[0] == 3:
+            picture = picture.permute(1, 2, 0)
+    try:
+        array = np.asarray(picture)
+        pixels = array.astype(np.float64) / (255 if np.issubdtype(array.dtype, np.integer) else 1)
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"got a picture {quoted(picture)}; expected an array (height, width, 3)") from error
+    if pixels.ndim == 2:
+        pixels = np.repeat(pixels[..., None], 3, axis=2)
+    if pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
+        raise InvalidInputError(
+            f"got a picture of shape {array.shape}; expected (height, width, 3), (height, width) or a tensor "
+            "(3, height, width)"
         )
-
-
-@cache
-def font_families() -> list[str]:
-    """Return the default font of figures and the installed fallbacks for other scripts."""
-    installed = set(fontManager.get_font_names())
-    return ["sans-serif", *(name for name in _FURTHER_FONTS if name in installed)]
+    if not np.isfinite(pixels).all() or pixels.min() < 0 or pixels.max() > 1:
+        raise InvalidInputError(
+            f"got a picture with numbers from {array.min()} to {array.max()}; expected integers from 0 to 255 or other "
+            "numbers from 0 to 1: the picture itself, not the pixel values that a processor normalised"
+        )
+    return pixels

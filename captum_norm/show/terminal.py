@@ -1,10 +1,13 @@
-"""Shows scores as text: tokens on coloured backgrounds, a legend and a table in the terminal; Captum's text viewer.
+"""Results and scores as text in the terminal, and as records for Captum's text viewer.
 
-Without colours (a file, a pipe, ``NO_COLOR``, an old terminal), blocks and bars show the scores.
+Each type of result has its function, registered with :data:`print_result`. Without colours (a file, a pipe,
+``NO_COLOR``, an old terminal), blocks and bars show the scores.
 """
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from functools import singledispatch
+from typing import Any
 
 import torch
 from captum.attr import visualization
@@ -13,23 +16,39 @@ from rich.table import Table
 from rich.text import Text
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.explanation import Explanation
 from captum_norm.generation.result import GenerationResult
-from captum_norm.show.colors import Rgb, color_of, hex_of, ink_on, shares_of, signed_color_of, signed_shares_of
-from captum_norm.show.text import Numbers, as_array, formatted, printable, same_length
+from captum_norm.lab.comparison import Comparison
+from captum_norm.show.colors import Rgb, color_of, hex_of, ink_on, shares_of
+from captum_norm.show.text import (
+    BOLD,
+    Numbers,
+    agreement_rows,
+    as_array,
+    check_length,
+    decimal,
+    example_scores,
+    example_title,
+    formatted,
+    printable,
+    shown_measures,
+)
 from captum_norm.text.characters import spelled_out
+from captum_norm.text.words import words_of_text, words_of_tokens
 
 _BAR_WIDTH = 20
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
+_UNLIMITED = 10_000
+_ANSWER_ROWS = 12
 
 
-def colored_tokens(tokens: Sequence[str], scores: Sequence[float], *, maximum: float | None = None) -> Text:
-    """Format tokens in a row, each on a background as dark as its score is high.
+def colored_tokens(tokens: Sequence[str], scores: Sequence[float]) -> Text:
+    """Format tokens in a row, each on a background as dark as its score is high; negative scores are orange.
 
     Args:
         tokens: the texts of the S tokens.
-        scores: S scores in any unit; negative ones count as 0.
-        maximum: the score with the darkest colour; the largest score if None.
+        scores: S scores in any unit.
 
     Returns:
         Text for ``rich.print``; markup and control codes in tokens are shown literally.
@@ -41,21 +60,21 @@ def colored_tokens(tokens: Sequence[str], scores: Sequence[float], *, maximum: f
         >>> colored_tokens(["a", "[b]"], [0.1, 0.3]).plain
         ' a   [b] '
     """
-    return _on_backgrounds(tokens, shares_of(scores, maximum), color_of)
+    check_length(tokens, len(scores), "scores")
+    text = Text()
+    for token, share in zip(tokens, shares_of(scores), strict=True):
+        if text:
+            text.append(" ")
+        text.append(f" {printable(token)} ", style=_style(color_of(share)))
+    return text
 
 
-def signed_tokens(tokens: Sequence[str], shares: Sequence[float]) -> Text:
-    """Format tokens in a row on backgrounds in two colours, for shares between −1 and 1."""
-    return _on_backgrounds(tokens, shares, signed_color_of)
-
-
-def marked_tokens(tokens: Sequence[str], scores: Sequence[float], *, maximum: float | None = None) -> Text:
+def marked_tokens(tokens: Sequence[str], scores: Sequence[float]) -> Text:
     """Format tokens in a row without colour, each followed by a block as high as its score.
 
     Args:
         tokens: the texts of the S tokens.
         scores: S scores in any unit; negative ones count as 0.
-        maximum: the score with the full block; the largest score if None.
 
     Returns:
         Text for ``rich.print``.
@@ -67,9 +86,10 @@ def marked_tokens(tokens: Sequence[str], scores: Sequence[float], *, maximum: fl
         >>> marked_tokens(["a", "[b]"], [0.1, 0.3]).plain
         'a▃ [b]█'
     """
-    same_length(tokens, len(scores), "scores")
-    shares = shares_of(scores, maximum)
-    return Text(" ".join(f"{printable(token)}{_block(share)}" for token, share in zip(tokens, shares, strict=True)))
+    check_length(tokens, len(scores), "scores")
+    shares = shares_of([max(score, 0.0) for score in scores])
+    blocks = [_BLOCKS[round(share * (len(_BLOCKS) - 1))] for share in shares]
+    return Text(" ".join(f"{printable(token)}{block}" for token, block in zip(tokens, blocks, strict=True)))
 
 
 def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float], *, unit: str) -> None:
@@ -89,21 +109,14 @@ def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float]
         a█ b▅
         0 ▁▂▃▄▅▆▇█ 1 (norm)
     """
-    colored = has_colors(console)
+    colored = _has_colors(console)
+    console.print((colored_tokens if colored else marked_tokens)(tokens, scores))
     if colored and min(scores, default=0.0) < 0:
-        same_length(tokens, len(scores), "scores")
-        console.print(signed_tokens(tokens, signed_shares_of(scores, [True] * len(scores))))
         most = f"{max(map(abs, scores)):.3g}"
         console.print(Text.assemble(f"−{most} ", _colors(-1), _colors(1), f" {most} ({unit})"))
-        return
-    console.print((colored_tokens if colored else marked_tokens)(tokens, scores))
-    ramp = _colors(1) if colored else Text(_BLOCKS)
-    console.print(Text.assemble("0 ", ramp, f" {max(scores, default=0.0):.3g} ({unit})"))
-
-
-def has_colors(console: Console) -> bool:
-    """Whether a console can show the scale, for which 16 colours are not enough."""
-    return console.color_system in ("256", "truecolor") and not console.no_color
+    else:
+        ramp = _colors(1) if colored else Text(_BLOCKS)
+        console.print(Text.assemble("0 ", ramp, f" {max(scores, default=0.0):.3g} ({unit})"))
 
 
 def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str, top: int | None = None) -> Table:
@@ -125,18 +138,181 @@ def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str, to
         >>> score_table(["a", "b"], [1.0, 0.5], unit="norm").row_count
         2
     """
-    same_length(tokens, len(scores), "scores")
+    check_length(tokens, len(scores), "scores")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("index", justify="right")
     table.add_column("token")
     table.add_column(unit, justify="right")
     table.add_column("", width=_BAR_WIDTH, no_wrap=True)
-    rows = list(enumerate(zip(tokens, formatted(scores), signed_shares_of(scores, [True] * len(scores)), strict=True)))
-    if top is not None:
-        rows = sorted(rows, key=lambda row: -scores[row[0]])[:top]
-    for index, (token, score, share) in rows:
-        bar = Text(_bar(abs(share)), style=hex_of(signed_color_of(0.5 if share >= 0 else -0.5)))
-        table.add_row(str(index), Text(printable(token)), score, bar)
+    texts, shares = formatted(scores), shares_of(scores)
+    places = range(len(scores)) if top is None else sorted(range(len(scores)), key=lambda place: -scores[place])[:top]
+    for place in places:
+        bar = Text(_bar(abs(shares[place])), style=hex_of(color_of(0.5 if shares[place] >= 0 else -0.5)))
+        table.add_row(str(place), Text(printable(tokens[place])), texts[place], bar)
+    return table
+
+
+def _has_colors(console: Console) -> bool:
+    """Return whether a console can show the scale, for which 16 colours are not enough."""
+    return console.color_system in ("256", "truecolor") and not console.no_color
+
+
+def _style(ground: Rgb) -> str:
+    return f"{hex_of(ink_on(ground))} on {hex_of(ground)}"
+
+
+def _colors(sign: int) -> Text:
+    shares = [sign * step / (_BAR_WIDTH - 1) for step in range(_BAR_WIDTH)][::sign]
+    return Text.assemble(*((" ", _style(color_of(share))) for share in shares))
+
+
+def _bar(share: float) -> str:
+    full, eighth = divmod(round(share * _BAR_WIDTH * 8), 8)
+    return ("█" * full + _EIGHTHS[eighth]).rstrip()
+
+
+@singledispatch
+def print_result(result: Any, console: Console, **options: Any) -> None:
+    """Print a result to a console; ``print_result.register(kind)`` says how that of a type is printed."""
+    raise NotImplementedError(f"{type(result).__name__} is not printed")
+
+
+@print_result.register
+def show_explanation(explanation: Explanation, console: Console, *, top: int | None = None) -> None:
+    """Print the tokens of each text in colour, a legend and the table of scores, or of the highest ones."""
+    _say_facts(console, explanation.facts())
+    for place, single in enumerate(explanation):
+        console.print()
+        if len(explanation) > 1:
+            _say(console, f"text {place}: {spelled_out(single.texts[0])}")
+        tokens, scores = single.tokens[0], single.scores[0].tolist()
+        show_tokens(console, tokens, scores, unit=explanation.unit)
+        console.print()
+        console.print(score_table(tokens, scores, unit=explanation.unit, top=top))
+    if explanation.changes is not None:
+        changes = explanation.changes
+        table = Table(title="1 − ρ of the map before and after", title_justify="left", box=None)
+        names = [f"{name}\n{scope}" for name, scope in zip(changes.components, changes.scopes[1:], strict=True)]
+        for name in ("layer", *names):
+            table.add_column(name, justify="right")
+        for layer, row in enumerate(changes.macro.tolist()):
+            table.add_row(str(layer), *(f"{value:.3f}" for value in row))
+        console.print("", table, sep="\n")
+
+
+@print_result.register
+def show_answer(result: GenerationResult, console: Console, *, words: bool = False, top: int | None = None) -> None:
+    """Print the prompt in colour, a legend, and a table of the parts of highest score; words instead of tokens."""
+    unit = result.explained.unit
+    _say_facts(console, result.facts())
+    console.print()
+    inputs = words_of_text(result.input_tokens)
+    scores = inputs.scores(result.seq_attr) if words else result.seq_attr
+    show_tokens(console, inputs.texts if words else inputs.pieces, scores.tolist(), unit=unit)
+    console.print()
+    best = result.top(top or _ANSWER_ROWS)
+    console.print(score_table([name for name, _ in best], [score for _, score in best], unit=unit))
+
+
+@print_result.register
+def show_comparison(comparison: Comparison, console: Console, *, words: bool = False) -> None:
+    """Print the facts of a comparison, the table of methods, the first example's scores, and agreement.
+
+    Args:
+        comparison: the comparison.
+        console: where to print.
+        words: print words instead of tokens, with the sums of their tokens' scores.
+    """
+    _say_facts(console, comparison.facts())
+    console.print()
+    _print_full(console, _method_table(comparison))
+    _say(
+        console,
+        "Rows by descending gain; ↑ higher is better, ↓ lower; × forward: ÷ the time of the plain forward pass.",
+    )
+    _say(console, BOLD)
+    for name, reason in comparison.refused.items():
+        _say(console, f"refused: {name}: {reason}")
+    _say(console, f"\n{example_title(comparison, 0)}")
+    console.print(_token_table(comparison, console, words=words))
+    count = len(comparison.results)
+    # As many methods across as fit; all of them with their names only if there is room.
+    tables = [_agreement_table(comparison, count, named=True)]
+    tables += [_agreement_table(comparison, columns) for columns in range(count, 1, -1)]
+    table = next((table for table in tables if _full_width(console, table) <= console.width), tables[-1])
+    columns = len(table.columns) - 1
+    _say(console, "\nAgreement: Spearman's ρ × 100" + (f", with the first {columns}" if columns < count else ""))
+    _print_full(console, table)
+
+
+def _say(console: Console, text: str) -> None:
+    """Print literally: ``:mask:`` in a signature is no emoji."""
+    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def _say_facts(console: Console, facts: Mapping[str, str]) -> None:
+    for name, value in facts.items():
+        _say(console, f"{name}: {spelled_out(value)}")
+
+
+def _full_width(console: Console, table: Table) -> int:
+    return console.measure(table, options=console.options.update(max_width=_UNLIMITED)).maximum
+
+
+def _print_full(console: Console, table: Table) -> None:
+    """Print a table at its full width, since truncated names and numbers are useless."""
+    table.width = _full_width(console, table)
+    console.print(table, crop=False)
+
+
+def _method_table(comparison: Comparison) -> Table:
+    measures, means, best = shown_measures(comparison), comparison.means(), comparison.best()
+    table = _plain_table("method")
+    table.columns[0].vertical = "bottom"
+    titles = [f"{measure.title.replace('-', '- ')} {measure.arrow}" for measure in measures]
+    for title in (*titles, "time (s)", "× forward"):
+        table.add_column("\n".join(title.split()), justify="right", vertical="bottom")
+    for name in comparison.ranking:
+        result = comparison.results[name]
+        cells = [
+            Text(decimal(means[name][measure.name]), style="bold" if name in best[measure.name] else "")
+            for measure in measures
+        ]
+        table.add_row(Text(name), *cells, f"{result.seconds:.2f}", f"{result.forward_ratio:.1f}")
+    return table
+
+
+def _token_table(comparison: Comparison, console: Console, *, words: bool) -> Table:
+    tokens, removable, scores = example_scores(comparison, 0)
+    of_tokens = words_of_tokens(tokens)
+    texts, counted = of_tokens.pieces, removable
+    if words:
+        texts = of_tokens.texts
+        counted = of_tokens.scores(torch.Tensor([removable]), "max")[0].bool().tolist()
+        scores = of_tokens.scores(torch.Tensor(scores) * torch.Tensor(removable)).tolist()
+    draw = colored_tokens if _has_colors(console) else marked_tokens
+    table = _plain_table("method")
+    table.add_column("scores of the tokens")
+    for place, (name, row) in enumerate(zip(comparison.ranking, scores, strict=True), 1):
+        table.add_row(Text(f"{place} {name}"), draw(texts, shares_of(row, counted)))
+    return table
+
+
+def _agreement_table(comparison: Comparison, columns: int, *, named: bool = False) -> Table:
+    """Create a table of the agreement of methods with the first ones, which have their numbers in the token table."""
+    table = _plain_table("")
+    for place in range(1, columns + 1):
+        table.add_column(str(place), justify="right")
+    rows = zip(comparison.ranking, agreement_rows(comparison), strict=True)
+    for place, (name, values) in enumerate(rows, 1):
+        label = f"{place} {name}" if named else str(place)
+        table.add_row(Text(label), *(decimal(100 * value, 0) for value in values[:columns]))
+    return table
+
+
+def _plain_table(first: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    table.add_column(first, no_wrap=True)
     return table
 
 
@@ -169,15 +345,15 @@ def text_record(
     values = torch.from_numpy(as_array(scores, "scores")).float()
     if values.dim() != 1:
         raise InvalidInputError(f"scores have shape {tuple(values.shape)}; expected (S,), one example at a time")
-    same_length(tokens, values.shape[0], "scores")
+    check_length(tokens, len(values), "scores")
     top = values.max() if values.numel() else values.new_ones(())
-    escaped = html.escape(spelled_out(label))
+    escaped: Any = html.escape(spelled_out(label))  # classes are annotated as numbers, but only printed
     return visualization.VisualizationDataRecord(
         word_attributions=values / top if top > 0 else values,
         pred_prob=1.0,
-        pred_class=escaped,  # type: ignore[arg-type]  # annotated as int, but only printed
-        true_class=escaped,  # type: ignore[arg-type]
-        attr_class=escaped,  # type: ignore[arg-type]
+        pred_class=escaped,
+        true_class=escaped,
+        attr_class=escaped,
         attr_score=float(values.sum()),
         raw_input_ids=[html.escape(printable(token)) for token in tokens],
         convergence_score=0.0 if convergence_delta is None else convergence_delta,
@@ -196,32 +372,3 @@ def answer_records(result: GenerationResult) -> list[visualization.Visualization
         text_record(result.input_tokens, row.clamp(min=0), label=label, convergence_delta=delta)
         for label, row in [(result.explained.answer, result.seq_attr), *rows]
     ]
-
-
-def _on_backgrounds(tokens: Sequence[str], shares: Sequence[float], color: Callable[[float], Rgb]) -> Text:
-    same_length(tokens, len(shares), "scores")
-    text = Text()
-    for token, share in zip(tokens, shares, strict=True):
-        if text:
-            text.append(" ")
-        text.append(f" {printable(token)} ", style=_style(color(share)))
-    return text
-
-
-def _style(ground: Rgb) -> str:
-    return f"{hex_of(ink_on(ground))} on {hex_of(ground)}"
-
-
-def _colors(sign: int) -> Text:
-    steps = [share / (_BAR_WIDTH - 1) for share in range(_BAR_WIDTH)]
-    shares = steps if sign > 0 else [-share for share in reversed(steps)]
-    return Text.assemble(*((" ", _style(signed_color_of(share))) for share in shares))
-
-
-def _block(share: float) -> str:
-    return _BLOCKS[round(min(max(share, 0.0), 1.0) * (len(_BLOCKS) - 1))]
-
-
-def _bar(share: float) -> str:
-    whole, eighth = divmod(round(share * _BAR_WIDTH * 8), 8)
-    return ("█" * whole + _EIGHTHS[eighth]).rstrip()

@@ -1,8 +1,8 @@
-"""Checks and formats the tokens and numbers to show."""
+"""Checks and formats what figures, pages and the terminal show: tokens, numbers, and the rows of a comparison."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,15 @@ from torch import Tensor
 
 from captum_norm.checks import quoted
 from captum_norm.errors import InvalidInputError
+from captum_norm.lab.comparison import MEASURES, Comparison, Measure
+from captum_norm.lab.evaluation.perturbation import Output
 from captum_norm.text.characters import spelled_out
+
+BOLD = (
+    "Bold: no method is better by more than chance (sign-flip test over examples, p < 0.05); nothing is bold where no "
+    "method is worse."
+)
+"""What bold numbers say."""
 
 Numbers = Any
 """A tensor of any dtype on any device, an array of numpy, or a list of numbers or of such lists."""
@@ -32,11 +40,6 @@ def shortened(token: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def thinned(count: int, room: int) -> list[int]:
-    """Choose evenly spaced indices of ``count`` labels, starting with the first, so that at most ``room`` are shown."""
-    return list(range(0, count, max(1, -(-count // room))))
-
-
 def formatted(scores: Sequence[float]) -> list[str]:
     """Format scores with the same number of decimals, which gives the largest one four significant digits.
 
@@ -49,18 +52,50 @@ def formatted(scores: Sequence[float]) -> list[str]:
     return [f"{score:.{decimals}f}" for score in scores]
 
 
-def same_length(tokens: Sequence[str], other: int, what: str) -> None:
+def decimal(value: float, decimals: int = 3) -> str:
+    """Format a number with a minus sign, and NaN as a dash."""
+    return "–" if value != value else f"{value:.{decimals}f}".replace("-", "−")
+
+
+def check_length(tokens: Sequence[str], other: int, what: str) -> None:
     """Check that there are as many tokens as ``what`` has entries."""
     if len(tokens) != other:
         raise InvalidInputError(f"{len(tokens)} tokens do not fit {what} of {other}: give one token for each")
 
 
 def as_array(numbers: Numbers, what: str = "numbers") -> npt.NDArray[np.float64]:
-    """Convert numbers to an array; InvalidInputError if they are no numbers, or lists of different lengths."""
-    given = numbers.detach().double().cpu().numpy() if isinstance(numbers, Tensor) else numbers
+    """Convert numbers to an array."""
     try:
-        return np.asarray(given, dtype=np.float64)
+        return np.asarray(numbers.detach().double().cpu() if isinstance(numbers, Tensor) else numbers, np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(
             f"got {what} {quoted(numbers)}; expected a tensor, an array or a list of numbers"
         ) from error
+
+
+def shown_measures(comparison: Comparison) -> list[Measure]:
+    """Return the measures that are defined for some method; logits have no log-odds."""
+    means = comparison.means().values()
+    return [measure for measure in MEASURES if not all(math.isnan(values[measure.name]) for values in means)]
+
+
+def agreement_rows(comparison: Comparison) -> list[list[float]]:
+    """Return the agreement with rows and columns by descending relevance gain."""
+    order = [list(comparison.results).index(name) for name in comparison.ranking]
+    rows: list[list[float]] = comparison.agreement[order][:, order].tolist()
+    return rows
+
+
+def example_title(comparison: Comparison, example: int) -> str:
+    """Return the number of an example, from 1, and its explained output."""
+    target = comparison.targets[example]
+    named = comparison.explained in get_args(Output)
+    return f"example {example + 1}: " + (f"{comparison.explained} of “{target}”" if named else target)
+
+
+def example_scores(comparison: Comparison, example: int) -> tuple[list[str], list[bool], list[list[float]]]:
+    """Return an example's real tokens, which of them are removable, and their scores, a row for each method."""
+    real = comparison.real[example]
+    tokens = [token for token, is_real in zip(comparison.tokens[example], real.tolist(), strict=True) if is_real]
+    scores = [comparison.results[name].scores[example][real].tolist() for name in comparison.ranking]
+    return tokens, comparison.removable[example][real].tolist(), scores

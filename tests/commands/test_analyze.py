@@ -185,7 +185,7 @@ def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
         refused("cannot read or write out/special-tokens.parts: No space left on device")
     assert tree(tmp_path) == kept
     with monkeypatch.context() as patched:
-        patched.setattr("captum_norm.show.analysis.write_whole", full)
+        patched.setattr("captum_norm.show.pages.write_whole", full)
         refused("cannot write into out: No space left on device")
     assert (parts / "block-000000000").exists()
     damaged = (parts / "block-000000000").read_bytes()

@@ -28,11 +28,11 @@ from captum_norm.bars import to_stderr
 from captum_norm.commands.program import Command, Options, Program
 from captum_norm.commands.terminal import Terminal
 from captum_norm.show import Panel, draw_heatmaps, text_record
-from captum_norm.show.figures import figure_bytes
+from captum_norm.show.canvas import figure_bytes
 from tests.tiny import bert_config
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = (ROOT / "captum_norm/show/page/assets/page.js").read_text(encoding="utf-8").strip()
+SCRIPT = (ROOT / "captum_norm/show/assets/page.js").read_text(encoding="utf-8").strip()
 HOSTILE = "\x1b[31m\x1b]8;;http://e.x\x07\x9b31m\u202e\u200b[red]a[/red]:smile:<b>\u2028"
 SPELLED = "\\x1b[31m\\x1b]8;;http://e.x\\x07\\x9b31m\\u202e\\u200b[red]a[/red]:smile:<b>\\u2028"
 NAMED = HOSTILE.replace("/", "|")

@@ -34,7 +34,7 @@ from captum_norm import (
 )
 from captum_norm.generation import handed_on
 from captum_norm.show import answer_records, draw_answer
-from captum_norm.show.page.results import answer_page
+from captum_norm.show.pages import answer_page
 from tests.generation.texts import ANSWER, PROMPT, encoded, gpt2, llama, tokenizer, tokens_of_answer
 
 OF_STATES: dict[str, Callable[[Any], Any]] = {

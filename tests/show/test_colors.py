@@ -12,8 +12,6 @@ from captum_norm.show.colors import (
     hex_of,
     ink_on,
     shares_of,
-    signed_color_of,
-    signed_shares_of,
 )
 
 
@@ -64,33 +62,26 @@ def test_equal_differences_look_equally_large(below: bool) -> None:
 
 @pytest.mark.parametrize("share", np.linspace(-1, 1, 41).tolist())
 def test_ink_is_readable_on_every_ground(share: float) -> None:
-    ground = signed_color_of(share)
+    ground = color_of(share)
     luminances = linear(np.array([ground, ink_on(ground)], dtype=float)) @ np.array([0.2126, 0.7152, 0.0722])
     contrast = (luminances.max() + 0.05) / (luminances.min() + 0.05)
     assert contrast >= 4.5  # WCAG 2.2, level AA
 
 
 def test_ends_of_the_scale_and_what_lies_outside() -> None:
-    assert color_of(0) == color_of(-3) == tuple(color_table()[0])
+    assert color_of(0) == tuple(color_table()[0])
     assert color_of(1) == color_of(7) == tuple(color_table()[-1])
+    assert color_of(-1) == color_of(-7) == tuple(color_table(below=True)[-1])
     assert hex_of((0, 171, 255)) == "#00abff"
 
 
-def test_shares() -> None:
-    assert shares_of([1.0, 4.0, 0.0]) == [0.25, 1.0, 0.0]
-    assert shares_of([1.0, 4.0], maximum=8.0) == [0.125, 0.5]
-    assert shares_of([0.0, 0.0]) == [0.0, 0.0]
-    assert shares_of([]) == []
-
-
 def test_below_zero_is_another_hue() -> None:
-    for share in (0.0, 0.3, 1.0, 7.0):
-        assert signed_color_of(share) == color_of(share)
-        assert signed_color_of(-share) == tuple(color_table(below=True)[round(min(share, 1.0) * 255)])
-    blue, orange = oklab(np.array([signed_color_of(0.5), signed_color_of(-0.5)], dtype=float))[:, 2]
+    blue, orange = oklab(np.array([color_of(0.5), color_of(-0.5)], dtype=float))[:, 2]
     assert blue < -0.05 < 0.05 < orange
 
 
-def test_signed_shares_are_of_what_counts() -> None:
-    assert signed_shares_of([9.0, -2.0, 1.0], [False, True, True]) == [0.0, -1.0, 0.5]
-    assert signed_shares_of([0.0, 3.0], [True, False]) == [0.0, 0.0]
+def test_shares_are_of_the_largest_score_that_counts() -> None:
+    assert shares_of([1.0, -4.0, 0.0]) == [0.25, -1.0, 0.0]
+    assert shares_of([9.0, -2.0, 1.0], [False, True, True]) == [0.0, -1.0, 0.5]
+    assert shares_of([0.0, 3.0], [True, False]) == [0.0, 0.0]
+    assert shares_of([]) == []

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from captum_norm.errors import MissingGlyphsWarning
 from captum_norm.show import Panel, draw_heatmaps, save_figure
-from captum_norm.show.figures import figure_bytes
+from captum_norm.show.canvas import figure_bytes
 
 
 def heatmaps(count: int, tokens: list[str]) -> Figure:

@@ -8,7 +8,7 @@ import torch
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.show import draw_patches, figure_bytes
-from captum_norm.show.colors import color_of, signed_color_of
+from captum_norm.show.colors import color_of
 
 
 def landscape(height: int = 60, width: int = 80) -> Any:
@@ -56,7 +56,7 @@ def test_negative_scores_have_a_scale_of_their_own() -> None:
     heat = heat_of(draw_patches(landscape(), scores))
     colors = heat.cmap(heat.norm(scores.numpy()))[..., :3] * 255
     for place, share in (((0, 0), -0.5), ((1, 0), 0.25), ((1, 1), 1.0)):
-        assert np.abs(colors[place] - signed_color_of(share)).max() <= 2  # a step of the table
+        assert np.abs(colors[place] - color_of(share)).max() <= 2  # a step of the table
 
 
 @pytest.mark.parametrize("form", ["tensor", "tensor of bytes", "rows first", "grey", "fractions"])
@@ -75,20 +75,19 @@ def test_a_picture_may_come_in_any_form(form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("picture", "scores", "options", "message"),
+    ("picture", "scores", "message"),
     [
-        (np.zeros((4, 4, 2)), torch.ones(2, 2), {}, r"picture of shape \(4, 4, 2\)"),
-        (np.full((4, 4, 3), -1.5), torch.ones(2, 2), {}, "not the pixel values that a processor normalised"),
-        (np.full((4, 4, 3), np.nan), torch.ones(2, 2), {}, "numbers from nan"),
-        ("photo.png", torch.ones(2, 2), {}, "expected an array"),
-        (np.zeros((4, 4, 3)), torch.ones(4), {}, r"got scores \(4,\); expected \(rows, columns\)"),
-        (np.zeros((4, 4, 3)), torch.full((2, 2), torch.inf), {}, "NaN or infinity"),
-        (np.zeros((4, 4, 3)), torch.ones(2, 2), {"opacity": 2}, "got opacity=2"),
+        (np.zeros((4, 4, 2)), torch.ones(2, 2), r"picture of shape \(4, 4, 2\)"),
+        (np.full((4, 4, 3), -1.5), torch.ones(2, 2), "not the pixel values that a processor normalised"),
+        (np.full((4, 4, 3), np.nan), torch.ones(2, 2), "numbers from nan"),
+        ("photo.png", torch.ones(2, 2), "expected an array"),
+        (np.zeros((4, 4, 3)), torch.ones(4), r"got scores \(4,\); expected \(rows, columns\)"),
+        (np.zeros((4, 4, 3)), torch.full((2, 2), torch.inf), "NaN or infinity"),
     ],
 )
-def test_what_is_no_picture_is_refused_in_a_sentence(picture: Any, scores: Any, options: Any, message: str) -> None:
+def test_what_is_no_picture_is_refused_in_a_sentence(picture: Any, scores: Any, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        draw_patches(picture, scores, **options)
+        draw_patches(picture, scores)
 
 
 def test_scores_all_zero_are_drawn() -> None:

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from captum_norm.show import colored_tokens, marked_tokens, score_table, show_tokens
-from captum_norm.show.colors import color_of, ink_on, signed_color_of
+from captum_norm.show.colors import color_of, ink_on
 
 
 def printed(*items: object, color: bool = True) -> str:
@@ -30,10 +30,6 @@ def test_each_token_stands_on_the_colour_of_its_score() -> None:
     assert f"{escape(0)} low \x1b[0m" in output
     assert f"{escape(0.5)} half \x1b[0m" in output
     assert f"{escape(1)} top \x1b[0m" in output
-
-
-def test_a_given_maximum_makes_texts_comparable() -> None:
-    assert f"{escape(0.5)} a \x1b[0m" in printed(colored_tokens(["a"], [1.0], maximum=2.0))
 
 
 def test_tokens_are_shown_and_not_obeyed() -> None:
@@ -89,7 +85,7 @@ def test_scores_below_zero_have_colours_and_bars_of_their_own() -> None:
     assert isinstance(file, io.StringIO)
     tokens, legend = file.getvalue().splitlines()
     for share, text in ((-1.0, " a "), (0.5, " b ")):
-        (r, g, b), ground = ink_on(signed_color_of(share)), signed_color_of(share)
+        (r, g, b), ground = ink_on(color_of(share)), color_of(share)
         assert f"\x1b[38;2;{r};{g};{b};48;2;{ground[0]};{ground[1]};{ground[2]}m{text}" in tokens
     assert legend.startswith("−2 ")
     assert legend.endswith(" 2 (part of the logit)")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from captum_norm.show.text import formatted, printable, same_length, shortened, thinned
+from captum_norm.show.text import check_length, formatted, printable, shortened
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,6 @@ def test_shortened() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "room", "shown"),
-    [(3, 5, [0, 1, 2]), (5, 5, [0, 1, 2, 3, 4]), (6, 5, [0, 2, 4]), (10, 3, [0, 4, 8]), (0, 3, [])],
-)
-def test_thinned(count: int, room: int, shown: list[int]) -> None:
-    assert thinned(count, room) == shown
-
-
-@pytest.mark.parametrize(
     ("scores", "shown"),
     [
         ([0.5, 0.25], ["0.5000", "0.2500"]),
@@ -51,4 +43,4 @@ def test_formatted(scores: list[float], shown: list[str]) -> None:
 
 def test_lengths_that_differ_are_named() -> None:
     with pytest.raises(ValueError, match="2 tokens do not fit scores of 3"):
-        same_length(["a", "b"], 3, "scores")
+        check_length(["a", "b"], 3, "scores")

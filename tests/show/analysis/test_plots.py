@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.lab.analysis.results import AnalysisResult, Column, Plot, Table
-from captum_norm.show.analysis import (
+from captum_norm.show.plots import (
     COLORS,
     INK,
     LINES,

@@ -12,7 +12,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.lab.analysis import read_result
 from captum_norm.lab.analysis.results import AnalysisResult, Column, Table
 from captum_norm.show import write_report
-from captum_norm.show.analysis import analysis_page
+from captum_norm.show.pages import analysis_page
 from tests.lab.analysis.results import LAYERS, LINE, RESULT, WORDS
 from tests.pages import content
 

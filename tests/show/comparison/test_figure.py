@@ -11,8 +11,8 @@ from matplotlib.image import imread
 
 from captum_norm import Comparison
 from captum_norm.show import draw_comparison
-from captum_norm.show.colors import color_table, signed_shares_of
-from captum_norm.show.figures import figure_bytes
+from captum_norm.show.canvas import figure_bytes
+from captum_norm.show.colors import color_table, shares_of
 from tests.lab.comparison.examples import comparison
 
 
@@ -24,7 +24,7 @@ def test_panels_show_what_was_found() -> None:
     assert [label.get_text() for label in scores.get_yticklabels()] == names
     assert [label.get_text() for label in gains.get_yticklabels()] == names
     counted = found.removable[0][:5].tolist()
-    rows = [signed_shares_of(found.results[name].scores[0][:5].tolist(), counted) for name in names]
+    rows = [shares_of(found.results[name].scores[0][:5].tolist(), counted) for name in names]
     np.testing.assert_array_equal(scores.images[0].get_array(), rows)
     assert [bar.get_width() for bar in gains.patches] == [means[name]["relevance_gain"] for name in names]  # type: ignore[attr-defined]
     places = costs.collections[0].get_offsets()

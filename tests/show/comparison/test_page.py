@@ -9,7 +9,7 @@ import pytest
 from captum_norm import Comparison
 from captum_norm.lab.comparison import MEASURES
 from captum_norm.show import render_comparison
-from captum_norm.show.comparison import comparison_page
+from captum_norm.show.pages import comparison_page
 from tests.lab.comparison.examples import HOSTILE, TEXTS, comparison
 
 SVG = "{http://www.w3.org/2000/svg}"

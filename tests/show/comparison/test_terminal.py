@@ -10,8 +10,8 @@ from rich.console import Console
 from captum_norm import Comparison
 from captum_norm.methods import METHODS
 from captum_norm.show import show_comparison
-from captum_norm.show.colors import hex_of, signed_color_of
-from captum_norm.show.comparison import method_rows
+from captum_norm.show.colors import color_of, hex_of
+from captum_norm.show.text import decimal, shown_measures
 from tests.lab.comparison.examples import HOSTILE, comparison
 
 
@@ -82,11 +82,12 @@ def test_names_and_numbers_are_whole_in_narrow_terminals(width: int) -> None:
     )
     columns = agreement[0].split().count("−99")
     assert columns == (count if width == 120 else 19), "as many as fit"
-    rows = zip(method_rows(found), methods, agreement, strict=True)
-    for place, (expected, row, values) in enumerate(rows, 1):
-        name = expected["name"]
-        numbers = [cell["text"] for cell in expected["cells"]]
-        assert row.split() == [name, *numbers, expected["seconds"], expected["ratio"]]
+    means, measures = found.means(), shown_measures(found)
+    rows = zip(found.ranking, methods, agreement, strict=True)
+    for place, (name, row, values) in enumerate(rows, 1):
+        numbers = [decimal(means[name][measure.name]) for measure in measures]
+        result = found.results[name]
+        assert row.split() == [name, *numbers, f"{result.seconds:.2f}", f"{result.forward_ratio:.1f}"]
         assert values.split() == [str(place), *([name] if width == 120 else []), *["−99"] * columns]
         assert any(line.startswith(f"{place} {name} ") for line in lines)
     assert all(len(line.rstrip()) <= width for line in agreement)
@@ -94,6 +95,6 @@ def test_names_and_numbers_are_whole_in_narrow_terminals(width: int) -> None:
 
 def test_colours_where_there_are_some() -> None:
     text = shown(comparison(), color_system="truecolor", force_terminal=True)
-    red, green, blue = (int(hex_of(signed_color_of(1.0))[place : place + 2], 16) for place in (1, 3, 5))
+    red, green, blue = (int(hex_of(color_of(1.0))[place : place + 2], 16) for place in (1, 3, 5))
     assert f"48;2;{red};{green};{blue}" in text
     assert "█" not in text

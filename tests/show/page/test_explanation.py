@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from captum_norm import InvalidInputError, explain
-from captum_norm.show.page.results import explanation_page
+from captum_norm.show.pages import explanation_page
 from tests.tiny import WORDS, bert_config, tokenizer
 
 TEXTS = ["a dog sees the cat", "the cat runs"]

@@ -11,7 +11,7 @@ from captum_norm.attr import InformationFlow
 from captum_norm.loading import load
 from captum_norm.methods import METHODS
 from captum_norm.results.aggregation import add_half_identity, rollout
-from captum_norm.show.page.results import explanation_page, flow_graph
+from captum_norm.show.pages import explanation_page, flow_graph
 
 MAPPED = [name for name, method in METHODS.items() if method.maps]
 

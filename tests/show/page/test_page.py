@@ -22,12 +22,13 @@ from captum_norm.show.page import (
     Maps,
     Page,
     Picture,
+    Precision,
     Scores,
     Table,
     Tokens,
+    encode,
     render,
 )
-from captum_norm.show.page.html import Precision, encode
 from tests.pages import Elements, content, decoded
 
 ROOT = Path(__file__).parents[3] / "captum_norm" / "show"
@@ -129,7 +130,7 @@ def test_what_does_not_fit_is_refused(case: int) -> None:
 
 
 def test_script_and_style_are_small_and_stay_inside_their_elements() -> None:
-    texts = [(ROOT / "page" / "assets" / name).read_text(encoding="utf-8") for name in ("page.js", "page.css")]
+    texts = [(ROOT / "assets" / name).read_text(encoding="utf-8") for name in ("page.js", "page.css")]
     assert sum(len(text.encode()) for text in texts) <= 300_000
     assert not [text for text in texts if "</" in text or "<!--" in text]
 
@@ -142,7 +143,7 @@ TOOLS = f"{ROOT / 'script' / 'node_modules' / '.bin'}:{Path(sys.executable).pare
 )
 def test_script_and_style_are_built_from_their_sources(tmp_path: Path) -> None:
     build = json.loads((ROOT / "script" / "package.json").read_text())["scripts"]["build"]
-    for command in build.replace("../page/assets", str(tmp_path)).split(" && "):
+    for command in build.replace("../assets", str(tmp_path)).split(" && "):
         subprocess.run(command.split(), cwd=ROOT / "script", env={"PATH": TOOLS}, check=True, capture_output=True)
     for name in ("page.js", "page.css"):
-        assert (tmp_path / name).read_text() == (ROOT / "page" / "assets" / name).read_text(), "run make script"
+        assert (tmp_path / name).read_text() == (ROOT / "assets" / name).read_text(), "run make script"

@@ -9,7 +9,7 @@ import torch
 from matplotlib.image import imread
 
 from captum_norm import AttributionMaps, InvalidInputError, Patches
-from captum_norm.show.page.results import patches_page, render_patches
+from captum_norm.show.pages import patches_page, render_patches
 
 PICTURES = [np.full((4, 6, 3), shade) for shade in (0.25, 0.5, 1.0)]
 PATCHES = [

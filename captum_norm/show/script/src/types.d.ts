@@ -1,5 +1,5 @@
 /**
- * The page's data, as captum_norm/show/page/document.py declares it: there is the meaning of each field.
+ * The page's data, as captum_norm/show/page.py declares it: there is the meaning of each field.
  * Raw: as it stands in the file, arrays encoded. Without prefix: with arrays decoded, which is what views see.
  */
 

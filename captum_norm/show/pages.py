@@ -1,8 +1,10 @@
-"""Pages of results: explained texts, answers, maps, and the patches of pictures."""
+"""Pages of results: each type of result has its function, registered with :data:`captum_norm.results.make_page`."""
 
 import io
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -13,31 +15,59 @@ from captum_norm.attr.measurements import Measurements
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation import Explanation
 from captum_norm.generation.result import GenerationResult
+from captum_norm.lab.analysis import ContextualizationChange
+from captum_norm.lab.analysis.results import RESULTS, AnalysisResult, number_files
+from captum_norm.lab.analysis.results import Table as AnalysisTable
+from captum_norm.lab.comparison import Comparison
 from captum_norm.results import make_page
 from captum_norm.results.maps import AttributionMaps, Patches
 from captum_norm.results.stacks import MapStack
-from captum_norm.show.heatmap import pixels_of
-from captum_norm.show.page.document import (
+from captum_norm.show.colors import BLUE, ORANGE, SKY
+from captum_norm.show.figures import pixels_of
+from captum_norm.show.page import (
     Column,
     Example,
+    Figure,
     Graph,
     Maps,
+    Page,
     Picture,
     Scores,
     Stack,
     Table,
     Tokens,
+    render,
 )
-from captum_norm.show.page.html import Page, render
-from captum_norm.show.text import shortened
+from captum_norm.show.plots import draw_plot, plot_bytes, plot_svg
+from captum_norm.show.text import (
+    BOLD,
+    agreement_rows,
+    decimal,
+    example_scores,
+    example_title,
+    printable,
+    shortened,
+    shown_measures,
+)
+from captum_norm.text.files import write_whole
 from captum_norm.text.words import Words, words_of_text, words_of_tokens
 
 _TITLE = 60
+# Of a picture's side: larger pictures are thinned out.
 _MOST_PIXELS = 800
-"""Of a picture's side: larger pictures are thinned out."""
+# Longer tables of analyses are folded on the page; of even longer ones it shows the beginning.
+_MOST_OPEN = 30
+_MOST_SHOWN = 1000
+_MOST_EXAMPLES = 20
 # Their maps are combined otherwise, or are rolled out already.
 _NO_ROLLOUT = ("attention-gradient", "rollout")
 _NOWHERE: Mapping[str, int] = MappingProxyType({})
+# The frame of the curves in a drawing of 200 × 120.
+_LEFT, _RIGHT, _TOP, _BOTTOM = 34.0, 194.0, 6.0, 100.0
+_LIGHT, _DARK = (
+    {"ink": "#1b2430", "quiet": "#566273", "line": "#d5dce5", "most": BLUE},
+    {"ink": "#e6ebf2", "quiet": "#9aa7b8", "line": "#303a48", "most": SKY},
+)
 
 
 def render_explanation(explanation: Explanation, beside: Sequence[Explanation] = ()) -> str:
@@ -72,7 +102,7 @@ def explanation_page(explanation: Explanation, beside: Sequence[Explanation] = (
     methods = (explanation, *beside)
     examples = [_text_example([method[number] for method in methods]) for number in range(len(explanation))]
     subject = f" of “{_beginning(explanation)}”" if len(explanation) == 1 else ""
-    tables = [] if explanation.changes is None else [_changes(explanation)]
+    tables = [] if explanation.changes is None else [_changes(explanation.changes)]
     return Page(f"What each token{subject} contributes", explanation.facts(), examples, tables)
 
 
@@ -115,9 +145,7 @@ def _row(explanation: Explanation) -> int | None:
     return position % count if -count <= position < count else None
 
 
-def _changes(explanation: Explanation) -> Table:
-    changes = explanation.changes
-    assert changes is not None
+def _changes(changes: ContextualizationChange) -> Table:
     names = [f"{name} ({scope})" for name, scope in zip(changes.components, changes.scopes[1:], strict=True)]
     rows = [(layer, *row) for layer, row in enumerate(changes.macro.tolist())]
     return Table(
@@ -171,8 +199,8 @@ def answer_page(result: GenerationResult) -> Page:
         shown = flow_graph(graph, method, starts=starts, first=first.position)
     example = Example(
         title=result.explained.answer,
-        inputs=tokens_of_text(result.input_tokens),
-        outputs=tokens_of_text(result.output_tokens),
+        inputs=tokens_of(words_of_text(result.input_tokens)),
+        outputs=tokens_of(words_of_text(result.output_tokens)),
         scores=[Scores(method, unit, scores, signed)],
         maps=[] if rows is None else [Maps(method, unit, rows[None], [0], "answer", signed)],
         graph=shown,
@@ -186,14 +214,12 @@ def answer_page(result: GenerationResult) -> Page:
 
 
 @make_page.register
-def maps_page(maps: AttributionMaps) -> Page:
-    """Make a page of the maps of every example."""
+def _maps_page(maps: AttributionMaps) -> Page:
     return Page("Maps of all layers", facts={"maps": repr(maps)}, examples=_stack_examples(maps.stacks()))
 
 
 @make_page.register
-def measurements_page(measured: Measurements) -> Page:
-    """Make a page of the maps of everything that was measured."""
+def _measurements_page(measured: Measurements) -> Page:
     return Page("Measured maps", facts={"measured": repr(measured)}, examples=_stack_examples(measured.stacks()))
 
 
@@ -341,11 +367,219 @@ def tokens_of(words: Words) -> Tokens:
     return Tokens(words.pieces, words.numbers, words.texts)
 
 
-def tokens_of_text(texts: Sequence[str]) -> Tokens:
-    """Return tokens and their words from parts of a text, which follow each other without gaps.
+def render_comparison(comparison: Comparison) -> str:
+    """Render a comparison as one page, for :func:`captum_norm.show.write_page`; everything in it is escaped."""
+    return render(comparison_page(comparison))
+
+
+@make_page.register
+def comparison_page(comparison: Comparison) -> Page:
+    """Put a comparison on a page: measures and cost, the texts with a row for each method, agreement and curves."""
+    examples = range(min(comparison.examples, _MOST_EXAMPLES))
+    left_out = f"Shown are the first {len(examples)} of {comparison.examples} texts. The measures are of all."
+    tables = [_measure_table(comparison), _agreement_table(comparison)]
+    if comparison.refused:
+        tables.append(_word_table("Methods that were refused", "reason", comparison.refused))
+    signatures = {name: comparison.results[name].signature for name in comparison.ranking}
+    return Page(
+        f"Explanations of {comparison.model} compared",
+        facts=comparison.facts(),
+        examples=[_compared_example(comparison, example) for example in examples],
+        tables=[*tables, _word_table("Signatures", "signature", signatures, folded=True)],
+        figures=_curves(comparison),
+        notes=[left_out] if len(examples) < comparison.examples else [],
+    )
+
+
+def _compared_example(comparison: Comparison, example: int) -> Example:
+    tokens, removable, rows = example_scores(comparison, example)
+    return Example(
+        shortened(" ".join(tokens), _TITLE),
+        tokens_of(words_of_tokens(tokens)),
+        facts={"explained": example_title(comparison, example)},
+        scores=[
+            Scores(name, "score", row, signed=any(score < 0 for score in row))
+            for name, row in zip(comparison.ranking, rows, strict=True)
+        ],
+        counted=removable,
+    )
+
+
+def _measure_table(comparison: Comparison) -> Table:
+    measures, means, best = shown_measures(comparison), comparison.means(), comparison.best()
+    columns = [Column("method")]
+    for measure in measures:
+        meaning = f"{measure.meaning}; {'higher' if measure.higher else 'lower'} is better"
+        columns.append(Column(f"{measure.title} {measure.arrow}", "number", 3, meaning))
+    time = "time ÷ that of the plain forward pass, one run after a warm-up"
+    columns += [Column("seconds", "number", 2), Column("× forward", "number", 1, time)]
+    rows, strong = [], []
+    for place, name in enumerate(comparison.ranking):
+        result = comparison.results[name]
+        rows.append([name, *(means[name][measure.name] for measure in measures), result.seconds, result.forward_ratio])
+        strong += [(place, column) for column, measure in enumerate(measures, 1) if name in best[measure.name]]
+    count = f"{comparison.examples} {'example' if comparison.examples == 1 else 'examples'}"
+    note = f"Means over {count}, by descending gain. {BOLD}"
+    return Table("Faithfulness and cost", columns, rows, note=note, strong=strong)
+
+
+def _agreement_table(comparison: Comparison) -> Table:
+    named = list(zip(comparison.ranking, agreement_rows(comparison), strict=True))
+    columns = [Column(str(place), "heat", 2, name) for place, (name, _) in enumerate(named, 1)]
+    return Table(
+        "Agreement",
+        [Column("method"), *columns],
+        [[f"{place} {name}", *values] for place, (name, values) in enumerate(named, 1)],
+        note="Spearman's ρ of two methods' scores of the tokens that may be removed, mean over examples.",
+    )
+
+
+def _word_table(title: str, column: str, words: Mapping[str, str], *, folded: bool = False) -> Table:
+    return Table(title, [Column("method"), Column(column)], list(words.items()), folded=folded)
+
+
+def _curves(comparison: Comparison) -> list[Figure]:
+    """Draw each method's curves; all have the same axes."""
+    results = {name: comparison.results[name].faithfulness for name in comparison.ranking}
+    curves = {name: (result.morf.mean(0), result.lerf.mean(0)) for name, result in results.items()}
+    low = min(float(curve.min()) for pair in curves.values() for curve in pair)
+    high = max(float(curve.max()) for pair in curves.values() for curve in pair)
+    output = "the probability" if comparison.explained == "probability" else "the output"
+    return [
+        Figure(
+            f"{name}: gain {decimal(float(results[name].relevance_gain.mean()))}",
+            _curve_svg(most, least, low, high if high > low else low + 1),
+            group="What the output does when tokens go",
+            note="Solid: most relevant tokens first; dashed: least relevant first. Across: share of tokens removed; "
+            f"up: {output}, mean over examples. The area between is the gain.",
+        )
+        for name, (most, least) in curves.items()
+    ]
+
+
+def _curve_svg(most: Tensor, least: Tensor, low: float, high: float) -> str:
+    def points(curve: Tensor) -> list[str]:
+        values = curve.tolist()
+        return [
+            f"{_LEFT + (_RIGHT - _LEFT) * step / (len(values) - 1):.1f} "
+            f"{_BOTTOM - (_BOTTOM - _TOP) * (value - low) / (high - low):.1f}"
+            for step, value in enumerate(values)
+        ]
+
+    down, up = points(most), points(least)
+    top, bottom = (f"{value:.2g}".replace("-", "−") for value in (high, low))
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 200 120" width="200" height="120">'
+        f"<style>{_curve_style(_LIGHT)}@media(prefers-color-scheme:dark){{{_curve_style(_DARK)}}}</style>"
+        f'<path class="axis" d="M{_LEFT:.0f} {_TOP:.0f}V{_BOTTOM:.0f}H{_RIGHT:.0f}"/>'
+        f'<text x="30" y="12" text-anchor="end">{top}</text><text x="30" y="101" text-anchor="end">{bottom}</text>'
+        '<text x="34" y="114">0</text><text x="194" y="114" text-anchor="end">1</text>'
+        f'<path class="between" d="M{"L".join([*up, *reversed(down)])}Z"/>'
+        f'<path class="least" d="M{"L".join(up)}"/><path class="most" d="M{"L".join(down)}"/></svg>'
+    )
+
+
+def _curve_style(colors: Mapping[str, str]) -> str:
+    return (
+        f"text{{fill:{colors['quiet']};font:10px system-ui,sans-serif}}"
+        f".axis{{stroke:{colors['line']};fill:none}}.between{{fill:{colors['ink']};fill-opacity:.1}}"
+        f".most{{stroke:{colors['most']};fill:none;stroke-width:2}}"
+        f".least{{stroke:{ORANGE};fill:none;stroke-width:2;stroke-dasharray:5 3}}"
+    )
+
+
+def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> list[Path]:
+    """Write a result into a folder, which is created if needed.
+
+    Writes ``TABLE.csv`` for each table, ``PLOT.png`` and ``PLOT.pdf`` for each plot, ``report.html``, a self-contained
+    page, and last ``results.json``, the complete result: if it exists, all others do. Each file is written atomically
+    and replaces an older one. Equal results give equal bytes.
+
+    Args:
+        result: the result of an analysis.
+        directory: the folder.
+
+    Returns:
+        The files, in the order in which they were written.
+
+    Raises:
+        InvalidInputError: a name is not unique or cannot be a file name, a number is not finite, or a plot does not fit
+            its table; nothing is written.
+        OSError: the folder cannot be created or written to.
 
     Example:
-        >>> tokens_of_text(["Cl", "ara", " slept", "."]).word_texts
-        ('Clara', 'slept', '.')
+        >>> import tempfile
+        >>> from captum_norm.lab.analysis import read_result
+        >>> from captum_norm.lab.analysis.results import Column, Table
+        >>> table = Table("layers", "Norms", (Column("layer", "layer"), Column("norm", "‖f(x)‖")), [(0, 2.5), (1, 2.0)])
+        >>> result = AnalysisResult("dispersion", "How norms differ.", {"mean": 2.25}, [table])
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     [path.name for path in write_report(result, folder)], read_result(folder).table("layers") == table
+        (['layers.csv', 'report.html', 'results.json'], True)
     """
-    return tokens_of(words_of_text(texts))
+    contents = number_files(result)
+    figures = []
+    for plot in result.plots:
+        figure = draw_plot(result, plot)
+        for suffix in ("png", "pdf"):
+            contents[f"{plot.name}.{suffix}"] = plot_bytes(figure, suffix, plot.title)
+        figures.append(Figure(plot.title, plot_svg(figure)))
+    contents["report.html"] = render(analysis_page(result, figures)).encode()
+    contents[RESULTS] = contents.pop(RESULTS)  # last
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    return [write_whole(folder / name, content) for name, content in contents.items()]
+
+
+@make_page.register
+def analysis_page(result: AnalysisResult, figures: Sequence[Figure] | None = None) -> Page:
+    """Put the result of an analysis on a page, with its plots as drawn; None to draw them here."""
+    if figures is None:
+        figures = [Figure(plot.title, plot_svg(draw_plot(result, plot))) for plot in result.plots]
+    summary = Table(
+        "In short",
+        [Column("measure"), Column("value", "number")],
+        [[name, _headline(value)] for name, value in result.summary.items()],
+    )
+    return Page(
+        f"{result.analysis}: {result.metadata['model']}" if "model" in result.metadata else result.analysis,
+        lead=result.description,
+        facts=dict(_facts(result.metadata)),
+        tables=[*([summary] if result.summary else []), *map(_page_table, result.tables)],
+        figures=figures,
+    )
+
+
+def _page_table(table: AnalysisTable) -> Table:
+    """Put a table of an analysis on a page: its first rows if it is long."""
+    columns = []
+    for column in table.columns:
+        has_words = any(isinstance(cell, str) for cell in table.column(column.name))
+        columns.append(Column(column.label, "text" if has_words else "number"))
+    return Table(
+        table.title,
+        columns,
+        [[printable(cell) if isinstance(cell, str) else cell for cell in row] for row in table.rows[:_MOST_SHOWN]],
+        folded=len(table.rows) > _MOST_OPEN,
+        note=f"The first {_MOST_SHOWN} of {len(table.rows)} rows; {table.name}.csv has all."
+        if len(table.rows) > _MOST_SHOWN
+        else "",
+    )
+
+
+def _headline(value: float | None) -> str | None:
+    if value is None:
+        return None
+    size = abs(value)
+    digits = ",.0f" if size >= 1000 or value == round(value) else ".3f" if 0.001 < size < 1 else ".3g"
+    return f"{value:{digits}}".replace("-", "−")
+
+
+def _facts(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Flatten the metadata."""
+    for name, value in metadata.items():
+        if isinstance(value, Mapping):
+            yield from _facts(value, f"{prefix}{name} ")
+        else:
+            values = value if isinstance(value, list | tuple) else [value]
+            yield f"{prefix}{name}", ", ".join("–" if item is None else str(item) for item in values)

@@ -1,0 +1,140 @@
+"""Figures without pyplot: their type, fonts and tick labels, and the files that they are saved to."""
+
+import io
+import os
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
+from matplotlib.text import Text
+
+from captum_norm.errors import MissingGlyphsWarning
+from captum_norm.show.text import printable
+from captum_norm.text.characters import spelled_lines
+from captum_norm.text.files import write_whole
+
+_MISSING_GLYPH = re.compile(r"Glyph (\d+) .*missing from font\(s\) (.+)\.$", re.DOTALL)
+_MOST_GLYPHS = 8
+# Fallbacks for scripts that matplotlib's own font lacks.
+_FURTHER_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans", "Noto Sans Arabic", "Noto Sans Devanagari")
+
+
+class StandaloneFigure(Figure):
+    """A figure without pyplot that a notebook shows as the result of a cell.
+
+    Notebooks show other figures only if pyplot created them.
+
+    Args:
+        options: arguments of :class:`matplotlib.figure.Figure`.
+
+    Example:
+        >>> StandaloneFigure(figsize=(2, 1))._repr_png_()[1:4]
+        b'PNG'
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        FigureCanvasAgg(self)
+
+    def _repr_png_(self) -> bytes:
+        """Render the figure for IPython."""
+        return figure_bytes(self)
+
+
+def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write a figure atomically; the suffix is the format (.png, .svg, .pdf).
+
+    Args:
+        figure: any matplotlib figure.
+        path: the file; its folder must exist.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: matplotlib does not know the suffix.
+        OSError: the folder does not exist or cannot be written to.
+
+    Example:
+        >>> import tempfile
+        >>> figure = StandaloneFigure(figsize=(2, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_figure(figure, folder + "/empty.png").suffix
+        '.png'
+    """
+    return write_whole(path, figure_bytes(figure, Path(path).suffix.removeprefix(".")))
+
+
+def figure_bytes(figure: Figure, suffix: str = "png", *, title: str | None = None) -> bytes:
+    """Render a figure as "png", "svg" or "pdf"; equal figures give equal bytes.
+
+    Unprintable characters are spelled out, also in the figure itself.
+
+    Args:
+        figure: any matplotlib figure.
+        suffix: the format.
+        title: the title in the metadata.
+
+    Warns:
+        MissingGlyphsWarning: the fonts lack characters; a single warning lists them.
+    """
+    for text in figure.findobj(Text):
+        if (shown := spelled_lines(text.get_text())) != text.get_text():
+            text.set_text(shown)
+    dates = {"svg": "Date", "pdf": "CreationDate"}
+    metadata: dict[str, str | None] = {dates[suffix]: None} if suffix in dates else {}
+    if title is not None:
+        metadata["Title"] = spelled_lines(title)
+    buffer = io.BytesIO()
+    drawn = suffix != "svg" or mpl.rcParams["svg.fonttype"] != "none"
+    with _missing_glyphs_together(drawn), mpl.rc_context({"svg.hashsalt": "captum_norm"}):  # ids that are not random
+        figure.savefig(buffer, format=suffix, metadata=metadata or None)
+    return buffer.getvalue()
+
+
+@contextmanager
+def _missing_glyphs_together(drawn: bool) -> Iterator[None]:
+    """Combine matplotlib's warnings about missing characters into one; none if text is not drawn but stays text."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", _MISSING_GLYPH.pattern, UserWarning)
+        yield
+    missing: dict[str, None] = {}
+    fonts = ""
+    for warning in caught:
+        match = _MISSING_GLYPH.match(str(warning.message))
+        if match is None:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        else:
+            missing[printable(chr(int(match[1])))] = None
+            fonts = match[2]
+    if missing and drawn:
+        count = f"{len(missing)} character{'s' * (len(missing) != 1)}"
+        shown = f"{' '.join(list(missing)[:_MOST_GLYPHS])}{' …' if len(missing) > _MOST_GLYPHS else ''}"
+        warnings.warn(
+            f"the picture has boxes for {count} that its fonts ({fonts}) lack: {shown}; HTML output shows all",
+            MissingGlyphsWarning,
+            stacklevel=4,
+        )
+
+
+@cache
+def font_families() -> list[str]:
+    """Return the default font of figures and the installed fallbacks for other scripts."""
+    installed = set(fontManager.get_font_names())
+    return ["sans-serif", *(name for name in _FURTHER_FONTS if name in installed)]
+
+
+def name_ticks(axis: Axis, names: Sequence[str], places: Sequence[int] | None = None) -> None:
+    """Label the ticks of an axis literally, since a token may hold ``$``; at 0, 1, … without places."""
+    axis.set_ticks(range(len(names)) if places is None else places, list(names))
+    for text in axis.get_ticklabels():
+        text.set(parse_math=False, fontsize=8, fontfamily=font_families())
