@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.attr.information_flow import InformationFlow
+from captum_norm.attr.output import OutputAttribution
 from captum_norm.checks import check_bool, check_index, quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.generation.prompts import (
@@ -23,24 +24,29 @@ from captum_norm.generation.prompts import (
     span_of,
 )
 from captum_norm.generation.result import Explained, GenerationResult
-from captum_norm.generation.rows import (
-    Inputs,
-    adds_vectors,
-    answer_rows,
-    explains_output,
-    handed_on,
-    segment_norms,
-)
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.offloading import input_device
+from captum_norm.models.outputs import Difference
 from captum_norm.models.stacks import encoder_of
 from captum_norm.models.wrappers import config_of
+from captum_norm.results.maps import SourceAndPrefix
 from captum_norm.text.words import Span, token_texts
 
 GENERATION: Mapping[str, Any] = {"max_new_tokens": 25, "do_sample": False}
 """How answers are generated unless ``gen_args`` says otherwise, as in Captum."""
+
+# Rows of methods that run the model once a row, in one batch.
+BATCH = 16
+
+Inputs = Mapping[str, Tensor]
+"""The model's arguments for one example, the prompt and all tokens of the answer but its last: the last R positions, of
+an encoder–decoder model those of the decoder, predict the answer."""
+
+Rows = tuple[Tensor, Tensor | None]
+"""The scores of every input position for each token, (R, K), of an encoder–decoder model the source's before the target
+prefix's; and the completeness error of each row, (R,), or None for a method without one."""
 
 
 class GenerationAttribution(Attribution):
@@ -73,16 +79,13 @@ class GenerationAttribution(Attribution):
     """
 
     def __init__(self, method: Attribution, tokenizer: Any = None) -> None:
-        given: Any = method
-        model = getattr(given, "model", None)
-        if not isinstance(given, Attribution) or not isinstance(model, nn.Module):
+        model: Any = getattr(method, "model", None)
+        if not isinstance(method, Attribution) or not isinstance(model, nn.Module):
             raise InvalidInputError(
                 f"got the method {quoted(method)}; expected one of captum_norm, such as NormAttribution(model), or "
                 "TokenAttribution(model, ...) for a method of Captum"
             )
-        session = getattr(method, "session", None)
-        known = [tokenizer, getattr(session, "tokenizer", None), getattr(method, "_tokenizer", None)]
-        self.tokenizer: Any = next((found for found in known if found is not None), None)
+        self.tokenizer = tokenizer_of(method, tokenizer)
         if self.tokenizer is None:
             raise InvalidInputError("got no tokenizer; pass the model's: GenerationAttribution(method, tokenizer)")
         if library_of(model) is not HUGGING_FACE:
@@ -91,7 +94,7 @@ class GenerationAttribution(Attribution):
                 "of prompt and answer, and the positions that predict the answer"
             )
         super().__init__(model)
-        self.method: Any = given
+        self.method: Any = method
         self.model = cast(Any, model)
         self._continued = encoder_of(model) is None
 
@@ -141,13 +144,13 @@ class GenerationAttribution(Attribution):
             InvalidInputError: prompt, answer, outputs, segments or contrast do not fit together or the model.
             CaptumNormError: see the method's ``attribute``.
         """
-        read = read_prompt(prompt, self.tokenizer, chat=check_bool("chat", chat), continued=self._continued)
-        answer = self._answer(read, target, gen_args)
+        tokenized = read_prompt(prompt, self.tokenizer, chat=check_bool("chat", chat), continued=self._continued)
+        answer = self._answer(tokenized, target, gen_args)
         texts = token_texts(answer, self.tokenizer)
         start, end = span_of(outputs, texts, "".join(texts))
-        other = None if contrast is None else read_answer(contrast, read, self.tokenizer, continued=self._continued)
         rival = None
-        if other is not None:
+        if contrast is not None:
+            other = read_answer(contrast, tokenized, self.tokenizer, continued=self._continued)
             start = self._difference(answer, other, (start, end))
             end, rival = start + 1, other[start]
         hops = check_index("hops", hops)
@@ -155,36 +158,36 @@ class GenerationAttribution(Attribution):
             raise InvalidInputError(
                 f"got hops={hops}; expected 0 or more, and outputs= behind the tokens to hand importance on through"
             )
-        names, numbers = (None, []) if segments is None else segments_of(read, segments)
-        inputs = self._inputs(read.ids, answer[:end])
+        names, numbers = (None, []) if segments is None else segments_of(tokenized, segments)
         together = not check_bool("per_token", per_token)
+
+        inputs = self._inputs(tokenized.ids, answer[:end])
         rows, deltas = answer_rows(self.method, inputs, answer[:end], slice(start, end), rival, together=together)
-        tokens = [*token_texts(read.ids, self.tokenizer), *self._between(texts, end)]
-        template = torch.tensor(read.template + [False] * (len(tokens) - len(read.ids)))
+        tokens = [*token_texts(tokenized.ids, self.tokenizer), *self._start(), *texts[: end - 1]]
+        template = torch.tensor(tokenized.template + [False] * (len(tokens) - len(tokenized.ids)))
         hidden = torch.zeros_like(template) if check_bool("keep_template", keep_template) else template
         scores = _of_inputs(rows, hidden)
-        graph = None if graph_threshold is None else self._graph(inputs, end - start, graph_threshold)
-        whole = scores.sum(0)
+        total = scores.sum(0)
         if hops:
             before, _ = answer_rows(self.method, inputs, answer[:end], slice(0, start))
             between = _of_inputs(before, hidden).clamp(min=0)
-            whole = handed_on(whole.clamp(min=0), between, len(tokens) - end + 1, hops)
+            total = handed_on(total.clamp(min=0), between, len(tokens) - end + 1, hops)
         segment_attr = None
-        if names is not None and not hops and adds_vectors(self.method):
-            segment_attr = segment_norms(self.method, inputs, numbers, end - start)
+        if names is not None and not hops and _adds_vectors(self.method):
+            segment_attr = _segment_norms(self.method, inputs, numbers, end - start)
         elif names is not None:
-            segment_attr = _summed(whole, numbers, len(names))
+            segment_attr = _segment_sums(total, numbers, len(names))
         return GenerationResult(
             input_tokens=tokens,
             output_tokens=texts[start:end],
-            seq_attr=whole,
+            seq_attr=total,
             token_attr=None if together else scores,
-            prompt_length=len(read.ids),
+            prompt_length=len(tokenized.ids),
             template=template.tolist(),
             explained=Explained(
                 method=_name(self.method),
                 unit=_unit(self.method),
-                prompt=read.text,
+                prompt=tokenized.text,
                 answer="".join(texts),
                 outputs=(start, end),
                 contrast=None if rival is None else self.tokenizer.decode([rival]),
@@ -193,65 +196,50 @@ class GenerationAttribution(Attribution):
             segments=names,
             segment_attr=segment_attr,
             convergence_delta=None if deltas is None else float(deltas.abs().max()),
-            graph=graph,
+            graph=None if graph_threshold is None else self._graph(inputs, end - start, graph_threshold),
         )
 
     def _answer(self, prompt: Prompt, target: Any, gen_args: Mapping[str, Any] | None) -> list[int]:
-        if target is None:
-            return self._generated(prompt.ids, GENERATION if gen_args is None else gen_args)
-        if gen_args is not None:
-            raise InvalidInputError("got target= and gen_args=; a given answer is not generated")
-        return read_answer(target, prompt, self.tokenizer, continued=self._continued)
-
-    def _generated(self, ids: Sequence[int], gen_args: Mapping[str, Any]) -> list[int]:
+        """Read the answer, or generate one."""
+        if target is not None:
+            if gen_args is not None:
+                raise InvalidInputError("got target= and gen_args=; a given answer is not generated")
+            return read_answer(target, prompt, self.tokenizer, continued=self._continued)
         generate = getattr(self.model, "generate", None)
         if generate is None:
             raise UnsupportedModelError(f"{type(self.model).__name__} cannot generate; pass the answer: target=")
-        check_ids(ids, _vocabulary(self.model), self._longest, type(self.model).__name__)
-        most = gen_args.get("max_new_tokens")
-        if self._longest is not None and most is not None:
-            room = self._longest - len(ids) + 1 if self._continued else self._longest
-            gen_args = {**gen_args, "max_new_tokens": min(most, room)}
-        prompt = self._tensor(ids)
+        self._check(prompt.ids, self.model, self._longest)
+        options = dict(GENERATION if gen_args is None else gen_args)
+        if self._longest is not None and options.get("max_new_tokens") is not None:
+            room = self._longest - len(prompt.ids) + 1 if self._continued else self._longest
+            options["max_new_tokens"] = min(options["max_new_tokens"], room)
+        ids = self._tensor(prompt.ids)
         with torch.no_grad(), evaluating(self.model):
-            found = generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), **gen_args)
-        found = list(getattr(found, "sequences", found)[0].tolist())
-        answer = found[len(ids) :] if self._continued else found[1:]
-        while answer and answer[-1] in self._ends():
+            generated = generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
+        generated = getattr(generated, "sequences", generated)[0].tolist()
+        answer: list[int] = generated[len(prompt.ids) :] if self._continued else generated[1:]
+        stops = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
+        stops = stops if isinstance(stops, list) else [stops]
+        while answer and answer[-1] in (self.tokenizer.eos_token_id, self.tokenizer.pad_token_id, *stops):
             answer.pop()
         if not answer:
             raise InvalidInputError("the model generated nothing but the end of its answer; pass target= or gen_args=")
         return answer
 
-    @property
-    def _longest(self) -> int | None:
-        """Number of positions that the model has."""
-        longest: int | None = getattr(config_of(self.model), "max_position_embeddings", None)
-        return longest
-
-    def _ends(self) -> set[Any]:
-        """Tokens that end an answer, and padding behind it."""
-        stops = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
-        return {
-            self.tokenizer.eos_token_id,
-            self.tokenizer.pad_token_id,
-            *(stops if isinstance(stops, list) else [stops]),
-        }
-
     def _inputs(self, prompt: Sequence[int], answer: Sequence[int]) -> Inputs:
         """Put prompt and answer into the model's arguments; the last token is predicted, not read."""
-        longest, name = self._longest, type(self.model).__name__
+        longest = self._longest
         if self._continued:
-            check_ids([*prompt, *answer], _vocabulary(self.model), None if longest is None else longest + 1, name)
+            self._check([*prompt, *answer], self.model, None if longest is None else longest + 1)
             ids = self._tensor([*prompt, *answer[:-1]])
             return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        begin = getattr(config_of(self.model), "decoder_start_token_id", None)
+        begin = self._begin
         if begin is None:
             raise UnsupportedModelError(
-                f"{name} names no decoder_start_token_id, so its decoder's inputs are not known"
+                f"{type(self.model).__name__} names no decoder_start_token_id, so its decoder's inputs are not known"
             )
-        check_ids(prompt, _vocabulary(self.model), longest, name)
-        check_ids(answer, _vocabulary(self.model.get_decoder()), longest, name)
+        self._check(prompt, self.model, longest)
+        self._check(answer, self.model.get_decoder(), longest)
         ids = self._tensor(prompt)
         decoder_ids = self._tensor([begin, *answer[:-1]])
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": decoder_ids}
@@ -262,20 +250,12 @@ class GenerationAttribution(Attribution):
             raise InvalidInputError(
                 f"got graph_threshold=, but {type(self.method).__name__} follows no routes; take InformationFlow"
             )
-        (found,) = self.method.graphs(dict(inputs), position="all", threshold=threshold, per_head=False)
-        return found.to(*(node.position for node in found.outputs[-count:]))
-
-    def _between(self, texts: Sequence[str], end: int) -> list[str]:
-        """Texts of the inputs behind the prompt: the answer's tokens, of a decoder after its start."""
-        before = list(texts[: end - 1])
-        if self._continued:
-            return before
-        begin = config_of(self.model).decoder_start_token_id
-        return [self.tokenizer.convert_ids_to_tokens(begin), *before]
+        (graph,) = self.method.graphs(dict(inputs), position="all", threshold=threshold, per_head=False)
+        return graph.to(*(node.position for node in graph.outputs[-count:]))
 
     def _difference(self, answer: Sequence[int], other: Sequence[int], outputs: Span) -> int:
         """Return the first token in which two answers differ."""
-        if not explains_output(self.method):
+        if not _explains_output(self.method):
             raise InvalidInputError(
                 f"got contrast=, but {type(self.method).__name__} explains no logit; take DecompX, AttnLRP or another "
                 "method of outputs"
@@ -287,24 +267,44 @@ class GenerationAttribution(Attribution):
             )
         return differing[0]
 
+    @property
+    def _longest(self) -> int | None:
+        """The number of positions that the model has."""
+        longest: int | None = getattr(config_of(self.model), "max_position_embeddings", None)
+        return longest
+
+    @property
+    def _begin(self) -> int | None:
+        """The token that a decoder's inputs begin with."""
+        begin: int | None = getattr(config_of(self.model), "decoder_start_token_id", None)
+        return begin
+
+    def _start(self) -> list[str]:
+        """Return the text of the input between the prompt and the answer: a decoder's first."""
+        return [] if self._continued else [self.tokenizer.convert_ids_to_tokens(self._begin)]
+
+    def _check(self, ids: Sequence[int], embedding: Any, longest: int | None) -> None:
+        vocabulary = len(embedding.get_input_embeddings().weight)
+        check_ids(ids, vocabulary, longest, type(self.model).__name__)
+
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor([list(ids)], device=input_device(self.model))
 
 
-def _of_inputs(scores: Tensor, hidden: Tensor) -> Tensor:
-    """Drop the scores of virtual tokens, which come first, and set those of hidden inputs to 0: (R, K)."""
-    return scores.detach().cpu()[:, -len(hidden) :].masked_fill(hidden, 0)
+def tokenizer_of(method: Any, tokenizer: Any = None) -> Any:
+    """Return a tokenizer, or else that of a method; None if it has none."""
+    known = [
+        tokenizer,
+        getattr(getattr(method, "session", None), "tokenizer", None),
+        getattr(method, "_tokenizer", None),
+    ]
+    return next((candidate for candidate in known if candidate is not None), None)
 
 
-def _vocabulary(model: Any) -> int:
-    return len(model.get_input_embeddings().weight)
-
-
-def _summed(scores: Tensor, numbers: Sequence[int], count: int) -> Tensor:
-    """Add the scores of each segment's tokens, (G,)."""
-    segments = torch.tensor(numbers)
-    inside = segments >= 0
-    return scores.new_zeros(count).index_add(0, segments[inside], scores[: len(segments)][inside])
+def aggregated_unit(method: AttentionMapAttribution) -> str:
+    """Return what the scores of a method's layers together are."""
+    entry, aggregation = method.units.entry, method.aggregation
+    return method.units.together or (f"mean {entry}" if aggregation == "mean" else f"share of {aggregation}")
 
 
 def _name(method: Any) -> str:
@@ -314,9 +314,135 @@ def _name(method: Any) -> str:
 def _unit(method: Any) -> str:
     if not isinstance(method, AttentionMapAttribution):
         return "part of the logit"
-    units = method.units
-    if method.target != "never":
-        return units.target or units.entry
-    return units.together or (
-        f"mean {units.entry}" if method.aggregation == "mean" else f"share of {method.aggregation}"
-    )
+    return (method.units.target or method.units.entry) if _explains_output(method) else aggregated_unit(method)
+
+
+def _explains_output(method: Any) -> bool:
+    """Return whether a method explains a logit, not the state that it is computed from."""
+    return not isinstance(method, AttentionMapAttribution) or method.target != "never"
+
+
+def _adds_vectors(method: Any) -> bool:
+    """Return whether a method scores a segment by the vectors of its tokens added up."""
+    return not _explains_output(method) and method.segmented and method.aggregation == "mean"
+
+
+def _of_inputs(scores: Tensor, hidden: Tensor) -> Tensor:
+    """Drop the scores of virtual tokens, which come first, and set those of hidden inputs to 0: (R, K)."""
+    return scores.detach().cpu()[:, -len(hidden) :].masked_fill(hidden, 0)
+
+
+def _segment_sums(scores: Tensor, numbers: Sequence[int], count: int) -> Tensor:
+    """Add the scores of each segment's tokens, (G,)."""
+    segments = torch.tensor(numbers)
+    inside = segments >= 0
+    return scores.new_zeros(count).index_add(0, segments[inside], scores[: len(segments)][inside])
+
+
+def _segment_norms(method: Any, inputs: Inputs, numbers: Sequence[int], last: int) -> Tensor:
+    """Score segments by the norms of their vectors' sum for the last outputs, averaged over layers, (G,)."""
+    ids = inputs["input_ids"]
+    segments = torch.tensor([[*numbers, *[-1] * (ids.shape[1] - len(numbers))]], device=ids.device)
+    translated = "decoder_input_ids" in inputs
+    stacks = ["cross"] if translated else None
+    maps = method.maps(dict(inputs), stacks=stacks, last=last, segments=segments, together=True)
+    stack: Tensor = maps.cross if translated else maps.self_attention
+    return stack[0, :, 0].mean(0).cpu()
+
+
+def answer_rows(
+    method: Any,
+    inputs: Inputs,
+    answer: Sequence[int],
+    rows: slice,
+    contrast: int | None = None,
+    *,
+    together: bool = False,
+) -> Rows:
+    """Compute the rows of some of an answer's tokens, for one of them less a contrast's logit, or one of their sum."""
+    if together and _adds_vectors(method):
+        scores, deltas = _span_row(method, inputs, len(answer[rows]))
+    elif not _explains_output(method):
+        parts, delta = method.scores_of_last(dict(inputs), len(answer))
+        scores, deltas = _flat(parts)[rows], None if delta is None else delta.expand(len(answer))[rows]
+    else:
+        # From the end, which virtual tokens of a prompt do not move.
+        positions = list(range(-len(answer), 0))[rows]
+        scores, deltas = _logit_rows(method, inputs, list(answer[rows]), contrast, positions, together=together)
+    if not together or len(scores) == 1:
+        return scores, deltas
+    return scores.sum(0, keepdim=True), None if deltas is None else deltas.amax(0, keepdim=True)
+
+
+def _span_row(method: Any, inputs: Inputs, last: int) -> Rows:
+    """Score inputs by the vectors that they give to the last tokens of an answer together, averaged over layers."""
+    translated = "decoder_input_ids" in inputs
+    parts = [
+        method.maps(dict(inputs), stacks=stacks, last=last, together=True)
+        for stacks in ([["cross"], ["decoder"]] if translated else [None])
+    ]
+    stacks = [parts[0].cross, parts[1].decoder] if translated else [parts[0].self_attention]
+    deltas = [part.convergence_delta.amax(1) for part in parts if part.convergence_delta is not None]
+    return torch.cat([stack.mean(1)[0] for stack in stacks], -1), torch.stack(deltas).amax(0) if deltas else None
+
+
+def _logit_rows(
+    method: Any, inputs: Inputs, answer: list[int], contrast: int | None, positions: list[int], *, together: bool
+) -> Rows:
+    """Explain the logits of tokens, in one pass or each on a copy of the example."""
+    if isinstance(method, OutputAttribution):
+        tokens = torch.tensor([answer])
+        target = tokens if contrast is None else Difference(tokens, contrast)
+        parts = method.decompose(dict(inputs), target, position=[positions], together=together)
+        return _flat(parts.scores), parts.convergence_delta.flatten()
+    scores, deltas = [], []
+    with_delta = method.has_convergence_delta()
+    for first in range(0, len(answer), BATCH):
+        chosen, places = answer[first : first + BATCH], positions[first : first + BATCH]
+        targets: Any = chosen if contrast is None else Difference(chosen, [contrast] * len(chosen))
+        copies = {name: tensor.expand(len(places), *tensor.shape[1:]) for name, tensor in inputs.items()}
+        if with_delta:
+            rows, delta = method.attribute(copies, targets, position=places, return_convergence_delta=True)
+            deltas.append(delta)
+        else:
+            rows = method.attribute(copies, targets, position=places)
+        scores.append(_flat(rows))
+    return torch.cat(scores), torch.cat(deltas) if deltas else None
+
+
+def _flat(scores: Any) -> Tensor:
+    """Put the scores of an encoder–decoder model's two inputs side by side, those of one example's rows in (R, K)."""
+    joined: Tensor = torch.cat(list(scores), -1) if isinstance(scores, SourceAndPrefix) else scores
+    return joined.squeeze(0) if joined.dim() == 3 else joined
+
+
+def handed_on(importance: Tensor, rows: Tensor, first: int, hops: int) -> Tensor:
+    """Replace the importance of intermediate tokens by the importance of what these rest on [Pan et al. 2026].
+
+    In each hop every intermediate token, such as one of a chain of thought, gives what it has to the positions before
+    it, in proportion to its own row: p ← p outside + Σ_t p_t r_t / Σ_j r_tj. What still rests on intermediate tokens
+    after the last hop stays there, so the sum does not change. A token whose row is 0 keeps what it has.
+
+    Args:
+        importance: of every input position for the outputs explained, (K,), not negative.
+        rows: those of the T intermediate tokens, (T, K), not negative, each 0 from its own position on.
+        first: position of the first intermediate token, those of the others follow.
+        hops: how often.
+
+    Returns:
+        (K,).
+
+    Example:
+        >>> rows = torch.tensor([[1.0, 3.0, 0.0]])
+        >>> handed_on(torch.tensor([0.2, 0.0, 0.8]), rows, first=2, hops=1)
+        tensor([0.4000, 0.6000, 0.0000])
+    """
+    sums = rows.sum(1, keepdim=True)
+    shares = rows / torch.where(sums > 0, sums, torch.ones_like(sums))
+    between = slice(first, first + len(rows))
+    has_row = (sums.squeeze(1) > 0).to(importance)
+    for _ in range(hops):
+        handed = importance[between] * has_row
+        importance = importance + handed @ shares
+        importance[between] -= handed
+    return importance

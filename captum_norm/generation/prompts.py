@@ -1,12 +1,12 @@
 """Turns prompts, conversations and answers into tokens, and groups a prompt's tokens into segments."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from captum_norm.checks import quoted
@@ -69,10 +69,10 @@ def read_prompt(prompt: Any, tokenizer: Any, *, chat: bool = False, continued: b
     if isinstance(prompt, str):
         if chat:
             return _conversation([{"role": "user", "content": prompt}], tokenizer)
-        found = _tokenized(prompt, tokenizer, special=True, continued=continued)
-        if not prompt.strip() or not found.ids:
+        plain = _tokenized(prompt, tokenizer, special=True, continued=continued)
+        if not prompt.strip() or not plain.ids:
             raise InvalidInputError(f"got the prompt {quoted(prompt)}; expected some words")
-        return found
+        return plain
     if isinstance(prompt, Sequence) and prompt and all(_is_message(message) for message in prompt):
         return _conversation(prompt, tokenizer)
     raise InvalidInputError(
@@ -113,19 +113,15 @@ def span_of(outputs: object, texts: Sequence[str], answer: str) -> Span:
     if outputs is None:
         return 0, count
     if isinstance(outputs, str):
-        found = answer.count(outputs) if outputs else 0
-        if found != 1:
+        times = answer.count(outputs) if outputs else 0
+        if times != 1:
             raise InvalidInputError(
-                f"got outputs={quoted(outputs)}, which is {found} times in the answer {quoted(answer)}; expected a "
+                f"got outputs={quoted(outputs)}, which is {times} times in the answer {quoted(answer)}; expected a "
                 "part of it that is there once, or (start, end) in tokens"
             )
         first = answer.index(outputs)
-        ends = torch.tensor([len(text) for text in texts]).cumsum(0).tolist()
-        inside = [
-            index
-            for index, (end, text) in enumerate(zip(ends, texts, strict=True))
-            if _overlap((end - len(text), end), (first, first + len(outputs)))
-        ]
+        spans = pairwise(accumulate(map(len, texts), initial=0))
+        inside = [place for place, span in enumerate(spans) if _overlap(span, (first, first + len(outputs)))]
         return inside[0], inside[-1] + 1
     if isinstance(outputs, tuple) and len(outputs) == 2 and all(isinstance(place, int) for place in outputs):
         start, end = outputs
@@ -135,6 +131,104 @@ def span_of(outputs: object, texts: Sequence[str], answer: str) -> Span:
         f"got outputs={quoted(outputs)} of an answer of {count} tokens; expected 0 ≤ start < end ≤ {count}, or a part "
         "of the answer's text"
     )
+
+
+def _following(answer: str, prompt: Prompt, tokenizer: Any) -> list[int]:
+    """Tokenize an answer that continues the prompt."""
+    if prompt.text is None:
+        return list(tokenizer(answer, add_special_tokens=False, verbose=False)["input_ids"])
+    ids = _open_ended(prompt.text + answer, tokenizer, special=not prompt.messages)["input_ids"]
+    if ids[: len(prompt.ids)] != prompt.ids:
+        raise InvalidInputError(
+            f"got the answer {quoted(answer)}, whose beginning merges with the prompt's last token; begin it with a "
+            "space, end the prompt elsewhere, or pass token ids"
+        )
+    return ids[len(prompt.ids) :]
+
+
+def _translated(answer: str, tokenizer: Any) -> list[int]:
+    """Tokenize an answer in the target language, without what closes it."""
+    ids, plain = (
+        list(tokenizer(text_target=answer, add_special_tokens=special, verbose=False)["input_ids"])
+        for special in (True, False)
+    )
+    return ids[: len(ids) - _closing(ids, plain)]
+
+
+def _tokenized(text: str, tokenizer: Any, *, special: bool, continued: bool) -> Prompt:
+    options = {"return_offsets_mapping": bool(getattr(tokenizer, "is_fast", False)), "verbose": False}
+    if continued:
+        encoded = _open_ended(text, tokenizer, special=special, **options)
+    else:
+        encoded = tokenizer(text, add_special_tokens=special, **options)
+    offsets = encoded.get("offset_mapping")
+    return Prompt(list(encoded["input_ids"]), text, None if offsets is None else [tuple(span) for span in offsets])
+
+
+def _open_ended(text: str, tokenizer: Any, *, special: bool, **options: Any) -> dict[str, list[Any]]:
+    """Tokenize a text that goes on, without the special tokens that the tokenizer puts behind one."""
+    encoded = tokenizer(text, add_special_tokens=special, **options)
+    ids = encoded["input_ids"]
+    plain = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] if special else ids
+    count = len(ids) - _closing(ids, plain)
+    return {name: list(encoded[name])[:count] for name in ("input_ids", "offset_mapping") if name in encoded}
+
+
+def _closing(ids: Sequence[int], plain: Sequence[int]) -> int:
+    """Count the tokens that a tokenizer adds behind those of the text alone; a special token in the text is none."""
+    added = len(ids) - len(plain)
+    before = (first for first in range(added + 1) if list(ids[first : first + len(plain)]) == list(plain))
+    return added - next(before, added)
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+
+
+def _conversation(messages: Sequence[Message], tokenizer: Any) -> Prompt:
+    if not getattr(tokenizer, "chat_template", None):
+        raise InvalidInputError(
+            f"got a conversation, but {type(tokenizer).__name__} has no chat template; pass the prompt as one text, or "
+            "set tokenizer.chat_template"
+        )
+    text = _rendered(messages, tokenizer)
+    plain = _tokenized(text, tokenizer, special=False, continued=True)
+    roles = [message["role"] for message in messages]
+    return replace(plain, messages=_turns(messages, text, tokenizer), roles=roles)
+
+
+def _rendered(messages: Sequence[Message], tokenizer: Any) -> str:
+    turns = [dict(message) for message in messages]
+    try:
+        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    except Exception as error:  # templates raise what they like
+        reason = " ".join(str(error).split())[:200]
+        raise InvalidInputError(f"the chat template refuses the conversation: {reason}") from error
+
+
+def _turns(messages: Sequence[Message], text: str, tokenizer: Any) -> list[Span]:
+    """Find the content of each turn in the rendered text, between what the template puts around marks in its place.
+
+    The words of a turn may be the template's own, such as ``user``.
+    """
+    marked = [{**message, "content": f"\ue000{index}\ue001"} for index, message in enumerate(messages)]
+    first, *frame = re.split("\ue000(\\d+)\ue001", _rendered(marked, tokenizer))
+    order, behind = frame[::2], frame[1::2]
+    in_order = order == [str(index) for index in range(len(messages))] and text.startswith(first)
+    place, spans = len(first), []
+    for index, message in enumerate(messages):
+        content = message["content"]
+        # The template may strip it.
+        forms = (content, content.strip(), content.lstrip(), content.rstrip()) if in_order and content.strip() else ()
+        said = next((form for form in forms if text.startswith(form + behind[index], place)), None)
+        if said is None:
+            raise InvalidInputError(
+                f"the content of the {message['role']}'s turn {quoted(content)} is empty, or the chat template changes "
+                "it, so its tokens are not known; pass the prompt as one text"
+            )
+        spans.append(_stripped(text, place, place + len(said)))
+        place += len(said) + len(behind[index])
+    return spans
 
 
 def segments_of(prompt: Prompt, segmentation: Segmentation) -> tuple[Sequence[str], Sequence[int]]:
@@ -156,127 +250,21 @@ def segments_of(prompt: Prompt, segmentation: Segmentation) -> tuple[Sequence[st
         if not spans:
             raise InvalidInputError('got segments="message" and no conversation; pass messages or chat=True')
     else:
-        spans = list(_spans(prompt, segmentation))
+        spans = _segment_spans(prompt.text, prompt.messages or [(0, len(prompt.text))], segmentation)
         if segmentation == "word":
             spans = joined_spans(spans, prompt.offsets)
         names = [prompt.text[start:end] for start, end in spans]
-    numbers = [_number(prompt.text, token, spans) for token in prompt.offsets]
+    numbers = [_segment_of(prompt.text, token, spans) for token in prompt.offsets]
     missing = [name for index, name in enumerate(names) if index not in numbers]
     if missing:
         raise InvalidInputError(f"the segment {quoted(missing[0])} has no token of its own; join it with a neighbour")
     return names, numbers
 
 
-def _following(answer: str, prompt: Prompt, tokenizer: Any) -> list[int]:
-    if prompt.text is None:
-        return list(tokenizer(answer, add_special_tokens=False, verbose=False)["input_ids"])
-    special = not prompt.messages
-    whole = _open_ended(prompt.text + answer, tokenizer, special=special)["input_ids"]
-    if whole[: len(prompt.ids)] != prompt.ids:
-        raise InvalidInputError(
-            f"got the answer {quoted(answer)}, whose beginning merges with the prompt's last token; begin it with a "
-            "space, end the prompt elsewhere, or pass token ids"
-        )
-    return whole[len(prompt.ids) :]
-
-
-def _translated(answer: str, tokenizer: Any) -> list[int]:
-    ids, plain = (
-        list(tokenizer(text_target=answer, add_special_tokens=special, verbose=False)["input_ids"])
-        for special in (True, False)
-    )
-    return ids[: len(ids) - _closing(ids, plain)]
-
-
-def _conversation(messages: Sequence[Message], tokenizer: Any) -> Prompt:
-    if not getattr(tokenizer, "chat_template", None):
-        raise InvalidInputError(
-            f"got a conversation, but {type(tokenizer).__name__} has no chat template; pass the prompt as one text, or "
-            "set tokenizer.chat_template"
-        )
-    text = _rendered(messages, tokenizer)
-    plain = _tokenized(text, tokenizer, special=False, continued=True)
-    roles = [message["role"] for message in messages]
-    return replace(plain, messages=_turns(messages, text, tokenizer), roles=roles)
-
-
-def _rendered(messages: Sequence[Message], tokenizer: Any) -> str:
-    try:
-        return str(
-            tokenizer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
-        )
-    except Exception as error:  # templates raise what they like
-        reason = " ".join(str(error).split())[:200]
-        raise InvalidInputError(f"the chat template refuses the conversation: {reason}") from error
-
-
-def _turns(messages: Sequence[Message], text: str, tokenizer: Any) -> list[Span]:
-    """Find the content of each turn in the rendered text, between what the template puts around marks in its place.
-
-    The words of a turn may be the template's own, such as ``user``.
-    """
-    marked = [{**message, "content": f"\ue000{index}\ue001"} for index, message in enumerate(messages)]
-    first, *frame = re.split("\ue000(\\d+)\ue001", _rendered(marked, tokenizer))
-    order, behind = frame[::2], frame[1::2]
-    place = len(first) if text.startswith(first) else -1
-    spans = []
-    for index, message in enumerate(messages):
-        content = message["content"]
-        kept = order == [str(number) for number in range(len(messages))] and place >= 0 and content.strip()
-        written = (content, content.strip(), content.lstrip(), content.rstrip())
-        said = next((said for said in written if kept and text.startswith(said + behind[index], place)), None)
-        if said is None:
-            raise InvalidInputError(
-                f"the content of the {message['role']}'s turn {quoted(content)} is empty, or the chat template changes "
-                "it, so its tokens are not known; pass the prompt as one text"
-            )
-        begin = place + len(said) - len(said.lstrip())
-        spans.append((begin, begin + len(content.strip())))
-        place += len(said) + len(behind[index])
-    return spans
-
-
-def _tokenized(text: str, tokenizer: Any, *, special: bool, continued: bool) -> Prompt:
-    fast = bool(getattr(tokenizer, "is_fast", False))
-    options = {"return_offsets_mapping": fast, "verbose": False}
-    found = (
-        _open_ended(text, tokenizer, special=special, **options)
-        if continued
-        else tokenizer(text, add_special_tokens=special, **options)
-    )
-    offsets = found.get("offset_mapping")
-    return Prompt(list(found["input_ids"]), text, None if offsets is None else [tuple(span) for span in offsets])
-
-
-def _open_ended(text: str, tokenizer: Any, *, special: bool, **options: Any) -> dict[str, list[Any]]:
-    """Tokenize a text that goes on, without the special tokens that the tokenizer puts behind one."""
-    found = tokenizer(text, add_special_tokens=special, **options)
-    plain = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] if special else found["input_ids"]
-    kept = len(found["input_ids"]) - _closing(found["input_ids"], plain)
-    return {name: list(found[name])[:kept] for name in ("input_ids", "offset_mapping") if name in found}
-
-
-def _closing(ids: Sequence[int], plain: Sequence[int]) -> int:
-    """Count the tokens that a tokenizer adds behind those of the text alone; a special token in the text is none."""
-    added = len(ids) - len(plain)
-    return next(
-        (added - first for first in range(added + 1) if list(ids[first : first + len(plain)]) == list(plain)), 0
-    )
-
-
-def _is_message(message: object) -> bool:
-    return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
-
-
-def _overlap(one: Span, other: Span) -> bool:
-    return max(one[0], other[0]) < min(one[1], other[1])
-
-
-def _spans(prompt: Prompt, segmentation: Segmentation) -> Iterator[Span]:
-    text = prompt.text or ""
+def _segment_spans(text: str, parts: Sequence[Span], segmentation: Segmentation) -> list[Span]:
+    """Find the characters of each segment: of a kind in each part of the text, or of a list in all of it."""
     if segmentation == "word":
-        yield from (span for start, end in prompt.messages or [(0, len(text))] for span in word_spans(text, start, end))
-        return
+        return [span for part in parts for span in word_spans(text, *part)]
     if isinstance(segmentation, str):
         if segmentation not in _BETWEEN:
             raise InvalidInputError(
@@ -284,37 +272,29 @@ def _spans(prompt: Prompt, segmentation: Segmentation) -> Iterator[Span]:
                 "pattern between them, or a list of their texts or (start, end) in characters"
             )
         segmentation = _BETWEEN[segmentation]
+    spans: list[Span] = []
     if isinstance(segmentation, re.Pattern):
-        for start, end in prompt.messages or [(0, len(text))]:
-            yield from _between(segmentation, text, start, end)
-        return
-    end = 0
-    for piece in segmentation:
-        start, end = _found(piece, text, end) if isinstance(piece, str) else _checked(piece, text, end)
-        yield start, end
+        for start, end in parts:
+            matches = list(segmentation.finditer(text, start, end))
+            begins, ends = [start, *(match.end() for match in matches)], [*(match.start() for match in matches), end]
+            pieces = [_stripped(text, *piece) for piece in zip(begins, ends, strict=True)]
+            spans += [(first, last) for first, last in pieces if first < last]
+    else:
+        for piece in segmentation:
+            spans.append(_piece_span(piece, text, spans[-1][1] if spans else 0))
+    return spans
 
 
-def _between(pattern: re.Pattern[str], text: str, start: int, end: int) -> Iterator[Span]:
-    """Yield the pieces between the matches of a pattern, without white space around them."""
-    borders = [(match.start(), match.end()) for match in pattern.finditer(text, start, end)]
-    for first, last in zip([start, *(after for _, after in borders)], [*(b for b, _ in borders), end], strict=True):
-        piece = text[first:last]
-        if piece.strip():
-            begin = first + len(piece) - len(piece.lstrip())
-            yield begin, begin + len(piece.strip())
-
-
-def _found(piece: str, text: str, start: int) -> Span:
-    first = text.find(piece, start) if piece.strip() else -1
-    if first < 0:
-        raise InvalidInputError(
-            f"the segment {quoted(piece)} is not in the prompt, or not behind the one before it; give the segments in "
-            "the prompt's order and its words"
-        )
-    return first, first + len(piece)
-
-
-def _checked(piece: object, text: str, start: int) -> Span:
+def _piece_span(piece: object, text: str, start: int) -> Span:
+    """Find a segment by its text or characters, behind the segment before it."""
+    if isinstance(piece, str):
+        first = text.find(piece, start) if piece.strip() else -1
+        if first < 0:
+            raise InvalidInputError(
+                f"the segment {quoted(piece)} is not in the prompt, or not behind the one before it; give the segments "
+                "in the prompt's order and its words"
+            )
+        return first, first + len(piece)
     if isinstance(piece, Sequence) and len(piece) == 2 and all(isinstance(place, int) for place in piece):
         first, last = piece
         if start <= first < last <= len(text):
@@ -325,9 +305,20 @@ def _checked(piece: object, text: str, start: int) -> Span:
     )
 
 
-def _number(text: str, token: Span, spans: Sequence[Span]) -> int:
+def _segment_of(text: str, token: Span, spans: Sequence[Span]) -> int:
     """Find the segment of a token's first character that is no white space, if it has one; −1 without one."""
     start, end = token
+    first, last = _stripped(text, start, end)
+    place = first if first < last else start
+    return next((index for index, (begin, stop) in enumerate(spans) if begin <= place < stop and start < end), -1)
+
+
+def _stripped(text: str, start: int, end: int) -> Span:
+    """Return the characters of a piece of text without white space around it."""
     piece = text[start:end]
-    first = start + len(piece) - len(piece.lstrip()) if piece.strip() else start
-    return next((index for index, (begin, last) in enumerate(spans) if begin <= first < last and start < end), -1)
+    begin = start + len(piece) - len(piece.lstrip())
+    return begin, begin + len(piece.strip())
+
+
+def _overlap(left: Span, right: Span) -> bool:
+    return max(left[0], right[0]) < min(left[1], right[1])

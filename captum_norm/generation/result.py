@@ -151,11 +151,9 @@ class GenerationResult(Result, LLMAttributionResult):
 
     def top(self, count: int = 10) -> list[tuple[str, float]]:
         """Return the segments of highest score, or, without segments, the inputs: their texts and scores."""
-        names, scores = (
-            (self.input_tokens, self.seq_attr)
-            if self.segments is None or self.segment_attr is None
-            else (self.segments, self.segment_attr)
-        )
+        names, scores = self.input_tokens, self.seq_attr
+        if self.segments is not None and self.segment_attr is not None:
+            names, scores = list(self.segments), self.segment_attr
         best = scores.topk(min(check_count("count", count), len(names)))
         return [(names[index], score) for score, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
 
@@ -182,7 +180,7 @@ class GenerationResult(Result, LLMAttributionResult):
         )
 
     def _with(self, **changes: Any) -> "GenerationResult":
-        """Return the same with other fields, without the graph, which is of all tokens together."""
+        """Change fields, without the graph, which is of all tokens together."""
         return GenerationResult(**contents(self) | {"graph": None} | changes)
 
     def to_frame(self) -> "pd.DataFrame":
@@ -200,11 +198,12 @@ class GenerationResult(Result, LLMAttributionResult):
         Raises:
             InvalidInputError: xarray is not installed.
         """
-        others: dict[str, tuple[Sequence[str], Tensor]] = {"score": (("key",), self.seq_attr)}
+        variables: dict[str, tuple[Sequence[str], Tensor]] = {"score": (("key",), self.seq_attr)}
+        tokens = {"key_token": ("key", self.input_tokens)}
         if self.token_attr is not None:
-            others["token_score"] = (("query", "key"), self.token_attr)
-        found = dataset_of([], others).assign_coords(key_token=("key", self.input_tokens))
-        return found if self.token_attr is None else found.assign_coords(query_token=("query", self.output_tokens))
+            variables["token_score"] = (("query", "key"), self.token_attr)
+            tokens["query_token"] = ("query", self.output_tokens)
+        return dataset_of([], variables).assign_coords(tokens)
 
     def facts(self) -> dict[str, str]:
         """Names and values to print beside the scores."""

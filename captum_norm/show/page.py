@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 Stack = Literal["encoder", "decoder", "cross", "answer", "links", "vision"]
+Cell = str | int | float | None
 Precision = Literal["f4", "f2", "i1"]
 
 # Entries of all maps of a page: at most 4 MB, 8 MB, and for 50 examples of 12 layers, 12 heads and 64 tokens 14 MB.
@@ -307,7 +308,7 @@ class Table:
 
     title: str
     columns: Sequence[Column]
-    rows: Sequence[Sequence[str | int | float | None]]
+    rows: Sequence[Sequence[Cell]]
     note: str = ""
     strong: Sequence[tuple[int, int]] = ()
     folded: bool = False

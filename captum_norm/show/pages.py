@@ -25,6 +25,7 @@ from captum_norm.results.stacks import MapStack
 from captum_norm.show.colors import BLUE, ORANGE, SKY
 from captum_norm.show.figures import pixels_of
 from captum_norm.show.page import (
+    Cell,
     Column,
     Example,
     Figure,
@@ -413,7 +414,8 @@ def _measure_table(comparison: Comparison) -> Table:
         columns.append(Column(f"{measure.title} {measure.arrow}", "number", 3, meaning))
     time = "time ÷ that of the plain forward pass, one run after a warm-up"
     columns += [Column("seconds", "number", 2), Column("× forward", "number", 1, time)]
-    rows, strong = [], []
+    rows: list[list[Cell]] = []
+    strong = []
     for place, name in enumerate(comparison.ranking):
         result = comparison.results[name]
         rows.append([name, *(means[name][measure.name] for measure in measures), result.seconds, result.forward_ratio])

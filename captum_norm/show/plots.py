@@ -33,7 +33,7 @@ COLORS = (BLUE, ORANGE, GREEN, INK, VERMILION, SKY, PURPLE)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)))
 
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "font.size": 8,
     "axes.labelsize": 9,
     "axes.linewidth": 0.7,
