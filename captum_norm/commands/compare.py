@@ -78,7 +78,7 @@ class CompareOptions(Subject):
 
 def _run(options: CompareOptions) -> None:
     from captum_norm.commands.terminal import Terminal
-    from captum_norm.explanation.targets import numbered
+    from captum_norm.explanation.run import numbered
     from captum_norm.lab.comparison import compare
     from captum_norm.models.objects import SentenceEncoder
     from captum_norm.show import show_comparison
@@ -148,7 +148,7 @@ def _examples(options: CompareOptions) -> tuple[list[str], dict[int, str] | None
 
 def _numbers(labels: Mapping[int, str], model: Any, tokenizer: Any) -> list[int]:
     """The indices of labels, which are numbers or names."""
-    from captum_norm.explanation.targets import output_number
+    from captum_norm.explanation.run import output_number
     from captum_norm.models.outputs import has_labels
 
     numbers, classes = [], model.config.num_labels

@@ -146,7 +146,7 @@ def _run(options: ExplainOptions) -> None:
 def _explanation(options: ExplainOptions) -> "tuple[Explanation, list[Explanation]]":
     """Explain the texts; also return what a page shows beside."""
     from captum_norm.explanation import explain
-    from captum_norm.explanation.targets import default_position
+    from captum_norm.explanation.run import default_position
     from captum_norm.lab.analysis import contextualization_change
     from captum_norm.models.objects import tokenized
 

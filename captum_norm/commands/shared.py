@@ -243,7 +243,7 @@ class Subject(Layouts, title="the model and the output"):
 
         With a target, a sentence encoder becomes a model of its similarity to that text.
         """
-        from captum_norm.explanation.targets import load_subject
+        from captum_norm.explanation.run import load_subject
 
         self.prepare()
         model, tokenizer = load_subject(self.model, self.named_target(), self.quantize)

@@ -93,7 +93,7 @@ class Explanation(Result):
         count = "1 text" if len(self) == 1 else f"{len(self)} texts"
         best = ", ".join(f"{token!r} {score:.3g}" for token, score in self.top(3))
         delta = self.facts().get("convergence delta")
-        ends = f"; convergence delta {delta}" if delta is not None else ""
+        ends = "" if delta is None else f"; convergence delta {delta}"
         maps = "" if self.maps is None else f"; {self.maps!r}"
         return f"Explanation({self._method}, {self.model}: {count}, most {best}{ends}{maps})"
 
@@ -137,31 +137,29 @@ class Explanation(Result):
         check_choice("score", score, WORD_MEASURES[:3])
         parts = list(zip(self.words_of_tokens, self, strict=True))
         scores = [words.scores(part.scores[0], score) for words, part in parts]
-        return self.with_words(
-            scores, [words.maps(part.squares, score) for words, part in parts if part.squares is not None]
-        )
+        squares = [words.maps(part.squares, score) for words, part in parts if part.squares is not None]
+        return self.with_words(scores, squares)
 
     def with_words(self, scores: Sequence[Tensor], squares: Sequence[Tensor]) -> "Explanation":
         """Replace tokens by words: the scores of each text's, (W,), and maps, (1, L, [H,] W, W), or none."""
-        words, maps, position = self.words_of_tokens, self.maps, self.position
-        size = max(len(own.texts) for own in words)
-        real = torch.stack([torch.arange(size) < len(own.texts) for own in words])
-        tokens = [[*own.texts, *[""] * (size - len(own.texts))] for own in words]
-        if isinstance(position, int) and len(words) == 1:
-            position = words[0].numbers[position]
+        texts, maps, position = [words.texts for words in self.words_of_tokens], self.maps, self.position
+        size = max(map(len, texts))
+        real = torch.arange(size) < torch.tensor([len(words) for words in texts])[:, None]
+        tokens = [[*words, *[""] * (size - len(words))] for words in texts]
+        if isinstance(position, int) and len(self) == 1:
+            position = self.words_of_tokens[0].numbers[position]
         if maps is not None and squares:
             stack = torch.cat([pad(square, (0, size - square.shape[-1]) * 2) for square in squares])
-            name: dict[str, Any] = {"encoder" if maps.decoder is None else "decoder": stack}
-            maps = replace(maps, **name, real=real.to(maps.real.device), mixing_ratio=None, tokens=tokens, virtual=0)
+            maps = with_stack(maps, stack, real=real.to(maps.real.device), tokens=tokens, virtual=0)
         return replace(
             self,
             position=position,
             tokens=tokens,
             real=real,
-            scores=torch.stack([pad(own, (0, size - len(own))) for own in scores]),
+            scores=torch.stack([pad(of_words, (0, size - len(of_words))) for of_words in scores]),
             maps=maps,
             graphs=(),
-            words_of_tokens=[Words(own.texts, tuple(range(len(own.texts))), own.texts) for own in words],
+            words_of_tokens=[Words(words, tuple(range(len(words))), words) for words in texts],
         )
 
     @property
@@ -224,15 +222,12 @@ class Explanation(Result):
 
     def to_csv(self) -> str:
         """Format the scores as CSV; of several texts with the number of each."""
-        first = "index" if len(self) == 1 else "example"
-        rows = self._rows()
-        names = list(rows[0])
-        names = names[names.index(first) :]
-        return csv_text([names, *([row[name] for name in names] for row in rows)])
+        names = ["index", "token", "score"] if len(self) == 1 else ["example", "index", "token", "score"]
+        return csv_text([names, *([row[name] for name in names] for row in self._rows())])
 
     def to_json(self) -> str:
         """Format everything as JSON; of several texts as a list."""
-        contents = [one._content() for one in self]
+        contents = [single._content() for single in self]
         return json_text(contents[0] if len(self) == 1 else contents)
 
     @property
@@ -241,44 +236,39 @@ class Explanation(Result):
 
     def _rows(self) -> list[dict[str, Any]]:
         return [
-            {"example": number, "index": index, "token": token, "score": score}
-            for number, one in enumerate(self)
-            for index, (token, score) in enumerate(zip(one.tokens[0], one.scores[0].tolist(), strict=True))
+            {"example": example, "index": index, "token": token, "score": score}
+            for example, single in enumerate(self)
+            for index, (token, score) in enumerate(zip(single.tokens[0], single.scores[0].tolist(), strict=True))
         ]
 
     def _content(self) -> dict[str, Any]:
-        """Everything about the only text, for JSON."""
-        squares, words = self.squares, self.words_of_tokens[0]
-        content = {
-            "text": self.texts[0],
-            "model": self.model,
-            "method": self.method,
-            "scope": self.scope,
-            "target": self.target,
-            "aggregation": self.aggregation,
-            "layer": self.layer,
-            "head": self.head,
-            "position": self.position,
+        """Return everything about the only text, for JSON."""
+        squares, words, changes = self.squares, self.words_of_tokens[0], self.changes
+        names = ("model", "method", "scope", "target", "aggregation", "layer", "head", "position")
+        maps = None
+        if squares is not None:
+            axes = ["layer", *["head"] * (squares.dim() - 4), "query", "key"]
+            maps = {"axes": axes, "layers": list(self.layers), "unit": self.map_unit, "values": squares[0].tolist()}
+        content: dict[str, Any] = {"text": self.texts[0], **{name: getattr(self, name) for name in names}} | {
             "tokens": list(self.tokens[0]),
             "words": {"texts": list(words.texts), "of_tokens": list(words.numbers)},
             "scores": self.scores[0].tolist(),
             "unit": self.unit,
-            "map": None
-            if squares is None
-            else {
-                "axes": ["layer", *["head"] * (squares.dim() - 4), "query", "key"],
-                "layers": list(self.layers),
-                "unit": self.map_unit,
-                "values": squares[0].tolist(),
-            },
+            "map": maps,
             "convergence_delta": None if self.convergence_delta is None else float(self.convergence_delta[0]),
             "versions": versions(),
         }
-        if self.changes is not None:
+        if changes is not None:
             content["contextualization_change"] = {
-                "components": list(self.changes.components),
-                "scopes": list(self.changes.scopes),
+                "components": list(changes.components),
+                "scopes": list(changes.scopes),
                 "axes": ["layer", "component"],
-                "values": self.changes.macro.tolist(),
+                "values": changes.macro.tolist(),
             }
         return content
+
+
+def with_stack(maps: AttributionMaps, stack: Tensor, **changes: Any) -> AttributionMaps:
+    """Replace the maps of the only self-attention stack."""
+    name = "encoder" if maps.decoder is None else "decoder"
+    return replace(maps, **{name: stack, "mixing_ratio": None} | changes)
