@@ -79,8 +79,9 @@ class GenerationAttribution(Attribution):
     """
 
     def __init__(self, method: Attribution, tokenizer: Any = None) -> None:
-        model: Any = getattr(method, "model", None)
-        if not isinstance(method, Attribution) or not isinstance(model, nn.Module):
+        explainer: Any = method
+        model = getattr(explainer, "model", None)
+        if not isinstance(explainer, Attribution) or not isinstance(model, nn.Module):
             raise InvalidInputError(
                 f"got the method {quoted(method)}; expected one of captum_norm, such as NormAttribution(model), or "
                 "TokenAttribution(model, ...) for a method of Captum"
@@ -94,7 +95,7 @@ class GenerationAttribution(Attribution):
                 "of prompt and answer, and the positions that predict the answer"
             )
         super().__init__(model)
-        self.method: Any = method
+        self.method: Any = explainer
         self.model = cast(Any, model)
         self._continued = encoder_of(model) is None
 

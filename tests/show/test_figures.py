@@ -1,85 +1,273 @@
-"""Figures: no trace in pyplot, a picture in notebooks, files that are whole or not there."""
+"""Figures: the numbers drawn, the labels, the scales; patches over their picture; methods compared."""
 
-import io
-import re
-import sys
-import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 
-from captum_norm.errors import MissingGlyphsWarning
-from captum_norm.show import Panel, draw_heatmaps, save_figure
-from captum_norm.show.canvas import figure_bytes
+from captum_norm import Comparison
+from captum_norm.errors import InvalidInputError
+from captum_norm.show import Panel, draw_comparison, draw_heatmaps, draw_patches, figure_bytes, save_figure
+from captum_norm.show.colors import color_of, color_table, shares_of
+from tests.lab.comparison.examples import comparison
+
+TOKENS = ["[CLS]", "$\\frac$", "b", "a-very-long-token-name"]
 
 
-def heatmaps(count: int, tokens: list[str]) -> Figure:
+def maps(count: int, queries: int = 4, keys: int = 4) -> list[Panel]:
     generator = torch.Generator().manual_seed(count)
-    size = len(tokens)
-    return draw_heatmaps([Panel("m", torch.rand(size, size, generator=generator), "norm")] * count, tokens)
+    return [
+        Panel(f"layer {index + 1}", (index + 1) * torch.rand(queries, keys, generator=generator), "norm")
+        for index in range(count)
+    ]
 
 
-def test_a_notebook_shows_a_figure_as_the_result_of_a_cell() -> None:
-    figure: Any = heatmaps(1, ["a", "b"])
-    picture = figure._repr_png_()  # what IPython asks for
-    assert picture.startswith(b"\x89PNG")
-    assert picture == figure_bytes(heatmaps(1, ["a", "b"]))
+def panels_of(figure: Figure) -> list[Axes]:
+    return [axes for axes in figure.axes if axes.images]
 
 
-def test_pyplot_does_not_see_the_figure() -> None:
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    before = pyplot.get_fignums() if pyplot else []
-    figure_bytes(heatmaps(2, ["a", "b"]))
-    pyplot = sys.modules.get("matplotlib.pyplot")
-    assert (pyplot.get_fignums() if pyplot else []) == before
+def labels(axis: Any) -> list[str]:
+    return [text.get_text() for text in axis.get_ticklabels()]
 
 
-def test_suffix_says_the_format(tmp_path: Path) -> None:
-    figure = heatmaps(1, ["a", "b"])
-    assert save_figure(figure, tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in save_figure(figure, tmp_path / "m.svg").read_bytes()
-    with pytest.raises(ValueError, match="xyz"):
-        save_figure(figure, tmp_path / "m.xyz")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.png", "m.svg"]
+def test_axes_carry_the_map_its_labels_and_its_unit() -> None:
+    panel = maps(1)[0]
+    figure = draw_heatmaps([panel], TOKENS, title="a title")
+    (axes,) = panels_of(figure)
+    np.testing.assert_array_equal(np.asarray(axes.images[0].get_array()), panel.map.numpy())
+    assert axes.images[0].get_clim() == pytest.approx((0.0, panel.map.max().item()))
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("key (gives)", "query (receives)")
+    assert axes.get_title() == "layer 1"
+    assert labels(axes.xaxis) == labels(axes.yaxis) == ["[CLS]", "$\\frac$", "b", "a-very-long-t…"]
+    assert figure.get_suptitle() == "a title"
+    (bar,) = axes.child_axes
+    assert bar.get_ylabel() == "norm"
 
 
-def test_characters_that_the_fonts_lack_are_told_of_once(tmp_path: Path) -> None:
-    hieroglyphs = [chr(0x13000 + place) for place in range(10)]
-    figure = heatmaps(2, [*hieroglyphs[:2], "a"])
-    with pytest.warns(MissingGlyphsWarning) as told:  # any other warning is an error
-        save_figure(figure, tmp_path / "m.png")
-    assert len(told) == 1
-    assert re.fullmatch(
-        r"the picture has boxes for 2 characters that its fonts \(DejaVu Sans.*\) lack: 𓀀 𓀁; HTML output shows all",
-        str(told[0].message),
+def test_queries_go_down_and_keys_go_across() -> None:
+    panel = Panel("cross", torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), "norm")
+    (axes,) = panels_of(draw_heatmaps([panel], ["q0", "q1"], ["k0", "k1", "k2"]))
+    assert labels(axes.yaxis) == ["q0", "q1"]
+    assert labels(axes.xaxis) == ["k0", "k1", "k2"]
+    assert axes.yaxis.get_inverted()
+
+
+def test_pixels_have_the_scale_s_colours(tmp_path: Path) -> None:
+    figure = draw_heatmaps([Panel("m", torch.tensor([[0.0, 1.0], [1.0, 0.0]]), "norm")], ["a", "b"])
+    path = save_figure(figure, tmp_path / "m.png")
+    pixels = np.rint(imread(path)[..., :3] * 255).astype(int)
+    (axes,) = panels_of(figure)
+    for (row, column), color in [((0, 0), 0), ((0, 1), -1), ((1, 0), -1), ((1, 1), 0)]:
+        x, y = axes.transData.transform((column, row))
+        np.testing.assert_array_equal(pixels[pixels.shape[0] - int(y), int(x)], color_table()[color])
+
+
+def test_each_panel_has_its_own_scale_or_all_share_one() -> None:
+    panels = maps(3)
+    tops = [panel.map.max().item() for panel in panels]
+    own = panels_of(draw_heatmaps(panels, TOKENS))
+    assert [axes.images[0].get_clim()[1] for axes in own] == pytest.approx(tops)
+    assert [len(axes.child_axes) for axes in own] == [1, 1, 1]
+    shared = panels_of(draw_heatmaps(panels, TOKENS, shared_scale=True))
+    assert [axes.images[0].get_clim()[1] for axes in shared] == pytest.approx([max(tops)] * 3)
+    assert [len(axes.child_axes) for axes in shared] == [0, 0, 1]
+
+
+@pytest.mark.parametrize(("count", "columns"), [(1, 1), (3, 3), (6, 3), (12, 4)])
+def test_many_panels_go_in_rows(count: int, columns: int) -> None:
+    drawn = panels_of(draw_heatmaps(maps(count), TOKENS))
+    assert [axes.get_title() for axes in drawn] == [f"layer {index + 1}" for index in range(count)]
+    grid = drawn[0].get_gridspec()
+    assert grid is not None
+    assert (grid.ncols, grid.nrows) == (columns, count // columns)
+
+
+def test_long_sequences_thin_their_labels() -> None:
+    tokens = [f"t{index}" for index in range(200)]
+    (axes,) = panels_of(draw_heatmaps(maps(1, 200, 200), tokens))
+    assert labels(axes.xaxis) == tokens[::7]
+    assert axes.get_xticks().tolist() == list(range(0, 200, 7))
+
+
+def test_map_of_zeros_is_light_and_not_an_error() -> None:
+    (axes,) = panels_of(draw_heatmaps([Panel("zero", torch.zeros(2, 2), "norm")], ["a", "b"]))
+    assert axes.images[0].get_clim() == (0.0, 1.0)
+
+
+def test_maps_may_be_of_any_dtype_and_have_a_gradient() -> None:
+    panel = Panel("half", torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True), "norm")
+    (axes,) = panels_of(draw_heatmaps([panel], ["a", "b"]))
+    assert axes.images[0].get_clim() == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("panels", "tokens", "message"),
+    [
+        ([], ["a"], "no map to draw"),
+        ([Panel("heads", torch.ones(3, 2, 2), "norm")], ["a", "b"], "'heads' has shape \\(3, 2, 2\\)"),
+        ([Panel("m", torch.ones(3, 2), "norm")], ["a", "b"], "2 tokens do not fit the queries \\(rows\\) of 3"),
+        ([Panel("m", torch.ones(2, 3), "norm")], ["a", "b"], "2 tokens do not fit the keys \\(columns\\) of 3"),
+    ],
+)
+def test_maps_that_do_not_fit_are_named(panels: list[Panel], tokens: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        draw_heatmaps(panels, tokens)
+
+
+def test_one_scale_for_two_units_is_refused() -> None:
+    panels = [Panel("a", torch.ones(1, 1), "norm"), Panel("b", torch.ones(1, 1), "weight")]
+    with pytest.raises(ValueError, match="several units: norm, weight"):
+        draw_heatmaps(panels, ["a"], shared_scale=True)
+
+
+def landscape(height: int = 60, width: int = 80) -> Any:
+    """A picture that looks like a photo: a sun in a sky above hills, with a little noise."""
+    y, x = np.mgrid[0:height, 0:width] / height
+    sky = np.stack([0.45 + 0.3 * y, 0.65 + 0.2 * y, 0.95 - 0.1 * y], -1)
+    sun = np.exp(-((x - 1.0) ** 2 + (y - 0.25) ** 2) / 0.01)[..., None]
+    hills = y > 0.65 + 0.08 * np.sin(6 * x) + 0.04 * np.sin(17 * x)
+    picture = np.where(hills[..., None], np.stack([0.2 + 0 * y, 0.55 - 0.2 * y, 0.2 + 0 * y], -1), sky)
+    picture = picture * (1 - sun) + sun * np.array([1.0, 0.95, 0.7])
+    noise = np.random.default_rng(0).normal(0, 0.02, picture.shape)
+    return np.rint((picture + noise).clip(0, 1) * 255).astype(np.uint8)
+
+
+def heat_of(figure: Any) -> Any:
+    """The heat map's picture, which is drawn over the grey one."""
+    _, over = figure.axes[:2]
+    return over.images[1]
+
+
+def test_the_heat_map_lies_over_the_picture_patch_by_patch() -> None:
+    picture = landscape()
+    scores = torch.arange(12.0).reshape(3, 4)
+    figure = draw_patches(picture, scores, unit="share", title="what the answer reads")
+    axes: list[Any] = figure.axes
+    plain, over = axes[:2]
+    assert np.allclose(plain.images[0].get_array(), picture / 255)
+    grey = over.images[0].get_array()
+    assert np.allclose(grey[..., 0], 0.4 + 0.6 * (picture / 255) @ (0.299, 0.587, 0.114))
+    heat = heat_of(figure)
+    assert np.array_equal(heat.get_array(), scores.numpy())
+    # Rows from the top, columns from the left, to the edges of the picture below.
+    assert [list(image.get_extent()) for image in over.images] == [[0, 80, 60, 0]] * 2
+    assert heat.origin == plain.images[0].origin == "upper"
+    assert heat.get_alpha() == 0.6
+    colors = heat.cmap(heat.norm(scores.numpy()))
+    assert np.allclose(colors[2, 3, :3] * 255, color_of(1.0))
+    assert np.allclose(colors[0, 0, :3] * 255, color_of(0.0))
+    assert figure.axes[2].get_ylabel() == "share"
+    assert figure_bytes(figure)[1:4] == b"PNG"
+
+
+def test_negative_scores_have_a_scale_of_their_own() -> None:
+    scores = torch.tensor([[-2.0, 0.0], [1.0, 4.0]])
+    heat = heat_of(draw_patches(landscape(), scores))
+    colors = heat.cmap(heat.norm(scores.numpy()))[..., :3] * 255
+    for place, share in (((0, 0), -0.5), ((1, 0), 0.25), ((1, 1), 1.0)):
+        assert np.abs(colors[place] - color_of(share)).max() <= 2  # a step of the table
+
+
+@pytest.mark.parametrize("form", ["tensor", "tensor of bytes", "rows first", "grey", "fractions"])
+def test_a_picture_may_come_in_any_form(form: str) -> None:
+    picture = landscape(6, 8)
+    forms = {
+        "tensor": torch.tensor(picture / 255).permute(2, 0, 1),
+        "tensor of bytes": torch.tensor(picture).permute(2, 0, 1),
+        "rows first": torch.tensor(picture),
+        "grey": picture[..., 0],
+        "fractions": picture / 255,
+    }
+    drawn: Any = draw_patches(forms[form], torch.ones(1, 2)).axes[0].images[0].get_array()
+    expected = np.repeat(picture[..., :1], 3, axis=2) if form == "grey" else picture
+    assert np.allclose(drawn, expected / 255)
+
+
+@pytest.mark.parametrize(
+    ("picture", "scores", "message"),
+    [
+        (np.zeros((4, 4, 2)), torch.ones(2, 2), r"picture of shape \(4, 4, 2\)"),
+        (np.full((4, 4, 3), -1.5), torch.ones(2, 2), "not the pixel values that a processor normalised"),
+        (np.full((4, 4, 3), np.nan), torch.ones(2, 2), "numbers from nan"),
+        ("photo.png", torch.ones(2, 2), "expected an array"),
+        (np.zeros((4, 4, 3)), torch.ones(4), r"got scores \(4,\); expected \(rows, columns\)"),
+        (np.zeros((4, 4, 3)), torch.full((2, 2), torch.inf), "NaN or infinity"),
+    ],
+)
+def test_what_is_no_picture_is_refused_in_a_sentence(picture: Any, scores: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        draw_patches(picture, scores)
+
+
+def test_scores_all_zero_are_drawn() -> None:
+    assert heat_of(draw_patches(landscape(), torch.zeros(2, 2))).norm.vmax == 1
+
+
+def test_panels_show_what_was_found() -> None:
+    found = comparison()
+    names, means = found.ranking, found.means()
+    figure = draw_comparison(found)
+    scores, _, gains, costs, agreement = figure.get_axes()
+    assert [label.get_text() for label in scores.get_yticklabels()] == names
+    assert [label.get_text() for label in gains.get_yticklabels()] == names
+    counted = found.removable[0][:5].tolist()
+    rows = [shares_of(found.results[name].scores[0][:5].tolist(), counted) for name in names]
+    np.testing.assert_array_equal(scores.images[0].get_array(), rows)
+    assert [bar.get_width() for bar in gains.patches] == [means[name]["relevance_gain"] for name in names]  # type: ignore[attr-defined]
+    places = costs.collections[0].get_offsets()
+    assert np.asarray(places)[:, 0].tolist() == [found.results[name].forward_ratio for name in names]
+    order = [list(found.results).index(name) for name in names]
+    np.testing.assert_array_equal(agreement.images[0].get_array(), found.agreement[order][:, order])
+    texts = [text.get_text() for text in agreement.texts]
+    assert texts[:: len(names) + 1] == ["100"] * len(names)
+    assert found.signature in [text.get_text() for text in figure.texts]
+
+
+def test_the_colours_are_those_of_the_page() -> None:
+    colors = draw_comparison(comparison()).get_axes()[0].images[0].get_cmap()
+    np.testing.assert_array_equal(
+        np.rint(np.array(colors([0.0, 1.0]))[:, :3] * 255), [color_table(below=True)[-1], color_table()[-1]]
     )
-    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
-    many = heatmaps(1, hieroglyphs)
-    with pytest.warns(MissingGlyphsWarning, match=rf"10 characters .*: {' '.join(hieroglyphs[:8])} …;"):
-        figure_bytes(many)
-    with rc_context({"svg.fonttype": "none"}):
-        assert hieroglyphs[0] in figure_bytes(figure, "svg").decode()
 
 
-def test_other_warnings_of_a_figure_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = heatmaps(1, ["a", "b"])
-    monkeypatch.setattr(figure, "savefig", lambda *_, **__: warnings.warn("odd", RuntimeWarning, stacklevel=1))
-    with pytest.warns(RuntimeWarning, match="odd"):
-        figure_bytes(figure)
+def scaled(gain: float, ratios: Sequence[float]) -> Comparison:
+    """The comparison with smaller gains, and other costs."""
+    found = comparison()
+    results = {
+        name: replace(
+            result,
+            faithfulness=replace(result.faithfulness, relevance_gain=gain * result.faithfulness.relevance_gain),
+            forward_ratio=ratio,
+        )
+        for (name, result), ratio in zip(found.results.items(), ratios, strict=True)
+    }
+    return replace(found, results=results)
 
 
-def test_drawing_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = heatmaps(1, ["a", "b"])
-
-    def fail(buffer: io.BytesIO, **_: Any) -> None:
-        buffer.write(b"half a picture")
-        raise RuntimeError("no font")
-
-    monkeypatch.setattr(figure, "savefig", fail)
-    with pytest.raises(RuntimeError, match="no font"):
-        save_figure(figure, tmp_path / "m.png")
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("gain", [1, 1e-3, 1e-6])
+@pytest.mark.parametrize(
+    "ratios", [(3.1, 4.4, 3.2, 3.3, 4), (0.9, 8, 2, 3, 4), (2, 2, 2, 2, 2), (9, 11, 9, 9, 9), (0.3, 4000, 20, 50, 3)]
+)
+def test_numbers_of_the_axes_are_apart(gain: float, ratios: Sequence[float]) -> None:
+    figure = draw_comparison(scaled(gain, ratios))
+    figure.draw_without_rendering()
+    for axes in figure.get_axes()[2:4]:
+        low, high = axes.get_xlim()
+        ticks = [
+            label
+            for which in (False, True)
+            for label in axes.get_xticklabels(minor=which)
+            if label.get_text() and low <= label.get_position()[0] <= high
+        ]
+        assert len(ticks) >= 2
+        assert not any("10^" in label.get_text() for label in ticks)
+        edges = sorted((label.get_window_extent().x0, label.get_window_extent().x1) for label in ticks)
+        assert all(right + 5 < left for (_, right), (left, _) in pairwise(edges))

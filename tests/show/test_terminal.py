@@ -1,13 +1,20 @@
-"""What is printed, and in which colours."""
+"""What is printed, and in which colours; records for Captum's text viewer."""
 
 import io
+from dataclasses import replace
 from typing import Literal
 
 import pytest
+import torch
+from captum.attr import visualization
 from rich.console import Console
 
-from captum_norm.show import colored_tokens, marked_tokens, score_table, show_tokens
-from captum_norm.show.colors import color_of, ink_on
+from captum_norm import Comparison
+from captum_norm.methods import METHODS
+from captum_norm.show import colored_tokens, marked_tokens, score_table, show_comparison, show_tokens, text_record
+from captum_norm.show.colors import color_of, hex_of, ink_on
+from captum_norm.show.text import check_length, decimal, formatted, printable, shortened, shown_measures
+from tests.lab.comparison.examples import HOSTILE, comparison
 
 
 def printed(*items: object, color: bool = True) -> str:
@@ -96,3 +103,167 @@ def test_scores_below_zero_have_colours_and_bars_of_their_own() -> None:
 def test_the_highest_come_first_with_their_places() -> None:
     lines = printed(score_table(["a", "b", "c"], [0.5, 1.0, 0.75], unit="norm", top=2), color=False).splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [["1", "b"], ["2", "c"]]
+
+
+@pytest.mark.parametrize(
+    ("token", "shown"),
+    [
+        ("##ing", "##ing"),
+        ("語", "語"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("a\nb", "a\\x0ab"),
+        ("\u202eabc", "\\u202eabc"),
+        ("\U000e0041", "\\U000e0041"),
+        ("", "∅"),
+    ],
+)
+def test_printable(token: str, shown: str) -> None:
+    assert printable(token) == shown
+
+
+def test_shortened() -> None:
+    assert shortened("abcdef", 6) == "abcdef"
+    assert shortened("abcdefg", 6) == "abcde…"
+
+
+@pytest.mark.parametrize(
+    ("scores", "shown"),
+    [
+        ([0.5, 0.25], ["0.5000", "0.2500"]),
+        ([123.456, 1.0], ["123.5", "1.0"]),
+        ([54321.0, 2.0], ["54321", "2"]),
+        ([0.00123456], ["0.001235"]),
+        ([0.0, 0.0], ["0.0000", "0.0000"]),
+        ([], []),
+    ],
+)
+def test_formatted(scores: list[float], shown: list[str]) -> None:
+    assert formatted(scores) == shown
+
+
+def test_lengths_that_differ_are_named() -> None:
+    with pytest.raises(ValueError, match="2 tokens do not fit scores of 3"):
+        check_length(["a", "b"], 3, "scores")
+
+
+def shown(found: Comparison, width: int = 200, **options: object) -> str:
+    console = Console(file=io.StringIO(), width=width, **options)  # type: ignore[arg-type]
+    show_comparison(found, console)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text
+
+
+def test_everything_is_said() -> None:
+    found, text = comparison("causal"), shown(comparison("causal"), color_system=None)
+    assert f"model: {HOSTILE}" in text
+    assert f"signature: {found.signature}" in text
+    assert f"refused: globenc: {found.refused['globenc']}" in text
+    lines = text.splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("method  "))
+    for name, line in zip(found.ranking, lines[start + 1 :], strict=False):
+        assert line.startswith(f"{name} ")
+        assert f"{found.means()[name]['relevance_gain']:.3f}".replace("-", "−") in line.split()
+    assert "log-" not in text
+    assert "log-" in shown(comparison(), color_system=None)
+    first = list(found.results).index(found.ranking[0])
+    _, row = (line for line in lines if line.startswith(f"1 {found.ranking[0]} "))
+    order = [list(found.results).index(name) for name in found.ranking]
+    values = [f"{100 * float(found.agreement[first, other]):.0f}".replace("-", "−") for other in order]
+    assert row.split()[-len(order) :] == values
+
+
+def test_words_have_the_sums_of_their_tokens() -> None:
+    """Of tokens that count; the others, such as special ones, have no colour."""
+    found = comparison()
+    tokens = [["[CLS]", "a", "##b", "c", "[SEP]", "[PAD]", "[PAD]"], *found.tokens[1:]]
+    scores = torch.tensor([[9.0, 1.0, 1.0, -1.0, 9.0, 0.0, 0.0], [0.0] * 7])
+    results = {"norm": replace(found.results["norm"], scores=scores)}
+    found = replace(found, tokens=tokens, results=results, agreement=torch.ones(1, 1))
+    assert "[CLS]▁ ab█ c▁ [SEP]▁" in shown_words(found)
+    assert "[CLS]▁ a█ b█ c▁ [SEP]▁" in shown(found, color_system=None)
+
+
+def shown_words(found: Comparison) -> str:
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    show_comparison(found, console, words=True)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text
+
+
+def everything() -> Comparison:
+    """All methods, with the numbers of a few."""
+    found = comparison()
+    names = list(METHODS)
+    results = dict(zip(names, list(found.results.values()) * len(names), strict=False))
+    return replace(found, results=results, agreement=torch.full((len(names), len(names)), -0.99))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_names_and_numbers_are_whole_in_narrow_terminals(width: int) -> None:
+    found = everything()
+    count = len(found.ranking)
+    assert count == len(METHODS)
+    text = shown(found, width, color_system=None)
+    assert "…" not in text
+    lines = text.splitlines()
+    methods, _, agreement = (
+        lines[start + 1 : start + 1 + count]
+        for start, line in enumerate(lines)
+        if line.startswith("method ") or line.split()[:2] == ["1", "2"]
+    )
+    columns = agreement[0].split().count("−99")
+    assert columns == (count if width == 120 else 19), "as many as fit"
+    means, measures = found.means(), shown_measures(found)
+    rows = zip(found.ranking, methods, agreement, strict=True)
+    for place, (name, row, values) in enumerate(rows, 1):
+        numbers = [decimal(means[name][measure.name]) for measure in measures]
+        result = found.results[name]
+        assert row.split() == [name, *numbers, f"{result.seconds:.2f}", f"{result.forward_ratio:.1f}"]
+        assert values.split() == [str(place), *([name] if width == 120 else []), *["−99"] * columns]
+        assert any(line.startswith(f"{place} {name} ") for line in lines)
+    assert all(len(line.rstrip()) <= width for line in agreement)
+
+
+def test_colours_where_there_are_some() -> None:
+    text = shown(comparison(), color_system="truecolor", force_terminal=True)
+    red, green, blue = (int(hex_of(color_of(1.0))[place : place + 2], 16) for place in (1, 3, 5))
+    assert f"48;2;{red};{green};{blue}" in text
+    assert "█" not in text
+
+
+def test_record_holds_the_scores_as_shares_and_their_sum() -> None:
+    record = text_record(["a", "b"], torch.tensor([0.5, 2.0]), label="norm", convergence_delta=1e-6)
+    assert isinstance(record, visualization.VisualizationDataRecord)
+    assert record.word_attributions.tolist() == [0.25, 1.0]
+    assert record.attr_score == 2.5
+    assert record.convergence_score == 1e-6
+    assert str(record.attr_class) == "norm"
+
+
+def test_tokens_and_label_are_escaped_because_captum_does_not() -> None:
+    record = text_record(["<script>", "[SEP]"], torch.ones(2), label="<b>")
+    assert record.raw_input_ids == ["&lt;script&gt;", "[SEP]"]
+    assert str(record.attr_class) == "&lt;b&gt;"
+
+
+def test_captum_renders_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    viewer = visualization.visualize_text.__globals__
+    monkeypatch.setitem(viewer, "HAS_IPYTHON", True)
+    monkeypatch.setitem(viewer, "HTML", str)
+    monkeypatch.setitem(viewer, "display", lambda _: None)
+    page = visualization.visualize_text([text_record(["<i>", "b"], torch.tensor([0.0, 3.0]), label="norm")])
+    assert isinstance(page, str)
+    assert "&lt;i&gt;" in page
+    assert "hsl(120, 75%, 50%)" in page  # Captum's strongest green, for the largest score
+    assert "norm (1.00)" in page
+
+
+def test_zeros_stay_zeros() -> None:
+    assert text_record(["a"], torch.zeros(1), label="norm").word_attributions.tolist() == [0.0]
+
+
+def test_scores_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ValueError, match="shape \\(1, 2\\)"):
+        text_record(["a", "b"], torch.ones(1, 2), label="norm")
+    with pytest.raises(ValueError, match="1 tokens do not fit scores of 2"):
+        text_record(["a"], torch.ones(2), label="norm")

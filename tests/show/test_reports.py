@@ -1,4 +1,4 @@
-"""The files of a result: all numbers, nothing from elsewhere, whole or not there."""
+"""Reports of analyses: all numbers, nothing from elsewhere, whole or not there."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The figures: each draws the numbers of its table, labelled, and told apart without colour."""
+"""Plots: each draws the numbers of its table, labelled, and told apart without colour."""
 
 import math
 import re

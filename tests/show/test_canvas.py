@@ -1,0 +1,85 @@
+"""Files of figures: no trace in pyplot, a picture in notebooks, whole or not there."""
+
+import io
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from captum_norm.errors import MissingGlyphsWarning
+from captum_norm.show import Panel, draw_heatmaps, save_figure
+from captum_norm.show.canvas import figure_bytes
+
+
+def heatmaps(count: int, tokens: list[str]) -> Figure:
+    generator = torch.Generator().manual_seed(count)
+    size = len(tokens)
+    return draw_heatmaps([Panel("m", torch.rand(size, size, generator=generator), "norm")] * count, tokens)
+
+
+def test_a_notebook_shows_a_figure_as_the_result_of_a_cell() -> None:
+    figure: Any = heatmaps(1, ["a", "b"])
+    picture = figure._repr_png_()  # what IPython asks for
+    assert picture.startswith(b"\x89PNG")
+    assert picture == figure_bytes(heatmaps(1, ["a", "b"]))
+
+
+def test_pyplot_does_not_see_the_figure() -> None:
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    before = pyplot.get_fignums() if pyplot else []
+    figure_bytes(heatmaps(2, ["a", "b"]))
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert (pyplot.get_fignums() if pyplot else []) == before
+
+
+def test_suffix_says_the_format(tmp_path: Path) -> None:
+    figure = heatmaps(1, ["a", "b"])
+    assert save_figure(figure, tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in save_figure(figure, tmp_path / "m.svg").read_bytes()
+    with pytest.raises(ValueError, match="xyz"):
+        save_figure(figure, tmp_path / "m.xyz")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.png", "m.svg"]
+
+
+def test_characters_that_the_fonts_lack_are_told_of_once(tmp_path: Path) -> None:
+    hieroglyphs = [chr(0x13000 + place) for place in range(10)]
+    figure = heatmaps(2, [*hieroglyphs[:2], "a"])
+    with pytest.warns(MissingGlyphsWarning) as told:  # any other warning is an error
+        save_figure(figure, tmp_path / "m.png")
+    assert len(told) == 1
+    assert re.fullmatch(
+        r"the picture has boxes for 2 characters that its fonts \(DejaVu Sans.*\) lack: 𓀀 𓀁; HTML output shows all",
+        str(told[0].message),
+    )
+    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
+    many = heatmaps(1, hieroglyphs)
+    with pytest.warns(MissingGlyphsWarning, match=rf"10 characters .*: {' '.join(hieroglyphs[:8])} …;"):
+        figure_bytes(many)
+    with rc_context({"svg.fonttype": "none"}):
+        assert hieroglyphs[0] in figure_bytes(figure, "svg").decode()
+
+
+def test_other_warnings_of_a_figure_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = heatmaps(1, ["a", "b"])
+    monkeypatch.setattr(figure, "savefig", lambda *_, **__: warnings.warn("odd", RuntimeWarning, stacklevel=1))
+    with pytest.warns(RuntimeWarning, match="odd"):
+        figure_bytes(figure)
+
+
+def test_drawing_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = heatmaps(1, ["a", "b"])
+
+    def fail(buffer: io.BytesIO, **_: Any) -> None:
+        buffer.write(b"half a picture")
+        raise RuntimeError("no font")
+
+    monkeypatch.setattr(figure, "savefig", fail)
+    with pytest.raises(RuntimeError, match="no font"):
+        save_figure(figure, tmp_path / "m.png")
+    assert list(tmp_path.iterdir()) == []

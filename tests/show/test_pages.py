@@ -1,0 +1,254 @@
+"""Pages of results: the numbers of explanations, patches and comparisons, under their names."""
+
+import io
+import re
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from matplotlib.image import imread
+from torch import nn
+
+from captum_norm import AttributionMaps, Comparison, InvalidInputError, Patches, explain
+from captum_norm.attr import InformationFlow
+from captum_norm.lab.comparison import MEASURES
+from captum_norm.loading import load
+from captum_norm.methods import METHODS
+from captum_norm.results.aggregation import add_half_identity, rollout
+from captum_norm.show import render_comparison
+from captum_norm.show.pages import comparison_page, explanation_page, flow_graph, patches_page, render_patches
+from tests.lab.comparison.examples import HOSTILE, TEXTS, comparison
+from tests.tiny import WORDS, bert_config, tokenizer
+
+SENTENCES = ["a dog sees the cat", "the cat runs"]
+
+
+@pytest.fixture(scope="module")
+def bert() -> Any:
+    torch.manual_seed(0)
+    return transformers.BertModel(bert_config()).eval()  # type: ignore[no-untyped-call]
+
+
+def test_each_text_has_its_scores_and_maps_without_padding(bert: Any) -> None:
+    norms = explain(SENTENCES, bert, tokenizer())
+    heads = explain(SENTENCES, bert, tokenizer(), per_head=True)
+    weights = explain(SENTENCES, bert, tokenizer(), method="weights")
+    page = explanation_page(norms, [weights, heads])
+    assert [example.title for example in page.examples] == SENTENCES
+    for number, example in enumerate(page.examples):
+        assert list(example.inputs.texts) == norms[number].tokens[0]
+        assert [scores.method for scores in example.scores] == ["norm", "weights"]
+        for scores, expected in zip(example.scores, (norms, weights), strict=True):
+            np.testing.assert_array_equal(scores.values, expected[number].scores[0])
+        assert [maps.method for maps in example.maps] == ["norm", "weights", "norm"]
+        for maps, expected in zip(example.maps, (norms, weights, heads), strict=True):
+            squares = expected[number].squares
+            assert squares is not None
+            np.testing.assert_array_equal(maps.values, squares[0])
+            assert (list(maps.layers), maps.stack, maps.signed) == ([0, 1], "encoder", False)
+
+
+def test_methods_of_several_scopes_are_told_apart(bert: Any) -> None:
+    both = [explain(SENTENCES[0], bert, tokenizer(), scope=scope) for scope in ("attn", "attn_res_ln")]
+    (example,) = explanation_page(both[0], both[1:]).examples
+    assert [scores.method for scores in example.scores] == ["norm (attn)", "norm (attn_res_ln)"]
+
+
+@pytest.mark.parametrize(("position", "row"), [(0, 0), (-1, 6), (2, 2), ("first", 0), ("last", 6), ("mean", None)])
+def test_the_explained_row_is_marked(bert: Any, position: Any, row: int | None) -> None:
+    (example,) = explanation_page(explain(SENTENCES[0], bert, tokenizer(), position=position)).examples
+    assert example.row == row
+
+
+def test_negative_scores_of_causal_models_diverge() -> None:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=len(WORDS), n_embd=8, n_layer=2, n_head=2, n_positions=12)
+    model = transformers.GPT2LMHeadModel(config).eval()  # type: ignore[no-untyped-call]
+    (example,) = explanation_page(explain(SENTENCES[0], model, tokenizer(), method="decompx", target=5)).examples
+    assert example.scores[0].signed
+    assert [maps.stack for maps in example.maps] == ["decoder"]
+
+
+def test_only_explanations_of_the_same_texts_go_together(bert: Any) -> None:
+    one, other = (explain(text, bert, tokenizer()) for text in SENTENCES)
+    with pytest.raises(InvalidInputError, match="different texts"):
+        explanation_page(one, [other])
+
+
+MAPPED = [name for name, method in METHODS.items() if method.maps]
+
+
+@pytest.fixture(scope="module")
+def model() -> tuple[nn.Module, Any]:
+    return load()
+
+
+@pytest.mark.parametrize("method", MAPPED)
+def test_the_rollout_that_a_page_draws_is_that_of_the_scores(method: str, model: tuple[nn.Module, Any]) -> None:
+    explanation = explain("So it goes.", *model, method=method, position=2)
+    (example,) = explanation_page(explanation).examples
+    drawn = [maps for maps in example.maps if maps.residual is not None]
+    if not drawn:
+        assert explanation.aggregation != "rollout" or method in ("attention-gradient", "rollout")
+        return
+    # The weights' own score is their mean.
+    expected = explain("So it goes.", *model, method="rollout", position=2) if method == "weights" else explanation
+    stack = torch.from_numpy(drawn[0].values).double()[None]
+    if not drawn[0].residual:
+        stack = add_half_identity(stack / stack.sum(-1, keepdim=True))
+    torch.testing.assert_close(rollout(stack)[0, -1, 2], expected.scores[0].double(), rtol=1e-4, atol=1e-6)
+
+
+def test_edges_and_nodes_are_those_of_the_graph(model: tuple[nn.Module, Any]) -> None:
+    (graph,) = InformationFlow(model[0]).graphs(
+        model[1]("So it goes.", return_tensors="pt"), position=1, threshold=0.05
+    )
+    shown = flow_graph(graph)
+    assert [tuple(node) for node in graph.nodes] == list(shown.nodes)
+    assert [(row, graph.nodes[index]) for row, index in shown.outputs] == [(1, graph.output)]
+    assert len(graph.edges) == len(shown.edges) > 10
+    for edge, (source, target, part, head, importance) in zip(graph.edges, shown.edges, strict=True):
+        assert (graph.nodes[source], graph.nodes[target], part, head) == (
+            edge.source,
+            edge.target,
+            edge.part,
+            edge.head,
+        )
+        assert importance == pytest.approx(edge.importance, rel=1e-5)
+
+
+PICTURES = [np.full((4, 6, 3), shade) for shade in (0.25, 0.5, 1.0)]
+PATCHES = [
+    Patches(0, 0, torch.tensor([[1, 2, 3], [4, 5, 6]])),
+    Patches(1, 1, torch.tensor([[2], [3]])),
+    Patches(1, 2, torch.tensor([[5, 4]])),
+]
+SCORES = torch.arange(14.0).reshape(2, 7) - 9
+TOKENS = [["[CLS]", *"------"], ["a", "b", *"----", "c"]]
+
+
+def page(**changes: Any) -> Any:
+    stack = torch.rand(2, 3, 7, 7)
+    maps = AttributionMaps(None, stack, None, None, None, torch.ones(2, 7, dtype=torch.bool), TOKENS)
+    given: dict[str, Any] = {"pictures": PICTURES, "scores": SCORES, "patches": PATCHES, "maps": maps, "tokens": None}
+    return maps, patches_page(**given | {"method": "m", "unit": "u", "title": "t"} | changes)
+
+
+def test_patches_and_words_have_their_scores_names_and_maps() -> None:
+    maps, made = page()
+    first, second = made.examples
+    assert list(first.inputs.texts) == ["[CLS]", *(f"patch {row}, {column}" for row in (1, 2) for column in (1, 2, 3))]
+    assert list(second.inputs.texts) == [
+        "a", "b", "picture 1, patch 1, 1", "picture 1, patch 2, 1", "picture 2, patch 1, 2", "picture 2, patch 1, 1",
+        "c",
+    ]  # fmt: skip
+    for number, example in enumerate(made.examples):
+        np.testing.assert_array_equal(example.scores[0].values, SCORES[number])
+        np.testing.assert_array_equal(example.maps[0].values, maps.decoder[number])
+        assert example.scores[0].signed == bool((SCORES[number] < 0).any())
+    assert [picture.positions for picture in second.pictures] == [[[2], [3]], [[5, 4]]]
+
+
+def test_each_picture_is_its_own_and_large_ones_are_thinned() -> None:
+    _, made = page()
+    shades = [imread(io.BytesIO(one.png))[0, 0, 0] for example in made.examples for one in example.pictures]
+    np.testing.assert_allclose(shades, [0.25, 0.5, 1.0], atol=0.005)
+    _, large = page(pictures=[np.zeros((1601, 90, 3), np.uint8), *PICTURES[1:]])
+    assert imread(io.BytesIO(large.examples[0].pictures[0].png)).shape[:2] == (534, 30)
+
+
+def test_scores_alone_have_numbers_for_names() -> None:
+    _, made = page(maps=None)
+    assert (made.examples[1].maps, made.examples[1].inputs.texts[:2]) == ([], ["0", "1"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pictures": PICTURES[:2]}, "got 2 pictures and the patches of 3"),
+        ({"patches": []}, "got 3 pictures and the patches of 0"),
+        ({"scores": SCORES[:, :4]}, r"got scores of shape \(2, 4\)"),
+        ({"tokens": [["a"], ["b"]]}, "got 1 tokens and scores of 7 positions"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        page(**changes)
+
+
+def test_equal_pictures_give_equal_bytes() -> None:
+    assert render_patches(PICTURES, SCORES, PATCHES) == render_patches(PICTURES, SCORES, PATCHES)
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(params=["classifier", "causal"], name="found", scope="module")
+def either(request: pytest.FixtureRequest) -> Comparison:
+    return comparison(request.param)
+
+
+def test_the_table_has_every_number_and_marks_the_best(found: Comparison) -> None:
+    table, means = comparison_page(found).tables[0], found.means()
+    shown = [measure for measure in MEASURES if found.explained != "logit" or measure.name != "log_odds"]
+    assert [column.name for column in table.columns[1:-2]] == [f"{one.title} {one.arrow}" for one in shown]
+    for name, row in zip(found.ranking, table.rows, strict=True):
+        result = found.results[name]
+        expected = [means[name][one.name] for one in shown]
+        assert row == [name, *expected, result.seconds, result.forward_ratio]
+    for at, measure in enumerate(shown, 1):
+        marked = [found.ranking[row] for row, where in table.strong if where == at]
+        assert set(marked) == found.best()[measure.name]
+
+
+def test_agreement_refusals_and_signatures_are_tables(found: Comparison) -> None:
+    tables = {table.title: table for table in comparison_page(found).tables}
+    order = [list(found.results).index(name) for name in found.ranking]
+    values = [row[1:] for row in tables["Agreement"].rows]
+    np.testing.assert_array_equal(np.array(values, dtype=float), found.agreement.numpy()[order][:, order])
+    assert [column.meaning for column in tables["Agreement"].columns[1:]] == found.ranking
+    assert {row[0]: row[1] for row in tables["Signatures"].rows} == {
+        name: one.signature for name, one in found.results.items()
+    }
+    refused = tables.get("Methods that were refused")
+    assert {row[0]: row[1] for row in (refused.rows if refused else [])} == dict(found.refused)
+
+
+def test_texts_have_every_method_and_only_removable_tokens_count(found: Comparison) -> None:
+    page = comparison_page(found)
+    for index, example in enumerate(page.examples):
+        real = found.real[index]
+        assert list(example.inputs.texts) == [
+            text for text, one in zip(TEXTS[index], real.tolist(), strict=True) if one
+        ]
+        assert example.counted == found.removable[index][real].tolist()
+        assert [scores.method for scores in example.scores] == found.ranking
+        for name, scores in zip(found.ranking, example.scores, strict=True):
+            np.testing.assert_allclose(scores.values, found.results[name].scores[index][real], rtol=1e-6)
+            assert scores.signed == (scores.values < 0).any()
+
+
+def test_curves_run_from_the_whole_input_to_none_of_it(found: Comparison) -> None:
+    curves = {
+        name: (result.faithfulness.morf.mean(0).tolist(), result.faithfulness.lerf.mean(0).tolist())
+        for name, result in found.results.items()
+    }
+    values = [value for pair in curves.values() for curve in pair for value in curve]
+    low, high = min(values), max(values)
+    for name, figure in zip(found.ranking, comparison_page(found).figures, strict=True):
+        assert figure.title.startswith(name)
+        paths = {path.get("class"): path.get("d", "") for path in ET.fromstring(figure.svg).iter(f"{SVG}path")}
+        for kind, curve in zip(("most", "least"), curves[name], strict=True):
+            points = [tuple(map(float, point.split())) for point in paths[kind][1:].split("L")]
+            for step, ((x, y), value) in enumerate(zip(points, curve, strict=True)):
+                assert x == pytest.approx(34 + 160 * step / 10, abs=0.051)
+                assert y == pytest.approx(100 - 94 * (value - low) / (high - low), abs=0.051)
+
+
+def test_everything_given_is_escaped() -> None:
+    page = render_comparison(comparison())
+    assert HOSTILE not in page
+    assert len(re.findall("<script", page)) == 2
