@@ -280,20 +280,6 @@ def render_patches(
         >>> "patch 2, 1" in page
         True
     """
-    return render(patches_page(pictures, scores, patches, maps, tokens, method, unit, title))
-
-
-def patches_page(
-    pictures: Sequence[Any],
-    scores: Tensor,
-    patches: Sequence[Patches],
-    maps: AttributionMaps | None,
-    tokens: Sequence[Sequence[str]] | None,
-    method: str,
-    unit: str,
-    title: str,
-) -> Page:
-    """Collect the pictures of each example, its scores and maps; see :func:`render_patches`."""
     if not patches or max(patch.picture for patch in patches) >= len(pictures):
         raise InvalidInputError(
             f"got {len(pictures)} pictures and the patches of {len(patches)}; expected a picture for each, in the "
@@ -305,22 +291,18 @@ def patches_page(
         of_example = [patch for patch in patches if patch.example == number]
         for patch in of_example:
             patch.scores(scores)  # refuses scores of other inputs
-        count, values = scores.shape[1], scores[number]
-        names = _patch_names(of_example, count, None if texts is None else texts[number])
-        shown = []
-        if maps is not None:
-            stack = maps.self_attention[number]
-            shown = [Maps(method, "entry", stack, range(len(stack)), signed=_is_signed(stack))]
+        values = scores[number]
+        stacks = [] if maps is None else [maps.self_attention[number]]
         examples.append(
             Example(
                 f"example {number}",
-                Tokens(names),
+                Tokens(_patch_names(of_example, len(values), None if texts is None else texts[number])),
                 scores=[Scores(method, unit, values, _is_signed(values))],
-                maps=shown,
+                maps=[Maps(method, "entry", stack, range(len(stack)), signed=_is_signed(stack)) for stack in stacks],
                 pictures=[Picture(_png(pictures[patch.picture]), patch.positions.tolist()) for patch in of_example],
             )
         )
-    return Page(title, examples=examples)
+    return render(Page(title, examples=examples))
 
 
 def _patch_names(patches: Sequence[Patches], count: int, tokens: Sequence[str] | None) -> list[str]:

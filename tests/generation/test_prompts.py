@@ -8,7 +8,7 @@ import torch
 from captum_norm.errors import InvalidInputError
 from captum_norm.generation.prompts import Prompt, read_answer, read_prompt, span_of
 from captum_norm.text.words import token_texts
-from tests.generation.texts import TEXT, tokenizer
+from tests.generation.texts import tokenizer
 
 TURNS = [{"role": "system", "content": "Anna owns a boat."}, {"role": "user", "content": " What does Anna own? "}]
 
@@ -177,7 +177,3 @@ def test_parts_of_an_answer(outputs: object, expected: tuple[int, int]) -> None:
 def test_parts_that_are_not_there_are_refused(outputs: object) -> None:
     with pytest.raises(InvalidInputError, match="outputs="):
         span_of(outputs, [" owns", " a", " red", " boat"], " owns a red boat")
-
-
-def test_the_text_is_whole_words() -> None:
-    assert len(tokenizer()(TEXT)["input_ids"]) < 32

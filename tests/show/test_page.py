@@ -31,7 +31,7 @@ from captum_norm.show.page import (
 )
 from tests.pages import Elements, content, decoded
 
-ROOT = Path(__file__).parents[3] / "captum_norm" / "show"
+ROOT = Path(__file__).parents[2] / "captum_norm" / "show"
 HOSTILE = "</script><script>alert('x')</script>\u202e"
 
 

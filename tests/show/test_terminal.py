@@ -13,7 +13,7 @@ from captum_norm import Comparison
 from captum_norm.methods import METHODS
 from captum_norm.show import colored_tokens, marked_tokens, score_table, show_comparison, show_tokens, text_record
 from captum_norm.show.colors import color_of, hex_of, ink_on
-from captum_norm.show.text import check_length, decimal, formatted, printable, shortened, shown_measures
+from captum_norm.show.text import decimal, formatted, printable, shortened, shown_measures
 from tests.lab.comparison.examples import HOSTILE, comparison
 
 
@@ -139,11 +139,6 @@ def test_shortened() -> None:
 )
 def test_formatted(scores: list[float], shown: list[str]) -> None:
     assert formatted(scores) == shown
-
-
-def test_lengths_that_differ_are_named() -> None:
-    with pytest.raises(ValueError, match="2 tokens do not fit scores of 3"):
-        check_length(["a", "b"], 3, "scores")
 
 
 def shown(found: Comparison, width: int = 200, **options: object) -> str:
