@@ -235,7 +235,7 @@ def paired_significance(
     counts = [metric._extract_corpus_statistics(system, None) for _, system in named]
     p_values = []
     for result, system in zip(cast(Any, results["AER"][1:]), counts[1:], strict=True):
-        differing = sum(one != other for one, other in zip(counts[0], system, strict=True))
+        differing = sum(first != second for first, second in zip(counts[0], system, strict=True))
         p_values.append(max(result.p_value, min(1.0, 2.0 ** (1 - differing))))
     identical = [list(system) == list(baseline) for system in systems]
     return Significance(tuple(p_values), tuple(identical), signatures["AER"].format())

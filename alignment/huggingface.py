@@ -92,9 +92,9 @@ class HuggingFaceTokenizer:
     def decode_target(self, ids: Sequence[int]) -> list[str]:
         """Decode emitted ids into words, without special and unknown tokens; FSMT's are joined as in plain text."""
         # M2M100's language codes are not among its special tokens.
-        kept = [index for index in ids if index != self._target_code]
+        emitted = [index for index in ids if index != self._target_code]
         with _restored(self._tokenizer):
-            text = self._tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            text = self._tokenizer.decode(emitted, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return split_words(text)
 
     def digest(self) -> str:
@@ -194,9 +194,9 @@ def _chosen_languages(tokenizer: Any, source: str | None, target: str | None) ->
     if not isinstance(getattr(type(tokenizer), "src_lang", None), property):
         if source is None and target is None:
             return None
-        given = " and ".join(repr(code) for code in (source, target) if code is not None)
+        codes = " and ".join(repr(code) for code in (source, target) if code is not None)
         hint = "if the model reads the language in the text, give it as source_prefix"
-        raise InvalidInputError(f"got the language {given} for a {name}, which has no choice of languages; {hint}")
+        raise InvalidInputError(f"got the language {codes} for a {name}, which has no choice of languages; {hint}")
     # Without an explicit language, src_lang defaults to English.
     loaded = tokenizer.src_lang if tokenizer.init_kwargs.get("src_lang") is not None else None
     example = f"expected a code such as {tokenizer.src_lang!r}"

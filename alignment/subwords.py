@@ -163,13 +163,13 @@ class _Text:
             return range(start + 1, start + len(rest) + 1)
         return [start + len(surface)] if rest.startswith(surface) else []
 
-    def mismatch(self, place: int, found: str) -> InvalidInputError:
+    def mismatch(self, place: int, observed: str) -> InvalidInputError:
         if place == self.length:
-            return InvalidInputError(f"got {found} after the last word, expected the end; name the special pieces")
+            return InvalidInputError(f"got {observed} after the last word, expected the end; name the special pieces")
         word = self._owners[place]
         expected = f"expected {self.rest(place).decode(errors='replace')!r} of word {word} ({self.words[word]!r})"
         hint = "give the words that were tokenised, the scheme, the special pieces and the tokenizer's normalisation"
-        return InvalidInputError(f"got {found}, {expected}; {hint}")
+        return InvalidInputError(f"got {observed}, {expected}; {hint}")
 
 
 def _without_spaces(text: bytes) -> bytes:

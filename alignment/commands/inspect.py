@@ -137,13 +137,13 @@ class _Writing:
         """Inspect the pairs, and yield what is written."""
         inspector = cast("Inspector", align)
         aligners.choose(inspector.aligner, pairs, self._report)
-        for index, found in inspector.inspect_each(pairs, known):
-            if isinstance(found, InvalidInputError):
-                yield index, found
+        for index, inspection in inspector.inspect_each(pairs, known):
+            if isinstance(inspection, InvalidInputError):
+                yield index, inspection
             else:
-                self.raised.update(found.flags)
-                self.flagged_lines += bool(found.flags)
-                yield index, Written(self._text(numbers[index], *pairs[index], found), 0)
+                self.raised.update(inspection.flags)
+                self.flagged_lines += bool(inspection.flags)
+                yield index, Written(self._text(numbers[index], *pairs[index], inspection), 0)
 
     def nothing(self, number: int) -> str:
         """Return what is written for a line that cannot be inspected."""
@@ -156,20 +156,22 @@ class _Writing:
         """Return a row of the table."""
         return "\t".join(cells) + "\n"
 
-    def _text(self, number: int, source: Sequence[str], target: Sequence[str], found: Inspection) -> str:
-        if self.only_flagged and not found.flags:
+    def _text(self, number: int, source: Sequence[str], target: Sequence[str], inspection: Inspection) -> str:
+        if self.only_flagged and not inspection.flags:
             return ""
-        values = {name: None if (value := getattr(found, name)) is None else round(value, _DIGITS) for name in MEASURES}
+        values = {
+            name: None if (value := getattr(inspection, name)) is None else round(value, _DIGITS) for name in MEASURES
+        }
         if self.as_json:
-            record = {"line": number, **asdict(found), **values, "source": source, "target": target}
+            record = {"line": number, **asdict(inspection), **values, "source": source, "target": target}
             return f"{json.dumps(record, ensure_ascii=False)}\n"
         return self.row(
             [
                 str(number),
-                ",".join(found.flags),
+                ",".join(inspection.flags),
                 *("" if value is None else f"{value:.{_DIGITS}f}" for value in values.values()),
-                " ".join(source[index] for index in found.uncovered),
-                " ".join(target[index] for index in found.repeated),
+                " ".join(source[index] for index in inspection.uncovered),
+                " ".join(target[index] for index in inspection.repeated),
                 " ".join(source),
                 " ".join(target),
             ]

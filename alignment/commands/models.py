@@ -241,7 +241,7 @@ def regular_output(out: str, inputs: Sequence[TextSource], *, overwrite: bool) -
 
 def print_whole(parts: Iterable[bytes]) -> None:
     """Print all parts of a text, or none if one of them cannot be computed."""
-    with TemporaryFile() as kept:
-        kept.writelines(parts)
-        kept.seek(0)
-        shutil.copyfileobj(kept, sys.stdout.buffer)
+    with TemporaryFile() as spool:
+        spool.writelines(parts)
+        spool.seek(0)
+        shutil.copyfileobj(spool, sys.stdout.buffer)

@@ -234,9 +234,9 @@ class _ByModel:
         pairs = {number: (sources[number], words) for number, words in targets.items()}
         self._start([pair for pair in pairs.values() if all(pair)])
         aligned = [number for number, pair in pairs.items() if all(pair) and lines[number].source.elements]
-        found = dict(zip(aligned, self.aligner.align_pairs([pairs[number] for number in aligned]), strict=True))
+        alignments = dict(zip(aligned, self.aligner.align_pairs([pairs[number] for number in aligned]), strict=True))
         for number, pair in pairs.items():
-            links = found.get(number, Alignment())
+            links = alignments.get(number, Alignment())
             if isinstance(links, InvalidInputError):
                 answers[number] = links
             else:
@@ -247,8 +247,8 @@ class _ByModel:
         """Answer the sentences that have too many words by an error, and remove them."""
         most = self.options.max_words
         for number in [number for number, words in sentences.items() if len(words) > most]:
-            found = f"got {len(sentences.pop(number))} words on the {side} side, expected at most {most}"
-            answers[number] = InvalidInputError(f"{found}; raise --max-words or split the line")
+            message = f"got {len(sentences.pop(number))} words on the {side} side, expected at most {most}"
+            answers[number] = InvalidInputError(f"{message}; raise --max-words or split the line")
 
     def _translations(
         self, lines: Mapping[int, _Line], sources: Mapping[int, Sequence[str]], answers: _Answers
@@ -264,7 +264,7 @@ class _ByModel:
             list(sources[number]) if normalized else split_words(html.unescape(lines[number].source.text))
             for number in numbers
         ]
-        found = translate(
+        translations = translate(
             forward.model,
             forward.tokenizer,
             sentences,
@@ -273,7 +273,7 @@ class _ByModel:
         )
         return {
             number: html.escape(" ".join(words), quote=False)
-            for number, words in zip(numbers, found, strict=True)
+            for number, words in zip(numbers, translations, strict=True)
             if number not in answers
         }
 

@@ -127,8 +127,8 @@ class _Translator:
             if isinstance(line, InvalidInputError):
                 bad[index] = line
             elif len(sentences[index]) > self.options.max_words:
-                found = f"got {len(sentences[index])} words, expected at most {self.options.max_words}"
-                refuse(index, InvalidInputError(f"{found}; raise --max-words or split the line"))
+                message = f"got {len(sentences[index])} words, expected at most {self.options.max_words}"
+                refuse(index, InvalidInputError(f"{message}; raise --max-words or split the line"))
                 sentences[index] = []
         translations = translate(
             self.model,

@@ -172,8 +172,8 @@ def _number(settings: Mapping[str, Any], name: str, kind: Callable[[Any], Any], 
     return number
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and bool((one == other).all())
+def _same(first: Tensor, second: Tensor) -> bool:
+    return first.shape == second.shape and bool((first == second).all())
 
 
 def _unsupported(got: str, expected: str) -> InvalidInputError:

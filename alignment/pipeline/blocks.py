@@ -115,7 +115,7 @@ class CountingAligner(Protocol):
         ...
 
     def read(
-        self, word_map: WordMap, source: Sequence[str], target: Sequence[str], lexicon: Lexicon | None, own: WordMap
+        self, word_map: WordMap, source: Sequence[str], target: Sequence[str], lexicon: Lexicon | None, counted: WordMap
     ) -> ScoredAlignment:
         """Read the links of a pair off its map."""
         ...
@@ -181,8 +181,8 @@ class LinkWriting:
 
     def written(self, number: int, source: Sequence[str], target: Sequence[str], links: ScoredAlignment) -> Written:
         """What is written of an alignment."""
-        kept = links.at_least(self.form.min_score)
-        return Written(self.form.text(number, source, target, kept), len(kept.links))
+        probable = links.at_least(self.form.min_score)
+        return Written(self.form.text(number, source, target, probable), len(probable.links))
 
     def nothing(self, number: int) -> str:
         """Return what is written for a line without an alignment."""

@@ -156,8 +156,8 @@ def extract(
     if save_lexicon is not None:
         settings["save_lexicon"] = lexicon_file(save_lexicon, file, inputs, overwrite=overwrite, restart=restart)
     if form.style == "npz" and (file is None or suffix_of(file) != ".npz"):
-        found = "a stream" if file is None else quoted_name(file)
-        raise InvalidInputError(f"got {found} for npz; give the name of a .npz file")
+        name = "a stream" if file is None else quoted_name(file)
+        raise InvalidInputError(f"got {name} for npz; give the name of a .npz file")
     shown = sys.stderr.isatty() if progress is None else progress
     if file is not None and all(rereadable):
         job = Extraction(file, inputs, aligner, settings, block_lines, form, counting, overwrite=overwrite)
@@ -296,15 +296,15 @@ def _align_through(
     write = stream if file is None else partial(_write_file, file, form)
     if counting is None:
         return _write(records(), write)
-    with TemporaryFile() as kept:
+    with TemporaryFile() as spool:
         for record in records():
-            kept.write(json.dumps([record.notes, len(record.content)]).encode() + b"\n" + record.content)
+            spool.write(json.dumps([record.notes, len(record.content)]).encode() + b"\n" + record.content)
 
         def reread() -> Iterator[Record]:
-            kept.seek(0)
-            while header := kept.readline():
+            spool.seek(0)
+            while header := spool.readline():
                 notes, size = json.loads(header)
-                yield Record(notes, kept.read(size))
+                yield Record(notes, spool.read(size))
 
         return _write(counting.reread(reread), write)
 
