@@ -20,12 +20,11 @@ from alignment.teacher_forcing import attention_maps, teacher_forced_batches, wo
 from alignment.translation import translate
 from captum_norm import NormAttribution, UnsupportedModelError
 from captum_norm.loading import load_model
-from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
+from tests.alignment.translation_models import FAMILIES, PAIRS, SOURCES, TARGETS, random_model
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 peft = pytest.importorskip("peft", reason="PEFT is not installed")
 
-PAIRS = [(source.split(), target.split()) for source, target in zip(SOURCES, TARGETS, strict=True)]
 CPU = torch.device("cpu")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sacrebleu.significance import PairedTest
 
-from alignment import AER, AERScore, alignment_error_rate
+from alignment import AER, alignment_error_rate
 from alignment.aer import (
     BINS,
     THRESHOLDS,
@@ -148,12 +148,6 @@ def test_paired_significance_between_systems(test_type: str) -> None:
 def test_what_cannot_be_scored_is_refused(hypotheses: list[str], references: list[list[str]], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         AER().corpus_score(hypotheses, references)
-
-
-def test_score_is_printed_with_what_it_is_made_of() -> None:
-    score = AERScore(links=4, sure_links=2, sure_hits=1, possible_hits=3)
-    assert score.format(width=1) == "AER = 33.3 (precision 75.00, recall 50.00, F1 60.00, 4 links)"
-    assert score.format(score_only=True) == "33.33"
 
 
 RIGHT, WRONG = Alignment([(0, 0), (1, 1)]), Alignment([(0, 0), (1, 0)])

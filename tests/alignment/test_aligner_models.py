@@ -12,13 +12,12 @@ from alignment.aligner import WordAligner, without_head
 from alignment.corpora import load_alibi
 from alignment.decoding import argmax
 from alignment.fairseq.loading import load_shipped_model
-from alignment.huggingface import HuggingFaceTokenizer
 from alignment.normalization import NormalizedWords
 from alignment.selection import Choice, Setting
 from alignment.teacher_forcing import MapMethod, attention_maps, word_maps
 from captum_norm import AttentionWeights, InvalidInputError, NormAttribution, UnsupportedScopeError
 from tests.alignment.toy import ToyModel
-from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
+from tests.alignment.translation_models import PAIRS, made
 
 BOTH: tuple[Setting, ...] = ("AWI", "AWO")
 
@@ -26,14 +25,9 @@ BOTH: tuple[Setting, ...] = ("AWI", "AWO")
 @pytest.fixture(scope="module")
 def marian(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A random model of Marian, and sentence pairs."""
-    family = FAMILIES["Marian"]
-    tokenizer = family.tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    return SimpleNamespace(
-        model=random_model(family, tokenizer, seed=3),
-        tokenizer=HuggingFaceTokenizer(tokenizer),
-        sources=[text.split() for text in SOURCES],
-        targets=[text.split() for text in TARGETS],
-    )
+    model, tokenizer = made("Marian", tmp_path_factory.mktemp("tokenizer"), seed=3)
+    sources, targets = zip(*PAIRS, strict=True)
+    return SimpleNamespace(model=model, tokenizer=tokenizer, sources=sources, targets=targets)
 
 
 @pytest.mark.parametrize("layer", [2, -3, 10**6])
@@ -46,11 +40,9 @@ def test_what_the_method_cannot_is_refused(marian: Any, tmp_path: Any) -> None:
     method = cast(MapMethod, NormAttribution(marian.model, scope="attn_res_ln"))
     with pytest.raises(InvalidInputError, match='got per_head=True for the scope "attn_res_ln"'):
         WordAligner(marian.model, marian.tokenizer, method, 0, head=0).align(marian.sources, marian.targets)
-    family = FAMILIES["T5"]
-    tokenizer = family.tokenizer(tmp_path)
-    model = random_model(family, tokenizer)
+    model, tokenizer = made("T5", tmp_path)
     scope = NormAttribution(model, scope="attn_res_ln")
-    aligner = WordAligner(model, HuggingFaceTokenizer(tokenizer), cast(MapMethod, scope), 0)
+    aligner = WordAligner(model, tokenizer, cast(MapMethod, scope), 0)
     with pytest.raises(UnsupportedScopeError):
         aligner.align(marian.sources, marian.targets)
 

@@ -56,15 +56,6 @@ def test_story_that_is_not_there() -> None:
         load_alibi(story)
 
 
-def test_swapped_is_the_other_direction_and_back() -> None:
-    story = load_alibi()
-    swapped = story.swapped()
-    assert (swapped.name, swapped.source_language, swapped.target_language) == ("The Last Lesson", "en", "fr")
-    assert (swapped.sources, swapped.targets) == (story.targets, story.sources)
-    assert linked(swapped, 1) == {(english, french) for french, english in linked(story, 1)}
-    assert swapped.swapped() == story
-
-
 @needs("alibi-fr-en")
 def test_stories_are_unchanged() -> None:
     shipped = Path(__file__).parents[2] / "alignment" / "data" / "alibi-fr-en"
@@ -100,11 +91,6 @@ def test_files_that_do_not_fit_each_other(tmp_path: Path, files: dict[str, str],
     write(tmp_path, {"test.de": "a\nb\n", "test.en": "a\nb\n", "alignment.talp": "1-1\n1-1\n"} | files)
     with pytest.raises(InvalidInputError, match=message):
         read_rwth(tmp_path)
-
-
-def test_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match=r"cannot read .*test\.src-tgt: there is no such file"):
-        read_wpt03(tmp_path / "no-such-folder")
 
 
 def test_sides_of_different_lengths_are_refused() -> None:

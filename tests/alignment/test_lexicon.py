@@ -100,13 +100,6 @@ def test_the_formula_written_out(seed: int, left_out: bool) -> None:
     assert lexicon.applied(word_map, source, target, given) == pytest.approx(expected, abs=1e-7)
 
 
-def test_a_word_pair_that_occurs_once_is_not_known_from_itself() -> None:
-    lexicon = Lexicon()
-    lexicon.count(["a"], ["b"], [[0.9]])
-    assert lexicon.dice(["a"], ["b"], [[0.9]]) == 0
-    assert lexicon.dice(["a"], ["b"]) == pytest.approx(1.8 / 2.8)
-
-
 def test_unknown_words_and_case() -> None:
     lexicon = lexicon_of(text(0))
     known = lexicon.dice(["sat", "satire"], ["tone", "tongs"])

@@ -13,9 +13,7 @@ from alignment.huggingface import HuggingFaceTokenizer
 from alignment.teacher_forcing import teacher_forced_batches
 from alignment.tokenization import EncodedSentence
 from captum_norm import InvalidInputError, UnsupportedModelError
-from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
-
-PAIRS = [(source.split(), target.split()) for source, target in zip(SOURCES, TARGETS, strict=True)]
+from tests.alignment.translation_models import FAMILIES, PAIRS, random_model
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -10,22 +10,12 @@ import torch
 from alignment.fairseq.conversion import build_model
 from alignment.fairseq.loading import load_shipped_model
 from alignment.fairseq.tokenizer import EOS, PAD, SPECIAL, Dictionary, FairseqTokenizer, Segmenter
-from alignment.huggingface import HuggingFaceTokenizer
 from alignment.teacher_forcing import teacher_forced_batches
 from alignment.tokenization import EncodedSentence
 from alignment.translation import emitted_steps, log_probabilities, target_log_probabilities, translate
 from captum_norm import InvalidInputError, UnsupportedModelError
 from tests.alignment.fairseq.small import SOURCE, TARGET, settings, weights
-from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
-
-PAIRS = [(source.split(), target.split()) for source, target in zip(SOURCES, TARGETS, strict=True)]
-
-
-def made(name: str, folder: Path, seed: int = 0) -> tuple[Any, HuggingFaceTokenizer]:
-    """A random model of a family, and its tokenizer."""
-    family = FAMILIES[name]
-    tokenizer = family.tokenizer(folder)
-    return random_model(family, tokenizer, seed), HuggingFaceTokenizer(tokenizer, **family.options)
+from tests.alignment.translation_models import FAMILIES, PAIRS, SOURCES, made
 
 
 def step_by_step(model: Any, tokenizer: Any, pair: Any) -> list[float]:

@@ -11,6 +11,8 @@ import torch
 import transformers as hf
 from tokenizers import ByteLevelBPETokenizer
 
+from alignment.huggingface import HuggingFaceTokenizer
+
 SOURCES = [
     "das Haus ist klein .",
     "das kleine Haus steht am See , nicht am Meer !",
@@ -25,6 +27,7 @@ TARGETS = [
     "the road leads home",
     "the man drives to the lake the day after tomorrow",
 ]
+PAIRS = [(source.split(), target.split()) for source, target in zip(SOURCES, TARGETS, strict=True)]
 FAIRSEQ = ("<s>", "<pad>", "</s>", "<unk>")
 
 
@@ -297,3 +300,10 @@ FAMILIES = {
     "mT5": Family(t5_tokenizer, mt5, "* </s>", "* </s>", "<pad>"),
     "FSMT": Family(fsmt_tokenizer, fsmt, "* </s>", "* </s>", "</s>"),
 }
+
+
+def made(name: str, folder: Path, seed: int = 0) -> tuple[Any, HuggingFaceTokenizer]:
+    """A random model of a family, and its tokenizer."""
+    family = FAMILIES[name]
+    tokenizer = family.tokenizer(folder)
+    return random_model(family, tokenizer, seed), HuggingFaceTokenizer(tokenizer, **family.options)

@@ -113,11 +113,6 @@ def test_what_is_invalid_can_be_left_out(
         assert str(error).startswith(f"<stream>, {beginning}")
 
 
-def test_talp_line_is_parsed() -> None:
-    assert parse_talp("2p1 0-0") == GoldAlignment(Alignment([(0, 0)]), Alignment([(2, 1)]))
-    assert parse_talp("3p2 1-1", base=1) == parse_talp("2p1 0-0")
-
-
 MALFORMED: list[tuple[GoldFormat, Literal[0, 1] | None, str, str]] = [
     ("talp", 0, "0-0\n0:0\n", "line 2: got '0:0', expected i-j"),
     ("talp", None, "0-0\n", "gold.txt: talp files count from 0 or from 1; give base=0 or base=1"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alignment import Alignment, format_pharaoh, parse_pharaoh, read_parallel, read_pharaoh, write_pharaoh
+from alignment import Alignment, parse_pharaoh, read_parallel, read_pharaoh, write_pharaoh
 from alignment.formats import read_identified
 from alignment.formats.text import split_words, write_text
 from captum_norm import InvalidInputError
@@ -35,11 +35,6 @@ def test_written_lines_come_back_and_bytes_are_reproducible(tmp_path: Path, suff
 def test_words_are_split_at_spaces_and_tabs_alone() -> None:
     assert split_words(" 1\u00a0000  \u3000 francs\t!") == ["1\u00a0000", "\u3000", "francs", "!"]
     assert split_words("") == []
-
-
-def test_line_is_written_in_ascending_order() -> None:
-    assert format_pharaoh(Alignment([(10, 0), (2, 3), (2, 1)])) == "2-1 2-3 10-0"
-    assert format_pharaoh(Alignment()) == ""
 
 
 def test_line_is_parsed_whatever_its_spaces() -> None:
