@@ -1,13 +1,23 @@
 """Tiny random models with a small vocabulary, saved as a user's would be."""
 
 from pathlib import Path
+from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
-from transformers import BertConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    BartConfig,
+    BartModel,
+    BertConfig,
+    BertModel,
+    MarianConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "dog", "cat", "runs", "sees", "the", "<", "script", ">", ".")
 
@@ -22,6 +32,32 @@ def bert_config() -> BertConfig:
         intermediate_size=16,
         max_position_embeddings=12,
     )
+
+
+def bert() -> Any:
+    """A BERT of this configuration."""
+    torch.manual_seed(0)
+    return BertModel(bert_config()).eval()
+
+
+def halves(layers: int, decoder_layers: int, width: int) -> dict[str, Any]:
+    """The settings of an encoder and a decoder with two heads."""
+    sizes = {"layers": layers, "attention_heads": 2, "ffn_dim": width}
+    encoder = {f"encoder_{name}": size for name, size in sizes.items()}
+    decoder = {f"decoder_{name}": size for name, size in (sizes | {"layers": decoder_layers}).items()}
+    return {"d_model": width, "max_position_embeddings": 16, **encoder, **decoder}
+
+
+def bart(vocabulary: int = 20, layers: int = 2, decoder_layers: int = 2, **more: Any) -> Any:
+    """A BART of width 8."""
+    torch.manual_seed(0)
+    return BartModel(BartConfig(vocab_size=vocabulary, **halves(layers, decoder_layers, 8), **more)).eval()
+
+
+def marian_config(vocabulary: int = len(WORDS), layers: int = 1, width: int = 8) -> MarianConfig:
+    """A translation model whose padding begins its targets."""
+    sizes = halves(layers, layers, width)
+    return MarianConfig(vocab_size=vocabulary, pad_token_id=0, decoder_start_token_id=0, eos_token_id=3, **sizes)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
