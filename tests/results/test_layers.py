@@ -24,6 +24,7 @@ from captum_norm import (
 )
 from captum_norm.methods import METHODS
 from captum_norm.results.stacks import named_layers, numbered, place_of_layer
+from tests import tiny
 from tests.tiny import bert_config, tokenizer
 
 TEXTS = ["a dog sees the cat", "the cat runs"]
@@ -35,17 +36,7 @@ def bert() -> Any:
     torch.manual_seed(0)
     config = bert_config()
     config.num_hidden_layers = 4
-    return transformers.BertForSequenceClassification(config).train(False)
-
-
-@pytest.fixture(scope="module")
-def bart() -> Any:
-    torch.manual_seed(0)
-    config = transformers.BartConfig(
-        vocab_size=20, d_model=8, encoder_layers=3, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=12,
-    )  # fmt: skip
-    return transformers.BartModel(config).train(False)
+    return transformers.BertForSequenceClassification(config).eval()
 
 
 BOTH = {"input_ids": torch.tensor([[5, 6, 7]]), "decoder_input_ids": torch.tensor([[2, 9]])}
@@ -69,8 +60,8 @@ def test_maps_have_the_numbers_of_the_layers_requested(name: str, bert: Any) -> 
             some.layer(missing)
 
 
-def test_each_stack_has_its_own_numbers(bart: Any) -> None:
-    method = NormAttribution(bart)
+def test_each_stack_has_its_own_numbers() -> None:
+    method = NormAttribution(tiny.bart(layers=3))
     whole, last = method.maps(BOTH), method.maps(BOTH, layers=[-1])
     assert whole.layers == {"encoder": (0, 1, 2), "decoder": (0, 1), "cross": (0, 1)}
     assert last.layers == {"encoder": (2,), "decoder": (1,), "cross": (1,)}
@@ -103,7 +94,11 @@ def test_a_layer_twice_is_found_once(bert: Any) -> None:
 def test_whatever_shows_layers_names_them_by_their_numbers(bert: Any) -> None:
     maps = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, layers=[3, 1])
     assert maps.encoder is not None
-    assert repr(maps).startswith("AttributionMaps(encoder (2, 2, 7, 7) of layers 3, 1, ")
+    assert maps.convergence_delta is not None
+    assert repr(maps) == (
+        "AttributionMaps(encoder (2, 2, 7, 7) of layers 3, 1, mixing ratio (2, 2, 7), convergence delta "
+        f"{maps.convergence_delta.max():.1e})"
+    )
     entry = maps.top(1)[0]
     whole = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS).encoder
     assert whole is not None

@@ -11,7 +11,7 @@ import transformers
 
 from captum_norm import AttentionWeights, AttributionMaps, InvalidInputError, Measurements, NormAttribution, NormMeter
 from captum_norm.text.words import Words, words_of_tokens
-from tests.tiny import bert_config
+from tests import tiny
 
 VOCABULARY = ["<pad>", "</s>", "▁le", "▁chat", "s", "▁chien", "▁the", "▁c", "at", "▁dog", "▁run", "▁r", "uns"]
 SOURCES = [["▁le", "▁chat", "s", "</s>"], ["▁le", "▁chien", "</s>"]]
@@ -59,12 +59,7 @@ def by_words(maps: Any, rows: list[list[int]] | None, columns: list[list[int]] |
 
 @pytest.fixture(scope="module")
 def bart() -> Any:
-    torch.manual_seed(0)
-    config = transformers.BartConfig(
-        vocab_size=len(VOCABULARY), d_model=8, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=12, pad_token_id=0,
-    )  # fmt: skip
-    return transformers.BartModel(config).train(False)
+    return tiny.bart(len(VOCABULARY), pad_token_id=0)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -80,11 +75,8 @@ def test_each_side_has_its_own_words(bart: Any, side: str, score: Any, per_head:
     assert words.convergence_delta is not None
     for example, (source, target) in enumerate(zip(SOURCE_GROUPS, TARGET_GROUPS, strict=True)):
         one, found = maps[example], words[example]
-        for name, rows, columns in (
-            ("encoder", source, source),
-            ("decoder", target, target),
-            ("cross", target, source),
-        ):
+        sides = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
+        for name, (rows, columns) in sides.items():
             expected = by_words(getattr(one, name)[0], rows, columns, score)
             np.testing.assert_allclose(getattr(found, name)[0], expected, rtol=1e-5, atol=1e-9)
     cross = next(stack for stack in words.stacks() if stack.name == "cross")
@@ -108,7 +100,7 @@ def test_sides_of_different_length_are_padded(bart: Any) -> None:
     np.testing.assert_allclose(words[1].cross[0], expected, rtol=1e-5)  # type: ignore[index]
 
 
-@pytest.mark.parametrize("stacks", [["encoder"], ["decoder"], ["cross"], ["encoder", "decoder"], ["decoder", "cross"]])
+@pytest.mark.parametrize("stacks", [["encoder"], ["decoder"], ["cross"], ["decoder", "cross"]])
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("of", [NormAttribution, AttentionWeights])
 def test_some_stacks_know_whose_positions_theirs_are(bart: Any, stacks: list[str], side: str, of: Any) -> None:
@@ -199,9 +191,8 @@ def test_examples_whose_rows_begin_at_different_words_are_taken_one_by_one() -> 
 def test_rows_of_segments_are_words_and_columns_stay(bart: Any, of: Any) -> None:
     method = of(bart, tokenizer=Tokenizer())
     first = {name: tensor[:1] for name, tensor in both().items() if "mask" not in name}
-    for stack, groups, count in (("cross", [0, 1, 1, 0], 4), ("decoder", [0, 0, 1, 1, 1], 5)):
+    for stack, groups in (("cross", [0, 1, 1, 0]), ("decoder", [0, 0, 1, 1, 1])):
         segments = torch.tensor([groups])
-        assert segments.shape == (1, count)
         maps = method.maps(first, stacks=[stack], segments=segments)
         words = maps.words()
         expected = by_words(getattr(maps, stack)[0], TARGET_GROUPS[0], None)
@@ -230,10 +221,8 @@ def test_measurements_of_words(bart: Any, score: Any) -> None:
     options: dict[str, Any] = {"scopes": ["attn", "attn_res"], "weights": True, "head_norms": True}
     for name, measured in meter.measure(both(), **options).items():
         words = measured.words(score)
-        rows, columns = (
-            TARGET_GROUPS if name != "encoder" else SOURCE_GROUPS,
-            TARGET_GROUPS if name == "decoder" else SOURCE_GROUPS,
-        )
+        rows = TARGET_GROUPS if name != "encoder" else SOURCE_GROUPS
+        columns = TARGET_GROUPS if name == "decoder" else SOURCE_GROUPS
         for example, groups in enumerate(zip(rows, columns, strict=True)):
             one, found = measured[example], words[example]
             for own, expected in (
@@ -264,10 +253,8 @@ def test_measurements_of_words(bart: Any, score: Any) -> None:
 
 
 def test_measurements_of_different_numbers_of_words_are_padded() -> None:
-    torch.manual_seed(0)
-    model = transformers.BertModel(bert_config()).train(False)
     rows = [["▁le", "▁chat", "▁dog", "▁run"], ["▁r", "uns", "s", "▁dog"]]
-    measured = NormMeter(model).measure(ids_of(rows)["ids"], weights=True)["encoder"]
+    measured = NormMeter(tiny.bert()).measure(ids_of(rows)["ids"], weights=True)["encoder"]
     named: Measurements = replace(measured, tokens=rows)
     words = named.words()
     assert words.real.tolist() == [[True] * 4, [True, True, False, False]]
