@@ -1,4 +1,4 @@
-"""What contributors meet first is in order: the workflow, the forms, the hooks and the check of a release."""
+"""What contributors meet first is in order: the workflow, the way of a call, and the check of a release."""
 
 import io
 import os
@@ -14,9 +14,6 @@ import yaml
 
 from tests.release import complaints
 from tests.test_readme import ROOT
-
-FORMS = sorted(path for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
-MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 def parsed(path: Path) -> Any:
@@ -43,33 +40,15 @@ def test_the_way_of_a_call_names_what_exists() -> None:
         assert not code or re.search(rf"(def|class) {name.rpartition('.')[2]}\b", source), (name, path)
 
 
-@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
-def test_issue_forms_are_such_as_github_shows(path: Path) -> None:
-    form = parsed(path)
-    assert set(form) == {"name", "description", "labels", "body"}
-    assert form["name"]
-    asked = [field for field in form["body"] if field["type"] != "markdown"]
-    assert all(field["type"] in ("input", "textarea") and field["attributes"]["label"] for field in asked)
-    assert any(field.get("validations", {}).get("required") for field in asked)
-    identities = [field["id"] for field in asked]
-    assert len(set(identities)) == len(identities)
-    assert all(re.fullmatch(r"[a-z_-]+", identity) for identity in identities)
-    assert all(set(field) <= {"type", "id", "attributes", "validations"} for field in form["body"])
-
-
-def test_there_is_a_form_for_errors_models_and_questions() -> None:
-    assert [path.stem for path in FORMS] == ["bug", "model", "question"]
-
-
-def test_hooks_run_what_make_runs() -> None:
-    (repository,) = parsed(ROOT / ".pre-commit-config.yaml")["repos"]
-    assert repository["repo"] == "local"
-    for hook in repository["hooks"]:
-        assert hook["language"] == "system"
-        program, *command = hook["entry"].split()
-        plain = [word for word in command if not word.startswith("-")]
-        assert program.startswith(".venv/bin/")
-        assert " ".join([program.replace(".venv/bin", "$(BIN)"), *plain]) in MAKEFILE
+def test_every_file_of_tests_that_draws_more_cases_on_request_is_in_make_fuzz() -> None:
+    tests = Path(__file__).parent
+    drawing = [
+        path
+        for path in tests.rglob("test_*.py")
+        if path != Path(__file__) and any(name in path.read_text(encoding="utf-8") for name in ("_NORM_FUZZ", "FACTOR"))
+    ]
+    assert len(drawing) >= 2
+    assert [path for path in drawing if "pytest.mark.fuzz" not in path.read_text(encoding="utf-8")] == []
 
 
 def archives(folder: Path, *, wheel: dict[str, str], sources: list[str]) -> tuple[Path, Path]:

@@ -29,26 +29,6 @@ LOADED = re.compile(
 )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '<script defer="defer" src="https://cdn.example.org/mathjax.js"></script>',
-        '<link rel="stylesheet" type="text/css" href="//fonts.example.org/a.css" />',
-        '<link href="https://fonts.example.org/a.css" rel="stylesheet">',
-        "<style>@import 'https://example.org/a.css'</style>",
-        "body { background: url(https://example.org/a.png) }",
-    ],
-)
-def test_what_is_loaded_is_noticed(text: str) -> None:
-    assert LOADED.search(text)
-
-
-def test_links_are_not_loaded() -> None:
-    assert not LOADED.search(
-        '<a href="https://captum.ai">Captum</a> <link rel="canonical" href="https://example.org/">'
-    )
-
-
 def tall_pages(folder: Path) -> dict[str, float]:
     """The heights, in screens of a laptop, of the pages taller than three; none where there is no browser."""
     width, height = 1280, 900

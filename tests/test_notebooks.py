@@ -2,27 +2,19 @@
 
 import html
 import re
-from typing import Any
 
 import pytest
 
 from captum_norm.show.page import Page
-
-pytestmark = pytest.mark.long
-
-nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
-nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
 
 FIRST = """
 import torch, transformers
 from alignment import Alignments
 from captum_norm import DecompX, GenerationAttribution, NormAttribution, NormMeter, compare, explain
 from captum_norm.loading import LANGUAGE_MODEL, load
-from tests.tiny import bert_config, tokenizer
-torch.manual_seed(0)
-model, known, text = transformers.BertModel(bert_config()).eval(), tokenizer(), "a dog sees the cat"
+from tests import tiny
+model, known, text = tiny.bert(), tiny.tokenizer(), "a dog sees the cat"
 """
-
 SHOWN = [
     "explain(text, model, known)",
     "NormAttribution(model, tokenizer=known).maps([text, 'the cat runs'], per_head=True)",
@@ -33,30 +25,23 @@ SHOWN = [
 ]
 
 
-@pytest.fixture(scope="module")
-def outputs() -> list[Any]:
+@pytest.mark.long
+def test_results_are_pages_in_frames_that_reach_nothing_and_figures_pictures() -> None:
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
     sources = [FIRST, *SHOWN, "explain(text, model, known).plot()"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
-    client = nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3")
-    done = client.execute()
-    return [[output for output in cell.outputs if output.output_type != "stream"] for cell in done.cells[1:]]
-
-
-@pytest.mark.parametrize("number", range(len(SHOWN)), ids=SHOWN)
-def test_a_result_is_a_page_in_a_frame_that_reaches_nothing(outputs: list[Any], number: int) -> None:
-    (output,) = outputs[number]
-    shown = output.data["text/html"]
-    assert shown.startswith("<iframe ")
-    assert re.search(r'sandbox="([^"]*)"', shown).group(1) == "allow-scripts"  # type: ignore[union-attr]
-    page = html.unescape(re.search(r'srcdoc="([^"]*)"', shown).group(1))  # type: ignore[union-attr]
-    assert page.startswith("<!doctype html>")
-    assert "default-src 'none'" in page
-    assert "tensor(" not in output.data["text/plain"]
-
-
-def test_a_figure_is_a_picture(outputs: list[Any]) -> None:
-    (output,) = outputs[-1]
-    assert "image/png" in output.data
+    done = nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    cells = [[output for output in cell.outputs if output.output_type != "stream"] for cell in done.cells[1:]]
+    for (output,) in cells[:-1]:
+        shown = output.data["text/html"]
+        assert shown.startswith("<iframe ")
+        assert re.findall(r'sandbox="([^"]*)"', shown) == ["allow-scripts"]
+        (page,) = map(html.unescape, re.findall(r'srcdoc="([^"]*)"', shown))
+        assert page.startswith("<!doctype html>")
+        assert "default-src 'none'" in page
+        assert "tensor(" not in output.data["text/plain"]
+    assert "image/png" in cells[-1][0].data
 
 
 def test_text_cannot_leave_the_frame() -> None:

@@ -1,5 +1,6 @@
 """What is said to be special of a family is active in its tests, not defaulted away by a tiny configuration."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,117 +12,93 @@ from tests import encoder_decoders, families, oracle
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import FAMILIES
 
+EVERY: dict[str, Any] = {**families.EVERY, **ENCODER_DECODERS}
+
 
 def weights(model: Any, inputs: Tensor) -> Tensor:
     """(B, L, H, Q, K)."""
-    maps = AttentionWeights(model).maps(inputs, per_head=True)
-    return maps.self_attention
+    return AttentionWeights(model).maps(inputs, per_head=True).self_attention
 
 
-def sinks(name: str) -> None:
-    assert (weights(families.build(name), families.inputs(name)).sum(-1) < 0.9).any()
+def weights_of(name: str) -> Tensor:
+    return weights(families.build(name), families.inputs(name))
 
 
-def window(name: str) -> None:
-    found = weights(families.build(name), families.inputs(name))
-    layers = (found[..., -1, 0] == 0).all((0, 2))
-    assert layers.any()
-    assert (found[..., -1, -2] > 0).all()
+def layers_of(name: str, dtype: torch.dtype = torch.float32) -> list[oracle.Layer]:
+    return oracle.layers(EVERY[name], families.build(name, 0, dtype), families.inputs(name, dtype=dtype))
 
 
-def soft_capping(name: str) -> None:
+def window(name: str) -> bool:
+    last = weights_of(name)[..., -1, :]
+    return bool((last[..., 0] == 0).all((0, 2)).any() and (last[..., -2] > 0).all())
+
+
+def soft_capping(name: str) -> bool:
     model, inputs = families.build(name), families.inputs(name)
     before = weights(model, inputs)
     for layer in model.model.layers:
         layer.self_attn.attn_logit_softcapping = None
-    assert (weights(model, inputs) - before).abs().max() > 1e-3
+    return bool((weights(model, inputs) - before).abs().max() > 1e-3)
 
 
-def grouped(name: str) -> None:
-    layers = oracle.layers(EVERY[name], families.build(name), families.inputs(name))
+def grouped(name: str) -> bool:
     # Some families have other numbers of heads in layers with a window.
-    counts = {layer.value_heads for layer in layers}
-    assert 2 in counts
-    assert counts <= {1, 2, 4}
+    return {2} <= {layer.value_heads for layer in layers_of(name)} <= {1, 2, 4}
 
 
-def one_value_head(name: str) -> None:
-    layers = oracle.layers(EVERY[name], families.build(name), families.inputs(name))
-    assert {layer.value_heads for layer in layers} == {1}
-
-
-def latent(name: str) -> None:
+def latent(name: str) -> bool:
     config = families.build(name).config
-    assert config.kv_lora_rank < config.hidden_size
-    assert config.v_head_dim != config.qk_nope_head_dim + config.qk_rope_head_dim
+    keys = config.qk_nope_head_dim + config.qk_rope_head_dim
+    return bool(config.kv_lora_rank < config.hidden_size and config.v_head_dim != keys)
 
 
-def layer_scale(name: str) -> None:
-    layers = oracle.layers(EVERY[name], families.build(name, 0, torch.float64), families.inputs(name).double())
-    assert all(layer.factor.numel() == 32 and layer.factor.std() > 0.05 for layer in layers)
+def layer_scale(name: str) -> bool:
+    return all(layer.factor.numel() == 32 and layer.factor.std() > 0.05 for layer in layers_of(name, torch.float64))
 
 
-def residual_multiplier(name: str) -> None:
-    layers = oracle.layers(EVERY[name], families.build(name), families.inputs(name))
-    assert all(float(layer.factor) not in (0, 1) for layer in layers)
-
-
-def experts(name: str) -> None:
+def experts(name: str) -> bool:
     model = families.build(name) if name in families.EVERY else encoder_decoders.build(name)
-    routers = [module for key, module in model.named_modules() if key.endswith((".gate", ".router", ".router.layer"))]
-    assert routers
+    return any(key.endswith((".gate", ".router", ".router.layer")) for key, _ in model.named_modules())
 
 
-def gated_attention(name: str) -> None:
-    layers = oracle.layers(EVERY[name], families.build(name), families.inputs(name))
-    assert all(layer.gate is not None and layer.gate.std() > 0.01 for layer in layers)
+def gated_attention(name: str) -> bool:
+    return all(layer.gate is not None and layer.gate.std() > 0.01 for layer in layers_of(name))
 
 
-def residual_scale(name: str) -> None:
-    assert families.build(name).model.layers[0].input_residual.std() > 0.05
+def shared_layers(name: str) -> bool:
+    names = NormMeter(families.build(name)).measure(families.inputs(name), scopes=["attn"])["encoder"].layer_names
+    return len(names) == 2 and len(set(names)) == 1
 
 
-def shared_layers(name: str) -> None:
-    measured = NormMeter(families.build(name)).measure(families.inputs(name), scopes=["attn"])["encoder"]
-    assert len(measured.layer_names) == 2
-    assert len(set(measured.layer_names)) == 1
-
-
-def adapters(name: str) -> None:
-    assert any("adapter" in key for key, _ in families.build(name).named_modules())
-
-
-CHECKS = {
-    "adapters": adapters,
-    "attention sinks": sinks,
+CHECKS: dict[str, Callable[[str], bool]] = {
+    "adapters": lambda name: any("adapter" in key for key, _ in families.build(name).named_modules()),
+    "attention sinks": lambda name: bool((weights_of(name).sum(-1) < 0.9).any()),
     "gated attention": gated_attention,
     "grouped queries": grouped,
     "latent values": latent,
     "layer scale": layer_scale,
     "mixture of experts": experts,
-    "one value head": one_value_head,
-    "residual multiplier": residual_multiplier,
-    "residual scale": residual_scale,
+    "one value head": lambda name: {layer.value_heads for layer in layers_of(name)} == {1},
+    "residual multiplier": lambda name: all(float(layer.factor) not in (0, 1) for layer in layers_of(name)),
+    "residual scale": lambda name: families.build(name).model.layers[0].input_residual.std() > 0.05,
     "shared layers": shared_layers,
     "sliding window": window,
     "soft-capping": soft_capping,
 }
-EVERY: dict[str, Any] = {**families.EVERY, **ENCODER_DECODERS}
-SPECIAL = [(name, special) for name, family in EVERY.items() for special in family.special]
 
 
-@pytest.mark.parametrize(("name", "special"), SPECIAL)
+@pytest.mark.parametrize(("name", "special"), [(name, one) for name, family in EVERY.items() for one in family.special])
 def test_what_is_special_is_active(name: str, special: str) -> None:
-    CHECKS[special](name)
+    assert CHECKS[special](name)
 
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if "relative" in family.positions])
 def test_relative_positions_are_active(name: str) -> None:
     model, inputs = families.build(name), families.inputs(name)
     before = weights(model, inputs)
-    tables = [parameter for key, parameter in model.named_parameters() if "relative_" in key or "rel_embed" in key]
-    for table in tables:
-        nn.init.zeros_(table)
+    for key, table in model.named_parameters():
+        if "relative_" in key or "rel_embed" in key:
+            nn.init.zeros_(table)
     assert (weights(model, inputs) - before).abs().max() > 1e-3
 
 

@@ -1,21 +1,17 @@
 """The parts of the page on faithful methods: ranks of evidence, passages of a prompt, results that are kept."""
 
-import json
 from collections.abc import Mapping
 from itertools import permutations
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.copied_facts import Prompt, prompts
-from benchmarks.evidence import CHANCE, FIRST, LAST, Pair, by_word, first_of_each, pairs_of, places_of, ranks
-from benchmarks.kept import kept_methods, merged
-from benchmarks.passages import AnswerLogits, figures, question_of, rows_of, summed, without
-from benchmarks.ranking import first_share, half_interval, reciprocal_rank
-from captum_norm import Difference, compare
+from benchmarks.copied_facts import prompts
+from benchmarks.evidence import CHANCE, FIRST, LAST, Pair, by_word, pairs_of, places_of, ranks
+from benchmarks.passages import AnswerLogits, figures, question_of, rows_of, summed
+from benchmarks.ranking import first_share, reciprocal_rank
 from captum_norm.loading import LANGUAGE_MODEL, load
 from captum_norm.methods import METHODS
 
@@ -32,12 +28,6 @@ def test_ties_are_broken_at_random(scores: list[float], wanted: set[int]) -> Non
     if len(wanted) == 1:
         (only,) = wanted
         assert first_share(scores, only) == pytest.approx(sum(value == 1 for value in found) / len(found))
-
-
-def test_the_interval_is_that_of_the_mean() -> None:
-    values = [float(index % 2) for index in range(400)]
-    assert half_interval(values) == pytest.approx(1.96 * 0.5 / 20, rel=0.1)
-    assert half_interval(values) == half_interval(values)
 
 
 def test_evidence_is_found_as_a_word() -> None:
@@ -90,11 +80,6 @@ def test_words_are_ranked_without_the_start_token() -> None:
         ranks({"scores": rows, "methods": methods}, [Pair("agreement", "The nephews", 3, 4, (1,))])
 
 
-def test_each_paradigm_has_its_first_pairs() -> None:
-    pairs = [Pair(name, f"a {place}", 1, 2, (0,)) for place, name in enumerate("aabab")]
-    assert [pair.prefix for pair in first_of_each(pairs, 2)] == ["a 0", "a 1", "a 2", "a 4"]
-
-
 @pytest.fixture(scope="module")
 def language_model() -> tuple[Any, Any]:
     return load(LANGUAGE_MODEL)
@@ -112,11 +97,6 @@ def test_tokens_belong_to_their_passages(language_model: tuple[Any, Any]) -> Non
     outside = [place for place, number in enumerate(question.passages) if number == -1]
     assert tokenizer.decode(ids[outside], skip_special_tokens=True).split() == prompt.question.split()
     assert tokenizer.decode(ids[len(question.passages) :]) + tokenizer.decode(question.answer[-1:]) == prompt.answer
-
-
-def test_a_passage_is_taken_out() -> None:
-    prompt = Prompt(("A b.", "C d.", "E f."), "Who? C", " d.", 1)
-    assert without(prompt, 0).text == "C d.\nE f.\nWho? C"
 
 
 def test_the_answer_has_its_logits() -> None:
@@ -139,12 +119,6 @@ def test_a_loss_is_that_of_the_passage_ranked_first() -> None:
     assert summed(torch.tensor([9.0, 1.0, 2.0, -4.0]), [-1, 1, 0, 1], 2) == [2.0, -3.0]
 
 
-def test_methods_of_the_table_exist() -> None:
-    names = set(rows_of(METHODS))
-    assert {"norm", "alti", "alti-logit", "decompx", "attnlrp", "gim", "cp-lrp"} <= names
-    assert "shapley" not in names
-
-
 @pytest.mark.parametrize("name", ["norm", "alti"])
 def test_spans_score_the_passages_of_the_same_text(name: str, language_model: tuple[Any, Any]) -> None:
     model, tokenizer = language_model
@@ -159,29 +133,3 @@ def test_spans_score_the_passages_of_the_same_text(name: str, language_model: tu
         own = method.attribute(question.ids[:, : place + 1], position=-1)[0]
         expected[: place + 1] += whole[place] * own / own.sum()
     assert handed == pytest.approx(summed(expected[:count], question.passages, 3), rel=1e-4)
-
-
-def test_only_missing_methods_run(tmp_path: Path, language_model: tuple[Any, Any]) -> None:
-    model, tokenizer = language_model
-    inputs = tokenizer(["Anna owns a boat", "Paul works"], padding=True, return_tensors="pt")
-    inputs.pop("token_type_ids", None)
-    runs = []
-
-    def run(methods: Mapping[str, str]) -> str:
-        runs.append(list(methods))
-        options: dict[str, Any] = {"target": Difference([5, 6], [7, 8]), "removal": "mean", "steps": 2}
-        return compare(model, inputs, tokenizer=tokenizer, methods=methods, **options).to_json()
-
-    path = tmp_path / "kept.json"
-    names = ("norm", "weights", "input-gradient")
-    kept_methods(path, {"norm": "norm"}, run)
-    found = kept_methods(path, {name: name for name in names}, run)
-    assert runs == [["norm"], ["weights", "input-gradient"]]
-    assert found == json.loads(path.read_text(encoding="utf-8")) == kept_methods(path, {"norm": "norm"}, run)
-    whole = json.loads(run({name: name for name in names}))
-    assert [row["method"] for row in found["methods"]] == list(names)
-    assert found["scores"] == whole["scores"]
-    for one, other in zip(found["agreement"], whole["agreement"], strict=True):
-        assert one == {name: value if name == "method" else pytest.approx(value) for name, value in other.items()}
-    with pytest.raises(ValueError, match="another signature"):
-        merged(found, {**whole, "signature": "bins:1"})
