@@ -59,7 +59,7 @@ $(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
 test-lowest: $(LOWEST)/.installed ## Run the tests on the lowest versions that pyproject.toml admits
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(LOWEST)/bin/pytest $(PARALLEL)
 
-# Cases per test are about a thousand in `make test`; here, FACTOR times as many.
+# Cases per test are some hundreds in `make test`; here, FACTOR times as many.
 fuzz: FACTOR ?= 40
 fuzz: $(INSTALLED) ## Run the tests on generated inputs and damaged files at length (FACTOR=40)
 	CAPTUM_NORM_FUZZ=$(FACTOR) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m fuzz $(PARALLEL) tests

@@ -13,9 +13,10 @@ from tests.object_store import BUCKET, ObjectStore, environment, free_port
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What compiles fairseq or starts Ray is long."""
+    """What compiles fairseq, starts Ray or a browser, or speaks to an S3 server is long."""
     for item in items:
-        if {"fairseq_python", "ray"}.intersection(getattr(item, "fixturenames", ())):
+        slow = {"chromium", "fairseq_python", "object_store", "ray"}.intersection(getattr(item, "fixturenames", ()))
+        if slow or (getattr(item, "callspec", None) and "s3" in item.callspec.params.values()):
             item.add_marker(pytest.mark.long)
 
 

@@ -31,7 +31,7 @@ from captum_norm.models import register_layouts, registered_feed_forwards, regis
 from tests.alignment.fairseq.small import settings, weights
 from tests.tiny import bert_config, save_tiny
 
-COUNT = 1000
+COUNT = 250
 """How many damaged files of a kind are read."""
 
 TEXT = "Das Haus , 1\u00a0000 m² groß .\nEs ist klein\u2028und alt .\n\nJa !\n"

@@ -59,6 +59,7 @@ def _one_shipped_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "shipped_models", lambda: ["en-fr"])
 
 
+@pytest.mark.long
 def test_rates_are_those_of_the_aligner(training: Path, tmp_path: Path) -> None:
     given = corpus(slice(0, 12))
     found = checkpoints.completed(tmp_path / "kept.json", [training], [given])
@@ -84,6 +85,7 @@ def test_rates_are_those_of_the_aligner(training: Path, tmp_path: Path) -> None:
             assert (rate.aer, rate.interval) == pytest.approx((score.aer, score.interval), abs=6e-4)
 
 
+@pytest.mark.long
 def test_only_what_is_new_or_changed_is_measured(
     training: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,14 +120,6 @@ def test_only_what_is_new_or_changed_is_measured(
     both = checkpoints.completed(kept, [], [given, other])
     assert read == [("model.safetensors", ["another story"])]
     assert set(both) == set(checkpoints.read_measurements(kept)) > set(changed)
-
-
-@pytest.mark.parametrize("files", [[], ["checkpoint_best.pt", "checkpoint1.pt", "train.log"]])
-def test_a_folder_without_checkpoints_is_refused(files: list[str], tmp_path: Path) -> None:
-    for name in files:
-        (tmp_path / name).touch()
-    with pytest.raises(SystemExit, match=r"expected a folder with files such as checkpoint_1_250\.pt"):
-        checkpoints.sources([tmp_path])
 
 
 def measurement(updates: int, norms: float, weights: float, p: float, place: str = "AWI layer 0") -> Measurement:

@@ -95,8 +95,14 @@ QUIET = pytest.mark.filterwarnings(
 )
 
 
+KINDS = ("NormAttribution", "AttentionTimesGradient", "DecompX", "ALTILogit")
+"""Classes that read their arguments in ways of their own; the others take theirs."""
+
+
 @QUIET
-@pytest.mark.parametrize("class_name", CLASSES)
+@pytest.mark.parametrize(
+    "class_name", [pytest.param(name, marks=() if name in KINDS else pytest.mark.long) for name in CLASSES]
+)
 def test_arguments_of_methods(class_name: str, model: Any) -> None:
     method = getattr(captum_norm, class_name)(model)
     answers = [

@@ -63,6 +63,7 @@ def test_bad_arguments(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("module", "program"), [("captum_norm.cli", "captum-norm"), ("alignment.cli", "norm-align")])
 def test_a_command_line_runs_as_a_module(module: str, program: str) -> None:
     done = subprocess.run([sys.executable, "-m", module, "nonsense"], capture_output=True, text=True, check=False)

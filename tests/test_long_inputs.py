@@ -93,6 +93,7 @@ def test_no_part_is_larger_than_the_budget(kind: Any, monkeypatch: pytest.Monkey
     assert {part.rows.stop - part.rows.start for part in seen if part.rows.stop > 16} == {5}
 
 
+@pytest.mark.long
 def test_8192_tokens_on_the_command_line(
     tmp_path: Path, bert: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
-"""Every method × every kind of family × the properties that hold for all of them.
+"""Every method × every arrangement of layers × the properties that hold for all of them.
 
-The short tier takes one family of each kind, the long one the others; :mod:`tests.test_families` has every family.
+The long tier takes the other families, too; :mod:`tests.test_families` has all that depends on the family alone.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,7 @@ from captum_norm import (
 )
 from captum_norm.models import Scope
 from tests import families
-from tests.families import FAMILIES, state_of, tiers
+from tests.families import FAMILIES, Family, arrangement_of, state_of, tiers
 
 SCOPES: dict[str, tuple[Scope, ...]] = {
     "post-norm": ("attn", "attn_res", "attn_res_ln", "atb"),
@@ -49,7 +49,6 @@ EXAMPLES = ("bert", "llama", "vit")
 """Families with which what does not depend on the family is tested for every method."""
 TEXT_FAMILIES = [name for name, family in FAMILIES.items() if not family.image]
 
-every_family = pytest.mark.parametrize("name", tiers())
 REFUSED: dict[str, set[str]] = {
     "value zeroing": {"xmod", "bloom", "falcon-rw"},
     "decompx": {"esm", "deberta"},
@@ -62,7 +61,7 @@ def pairs(names: Iterable[str], *, without: Sequence[str] = ()) -> pytest.MarkDe
         pytest.param(*case.values, method, marks=case.marks)
         for method in METHODS
         if method not in without
-        for case in tiers(name for name in names if name not in REFUSED.get(method, ()))
+        for case in tiers((name for name in names if name not in REFUSED.get(method, ())), arrangement_of)
     ]
     return pytest.mark.parametrize(("name", "method"), cases)
 
@@ -87,7 +86,7 @@ def relative(actual: Tensor, expected: Tensor) -> float:
     return float(torch.stack(deviations).max())
 
 
-@every_family
+@pytest.mark.parametrize("name", tiers(kind=arrangement_of))
 def test_without_maps_the_other_numbers_are_the_same(name: str) -> None:
     family = FAMILIES[name]
     meter = NormMeter(families.build(name, dtype=torch.float64))
@@ -109,6 +108,8 @@ def test_without_maps_the_other_numbers_are_the_same(name: str) -> None:
 @pairs(FAMILIES)
 def test_maps_and_attributions_agree(name: str, method: str) -> None:
     model, inputs = families.build(name), families.inputs(name)
+    with torch.no_grad():
+        output, state = model(inputs)[0], state_of(model)
     explain = METHODS[method](model)
     maps = explain.maps(inputs)
     stack = maps.self_attention
@@ -128,29 +129,22 @@ def test_maps_and_attributions_agree(name: str, method: str) -> None:
         assert torch.equal(again, everything)
         assert torch.equal(delta, explain.compute_convergence_delta(everything, inputs))
         assert delta.max() < 1e-5
-
-
-@every_family
-def test_the_model_is_left_as_it_was(name: str) -> None:
-    family, model, inputs = FAMILIES[name], families.build(name), families.inputs(name)
+    expect_an_interrupt(FAMILIES[name], model, lambda: explain.maps(inputs))
     with torch.no_grad():
-        before = model(inputs)[0]
-    state = state_of(model)
+        assert torch.equal(model(inputs)[0], output)
+    assert state_of(model) == state
+
+
+def expect_an_interrupt(family: Family, model: Any, work: Callable[[], Any]) -> None:
+    """An interrupt in the last layer comes through."""
 
     def refuse(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    last = model.get_submodule(f"{family.layer.format(1)}.{family.projection}")
-    for make in (make for method, make in METHODS.items() if name not in REFUSED.get(method, ())):
-        method = make(model)
-        method.maps(inputs)
-        handle = last.register_forward_pre_hook(refuse)
-        with pytest.raises(KeyboardInterrupt):
-            method.maps(inputs)
-        handle.remove()
-    with torch.no_grad():
-        assert torch.equal(model(inputs)[0], before)
-    assert state_of(model) == state
+    handle = model.get_submodule(f"{family.layer.format(1)}.{family.projection}").register_forward_pre_hook(refuse)
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    handle.remove()
 
 
 @pairs(TEXT_FAMILIES, without=["weights with residual"])

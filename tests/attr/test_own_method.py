@@ -118,6 +118,7 @@ def test_comparisons_know_it_by_name() -> None:
     assert "projection" not in METHODS
 
 
+@pytest.mark.long
 def test_the_command_line_imports_it(tmp_path: Path) -> None:
     file, folder = tmp_path / "projection.py", tmp_path / "model"
     file.write_text(source(), encoding="utf-8")

@@ -37,7 +37,7 @@ def test_the_names_are_those_of_the_registry() -> None:
     assert tuple(ANALYSES) == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in NAMES[1:])])
 def test_what_is_written_is_what_the_api_finds(name: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["analyze", name, "--model", model, "--corpus", "text", "--limit", "5", "--seed", "3", "--out", "out"]
     assert cli.main(words) == 0
@@ -129,6 +129,7 @@ def test_results_that_cannot_be_written_are_one_sentence(
     assert capsys.readouterr().err.endswith("cannot write into out: No space left on device\n")
 
 
+@pytest.mark.long
 def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

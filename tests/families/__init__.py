@@ -29,6 +29,7 @@ __all__ = [
     "TEXT",
     "VOCABULARY",
     "Family",
+    "arrangement_of",
     "build",
     "inputs",
     "kind_of",
@@ -65,10 +66,15 @@ REPRESENTATIVES = list({kind_of(name): name for name in reversed(FAMILIES)}.valu
 """The first family of each kind."""
 
 
-def tiers(names: Iterable[str] = FAMILIES) -> list[Any]:
+def arrangement_of(name: str) -> tuple[Any, ...]:
+    """What methods beside the norms depend on."""
+    return (EVERY[name].style, EVERY[name].causal, len(EVERY[name].signal))
+
+
+def tiers(names: Iterable[str] = FAMILIES, kind: Callable[[str], tuple[Any, ...]] = kind_of) -> list[Any]:
     """Cases of a test: the first of these families of each kind in the short tier, the others in the long one."""
     names = list(names)
-    first = {kind_of(name): name for name in reversed(names)}.values()
+    first = {kind(name): name for name in reversed(names)}.values()
     return [pytest.param(name, marks=() if name in first else pytest.mark.long) for name in names]
 
 

@@ -79,6 +79,7 @@ def test_every_method_gives_what_it_gives_for_the_model_inside(
             assert torch.equal(model(**INPUTS).logits, before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
 @pytest.mark.parametrize("wrap", ["compiled", "compiled in place", "compiled layers", "compiled forward"])
 def test_compiled_code_is_neither_made_nor_lost(build: Build, wrap: str) -> None:

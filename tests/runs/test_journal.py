@@ -21,6 +21,7 @@ from tests.runs.clock import Clock, killed_after
 from tests.runs.extractions import Batch, align, check_result, expected, interrupt, run, scored, write_text
 
 
+@pytest.mark.long
 def test_killed_before_any_file_operation_it_goes_on(tmp_path: Path) -> None:
     pairs = extractions.text(2 * extractions.BLOCK_LINES - 1)
     operation, killed = 0, True
@@ -36,6 +37,7 @@ def test_killed_before_any_file_operation_it_goes_on(tmp_path: Path) -> None:
     assert operation > 30
 
 
+@pytest.mark.long
 def test_killed_at_random_until_it_is_through(tmp_path: Path) -> None:
     rng = random.Random(0)
     pairs = extractions.text(40 * extractions.BLOCK_LINES + 1)

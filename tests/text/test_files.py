@@ -217,6 +217,7 @@ def test_a_bucket_that_does_not_exist_is_named_and_not_made(object_store: Object
     assert object_store.files.ls("") == ["bucket"]
 
 
+@pytest.mark.long
 def test_a_server_that_is_gone_is_an_error_soon(monkeypatch: pytest.MonkeyPatch, object_store_port: int) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

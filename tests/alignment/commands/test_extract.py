@@ -229,6 +229,7 @@ def test_raw_text_in_small_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--tokenize is for the shipped models" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_line_is_answered_when_standard_input_pauses() -> None:
     """Through real pipes; later lines come only after the answer to the one before, and the first one is bad."""
     words = ["--layer=0", "--head=2", "--reverse-model=none", "--quiet"]

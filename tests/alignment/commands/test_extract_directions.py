@@ -150,6 +150,7 @@ def test_a_multilingual_model_is_loaded_once_for_both_directions(
     assert "got the same model for both directions" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [["--reverse-model=none"], []])
 def test_exchanged_sides_are_refused(
     options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -68,6 +68,7 @@ def in_csv(corpus: ParallelGold, model: str, **options: Any) -> list[dict[str, s
     return [{k: "" if v is None else str(v) for k, v in record.items()} for record in named]
 
 
+@pytest.mark.long
 def test_the_stories_are_swept_by_default(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     assert [found.name for found in command.corpora("alibi")] == ["Blue Beard", "The Master Cat", "The Last Lesson"]
@@ -168,6 +169,7 @@ def test_the_corpus_is_turned_the_models_way(run: Run, model: str, source: Langu
     assert min(float(row["aer"]) for row in found if row["recipe"] == "paper") < 20
 
 
+@pytest.mark.long
 def test_several_models(run: Run) -> None:
     output = run("--corpus=wpt03=wpt03", "--also", "fr-en", "--also", "en-fr", "--out=out")
     headings = [line for line in output.splitlines() if line.startswith("WPT03")]

@@ -79,6 +79,7 @@ def test_tokens_are_stored_in_the_order_of_the_text(tmp_path: Path) -> None:
     assert sum(first) / len(first) == pytest.approx(mean, rel=1e-6)
 
 
+@pytest.mark.long
 def test_unfinished_run_with_other_settings_is_refused(tmp_path: Path) -> None:
     text, out = write_texts(tmp_path / "text"), tmp_path / "out"
     start("dispersion", text, out, kill_before_block=2)
