@@ -8,7 +8,8 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from tests.oracle import DirectNorm, Layer
+from tests.families.family import new
+from tests.oracle import DirectNorm, Layer, eager, watched
 
 VOCABULARY = 40
 HEADS = 4
@@ -208,48 +209,38 @@ def _pix2struct() -> nn.Module:
 
 
 ENCODER_DECODERS = {
-    "marian": EncoderDecoder(lambda: hf.MarianMTModel(hf.MarianConfig(**BART)), POST, positions="sinusoidal"),
+    "marian": EncoderDecoder(new("MarianMTModel", **BART), POST, positions="sinusoidal"),
     "fsmt": EncoderDecoder(
-        lambda: hf.FSMTForConditionalGeneration(hf.FSMTConfig(**FSMT)),
+        new("FSMTForConditionalGeneration", **FSMT),
         POST,
         positions="sinusoidal",
         queries_first=True,
         narrow=True,
     ),
-    "bart": EncoderDecoder(lambda: hf.BartForConditionalGeneration(hf.BartConfig(**BART)), POST),
-    "plbart": EncoderDecoder(lambda: hf.PLBartForConditionalGeneration(hf.PLBartConfig(**BART)), POST),
-    "mvp": EncoderDecoder(lambda: hf.MvpForConditionalGeneration(hf.MvpConfig(**BART)), POST),
-    "blenderbot-small": EncoderDecoder(
-        lambda: hf.BlenderbotSmallForConditionalGeneration(hf.BlenderbotSmallConfig(**BART)), POST
-    ),
-    "blenderbot": EncoderDecoder(
-        lambda: hf.BlenderbotForConditionalGeneration(hf.BlenderbotConfig(**BART)), PRE, PRE_SCOPES
-    ),
+    "bart": EncoderDecoder(new("BartForConditionalGeneration", **BART), POST),
+    "plbart": EncoderDecoder(new("PLBartForConditionalGeneration", **BART), POST),
+    "mvp": EncoderDecoder(new("MvpForConditionalGeneration", **BART), POST),
+    "blenderbot-small": EncoderDecoder(new("BlenderbotSmallForConditionalGeneration", **BART), POST),
+    "blenderbot": EncoderDecoder(new("BlenderbotForConditionalGeneration", **BART), PRE, PRE_SCOPES),
     "whisper": EncoderDecoder(
-        lambda: hf.WhisperForConditionalGeneration(hf.WhisperConfig(**WHISPER)),
+        new("WhisperForConditionalGeneration", **WHISPER),
         PRE,
         PRE_SCOPES,
         features="input_features",
     ),
     "nllb-moe": EncoderDecoder(
-        lambda: hf.NllbMoeForConditionalGeneration(
-            hf.NllbMoeConfig(**BART, num_experts=4, encoder_sparse_step=2, decoder_sparse_step=2)
-        ),
+        new("NllbMoeForConditionalGeneration", **BART, num_experts=4, encoder_sparse_step=2, decoder_sparse_step=2),
         NLLB,
         PRE_SCOPES,
         positions="sinusoidal",
         special=("mixture of experts",),
     ),
-    "mbart": EncoderDecoder(lambda: hf.MBartForConditionalGeneration(hf.MBartConfig(**BART)), PRE, PRE_SCOPES),
-    "m2m100": EncoderDecoder(
-        lambda: hf.M2M100ForConditionalGeneration(hf.M2M100Config(**BART)), PRE, PRE_SCOPES, positions="sinusoidal"
-    ),
-    "pegasus": EncoderDecoder(
-        lambda: hf.PegasusForConditionalGeneration(hf.PegasusConfig(**BART)), PRE, PRE_SCOPES, positions="sinusoidal"
-    ),
-    "t5": EncoderDecoder(lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5)), **RELATIVE),
-    "mt5": EncoderDecoder(lambda: hf.MT5ForConditionalGeneration(hf.MT5Config(**T5)), **RELATIVE),
-    "umt5": EncoderDecoder(lambda: hf.UMT5ForConditionalGeneration(hf.UMT5Config(**T5)), **RELATIVE),
+    "mbart": EncoderDecoder(new("MBartForConditionalGeneration", **BART), PRE, PRE_SCOPES),
+    "m2m100": EncoderDecoder(new("M2M100ForConditionalGeneration", **BART), PRE, PRE_SCOPES, positions="sinusoidal"),
+    "pegasus": EncoderDecoder(new("PegasusForConditionalGeneration", **BART), PRE, PRE_SCOPES, positions="sinusoidal"),
+    "t5": EncoderDecoder(new("T5ForConditionalGeneration", **T5), **RELATIVE),
+    "mt5": EncoderDecoder(new("MT5ForConditionalGeneration", **T5), **RELATIVE),
+    "umt5": EncoderDecoder(new("UMT5ForConditionalGeneration", **T5), **RELATIVE),
     "bert2bert": EncoderDecoder(_berts, _bert_parts()),
     "pix2struct": EncoderDecoder(
         _pix2struct,
@@ -260,7 +251,7 @@ ENCODER_DECODERS = {
         features="flattened_patches",
     ),
     "switch-transformers": EncoderDecoder(
-        lambda: hf.SwitchTransformersForConditionalGeneration(hf.SwitchTransformersConfig(**SWITCH)),
+        new("SwitchTransformersForConditionalGeneration", **SWITCH),
         **RELATIVE,
         special=("mixture of experts",),
     ),
@@ -298,37 +289,24 @@ def inputs(
     return {"input_ids": ids(source), "decoder_input_ids": ids(target)}
 
 
+def masked_inputs(source: int = 6, target: int = 7) -> dict[str, Tensor]:
+    """Ids for both sides; the second source ends two positions before the first."""
+    found = inputs("bart", 0, 2, source, target)
+    mask = torch.ones_like(found["input_ids"])
+    mask[1, -2:] = 0
+    return found | {"attention_mask": mask}
+
+
 def oracle(name: str, model: Any, arguments: dict[str, Tensor]) -> dict[str, list[Layer]]:
     """Each stack's layers in float64, by the model's own eager attention."""
-    family = ENCODER_DECODERS[name]
-    seen: dict[str, Tensor] = {}
-    handles = []
-
-    def keep(key: str, module: str, end: str) -> None:
-        def at_input(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            first: Any = args[0] if args else kwargs.get("hidden_states", kwargs.get("query"))
-            seen[key] = first.transpose(0, 1) if family.queries_first else first
-
-        def at_output(_: Any, __: Any, output: Tensor) -> None:
-            seen[key] = output.transpose(0, 1) if family.queries_first else output
-
-        place = model.get_submodule(module)
-        if end == "input":
-            handles.append(place.register_forward_pre_hook(at_input, with_kwargs=True))
-        else:
-            handles.append(place.register_forward_hook(at_output))
-
+    family, places = ENCODER_DECODERS[name], {}
     for stack, parts in family.stacks.items():
         for index in range(LAYERS):
-            keep(f"{stack} {index} residual", parts.residual[0].format(index), parts.residual[1])
-            keep(f"{stack} {index} value", parts.value.format(index), "output")
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
+            places[stack, index, "residual"] = parts.residual[0].format(index), parts.residual[1]
+            places[stack, index, "value"] = parts.value.format(index), "output"
+    with watched(model, places) as notes, eager(model):
         output = model(**arguments, output_attentions=True, use_cache=False)
-    model.set_attn_implementation(implementation)
-    for handle in handles:
-        handle.remove()
+    seen = {key: tensor.transpose(0, 1) if family.queries_first else tensor for key, (tensor,) in notes.items()}
     attentions = {
         "encoder": output.encoder_attentions,
         "decoder": output.decoder_attentions,
@@ -346,10 +324,10 @@ def oracle(name: str, model: Any, arguments: dict[str, Tensor]) -> dict[str, lis
             norm = DirectNorm(True, module.weight.detach().double(), module.bias.detach().double(), module.eps)
         return Layer(
             weights=attentions[stack][index].double(),
-            values=seen[f"{stack} {index} value"].double().unflatten(-1, (HEADS, -1)).transpose(1, 2),
+            values=seen[stack, index, "value"].double().unflatten(-1, (HEADS, -1)).transpose(1, 2),
             projection=matrix.unflatten(0, (HEADS, -1)),
             bias=bias,
-            residual=seen[f"{stack} {index} residual"].double(),
+            residual=seen[stack, index, "residual"].double(),
             branch=None,
             final=norm,
         )

@@ -3,96 +3,89 @@
 from collections.abc import Callable
 from typing import Any
 
-import transformers as hf
 from torch import nn
 
 from tests.families import GROUPED, TEXT
+from tests.families.family import new
 
 MAMBA: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8}
 FULL = "full_attention"
 
 HYBRIDS: dict[str, Callable[[], nn.Module]] = {
-    "jamba": lambda: hf.JambaForCausalLM(
-        hf.JambaConfig(
-            **GROUPED | {"num_hidden_layers": 4},
-            attn_layer_period=2,
-            attn_layer_offset=1,
-            expert_layer_period=2,
-            expert_layer_offset=1,
-            num_experts=2,
-            use_mamba_kernels=False,
-            mamba_dt_rank=4,
-        )
+    "jamba": new(
+        "JambaForCausalLM",
+        **GROUPED | {"num_hidden_layers": 4},
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        num_experts=2,
+        use_mamba_kernels=False,
+        mamba_dt_rank=4,
     ),
-    "bamba": lambda: hf.BambaForCausalLM(
-        hf.BambaConfig(**GROUPED | {"num_hidden_layers": 3}, attn_layer_indices=[0, 2], **MAMBA)
+    "bamba": new("BambaForCausalLM", **GROUPED | {"num_hidden_layers": 3}, attn_layer_indices=[0, 2], **MAMBA),
+    "granite-moe-hybrid": new(
+        "GraniteMoeHybridForCausalLM",
+        **GROUPED | {"num_hidden_layers": 3},
+        layer_types=["attention", "mamba", "attention"],
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        shared_intermediate_size=24,
+        **MAMBA,
     ),
-    "granite-moe-hybrid": lambda: hf.GraniteMoeHybridForCausalLM(
-        hf.GraniteMoeHybridConfig(
-            **GROUPED | {"num_hidden_layers": 3},
-            layer_types=["attention", "mamba", "attention"],
-            num_local_experts=2,
-            num_experts_per_tok=1,
-            shared_intermediate_size=24,
-            **MAMBA,
-        )
+    "falcon-h1": new("FalconH1ForCausalLM", **GROUPED, mamba_d_ssm=64, **MAMBA),
+    "nemotron-h": new(
+        "NemotronHForCausalLM",
+        **{key: value for key, value in GROUPED.items() if key != "num_hidden_layers"},
+        layers_block_type=["attention", "mamba", "attention"],
+        head_dim=8,
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        n_groups=1,
+        ssm_state_size=8,
     ),
-    "falcon-h1": lambda: hf.FalconH1ForCausalLM(hf.FalconH1Config(**GROUPED, mamba_d_ssm=64, **MAMBA)),
-    "nemotron-h": lambda: hf.NemotronHForCausalLM(
-        hf.NemotronHConfig(
-            **{key: value for key, value in GROUPED.items() if key != "num_hidden_layers"},
-            layers_block_type=["attention", "mamba", "attention"],
-            head_dim=8,
-            mamba_num_heads=4,
-            mamba_head_dim=16,
-            n_groups=1,
-            ssm_state_size=8,
-        )
+    "zamba2": new(
+        "Zamba2ForCausalLM",
+        **GROUPED | {"num_hidden_layers": 4, "num_key_value_heads": 4},
+        layers_block_type=["mamba", "hybrid", "mamba", "hybrid"],
+        num_mem_blocks=1,
+        mamba_d_state=8,
+        mamba_expand=2,
+        mamba_ngroups=1,
+        n_mamba_heads=4,
+        use_mem_rope=True,
+        adapter_rank=4,
     ),
-    "zamba2": lambda: hf.Zamba2ForCausalLM(
-        hf.Zamba2Config(
-            **GROUPED | {"num_hidden_layers": 4, "num_key_value_heads": 4},
-            layers_block_type=["mamba", "hybrid", "mamba", "hybrid"],
-            num_mem_blocks=1,
-            mamba_d_state=8,
-            mamba_expand=2,
-            mamba_ngroups=1,
-            n_mamba_heads=4,
-            use_mem_rope=True,
-            adapter_rank=4,
-        )
+    "qwen3-next": new(
+        "Qwen3NextForCausalLM",
+        **GROUPED | {"num_hidden_layers": 3},
+        layer_types=[FULL, "linear_attention", FULL],
+        head_dim=8,
+        linear_num_value_heads=2,
+        linear_num_key_heads=2,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_experts=0,
+        mlp_only_layers=[0, 1, 2],
     ),
-    "qwen3-next": lambda: hf.Qwen3NextForCausalLM(
-        hf.Qwen3NextConfig(
-            **GROUPED | {"num_hidden_layers": 3},
-            layer_types=[FULL, "linear_attention", FULL],
-            head_dim=8,
-            linear_num_value_heads=2,
-            linear_num_key_heads=2,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
-            num_experts=0,
-            mlp_only_layers=[0, 1, 2],
-        )
+    "lfm2": new(
+        "Lfm2ForCausalLM", **GROUPED | {"num_hidden_layers": 3}, layer_types=[FULL, "conv", FULL], block_multiple_of=8
     ),
-    "lfm2": lambda: hf.Lfm2ForCausalLM(
-        hf.Lfm2Config(**GROUPED | {"num_hidden_layers": 3}, layer_types=[FULL, "conv", FULL], block_multiple_of=8)
+    "recurrent-gemma": new(
+        "RecurrentGemmaForCausalLM",
+        **{key: value for key, value in GROUPED.items() if key != "max_position_embeddings"}
+        | {"num_hidden_layers": 3, "head_dim": 8},
+        block_types=["recurrent", "attention"],
+        lru_width=32,
+        attention_window_size=64,
     ),
-    "recurrent-gemma": lambda: hf.RecurrentGemmaForCausalLM(
-        hf.RecurrentGemmaConfig(
-            **{key: value for key, value in GROUPED.items() if key != "max_position_embeddings"}
-            | {"num_hidden_layers": 3, "head_dim": 8},
-            block_types=["recurrent", "attention"],
-            lru_width=32,
-            attention_window_size=64,
-        )
+    "minimax": new(
+        "MiniMaxForCausalLM",
+        **GROUPED | {"num_hidden_layers": 3},
+        layer_types=[FULL, "linear_attention", FULL],
+        num_local_experts=2,
     ),
-    "minimax": lambda: hf.MiniMaxForCausalLM(
-        hf.MiniMaxConfig(
-            **GROUPED | {"num_hidden_layers": 3}, layer_types=[FULL, "linear_attention", FULL], num_local_experts=2
-        )
-    ),
-    "deberta-v2 with a convolution": lambda: hf.DebertaV2Model(
-        hf.DebertaV2Config(**TEXT | {"conv_kernel_size": 3, "conv_act": "gelu", "attn_implementation": "eager"})
+    "deberta-v2 with a convolution": new(
+        "DebertaV2Model", **TEXT | {"conv_kernel_size": 3, "conv_act": "gelu", "attn_implementation": "eager"}
     ),
 }

@@ -3,7 +3,8 @@
 Shares no code with the library. Letters as in the design: B, H, Q, K, D, d.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -114,45 +115,57 @@ class Layer:
         )
 
 
-def layers(family: Any, model: Any, inputs: Tensor, **arguments: Any) -> list[Layer]:
-    """The layers of a model whose parts are at the places that ``family`` names, by its own eager attention."""
-    seen: dict[tuple[str, str], list[Tensor]] = {}
-    count = model.config.num_hidden_layers
-    names = [family.layer.format(index) for index in range(count)]
-    handles = []
-    for name in dict.fromkeys(names):
-        layer = model.get_submodule(name)
+@contextmanager
+def watched(model: Any, places: Mapping[Any, tuple[str, str]]) -> Iterator[dict[Any, list[Any]]]:
+    """What named modules take ("input") or give ("output") within the context, call by call."""
+    seen: dict[Any, list[Any]] = {key: [] for key in places}
+    with ExitStack() as stack:
+        for key, (name, end) in places.items():
+            module, notes = model.get_submodule(name), seen[key]
 
-        def at_layer(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = name) -> None:
-            seen.setdefault((name, "residual"), []).append(args[0] if args else kwargs["hidden_states"])
+            def at_input(_: Any, args: Any, kwargs: Any, notes: list[Any] = notes) -> None:
+                notes.append(args[0] if args else next(iter(kwargs.values())))
 
-        def at_value(_: Any, __: Any, output: Tensor, name: str = name) -> None:
-            seen.setdefault((name, "value"), []).append(output)
+            def at_output(_: Any, __: Any, output: Any, notes: list[Any] = notes) -> None:
+                notes.append(output)
 
-        if family.gate is not None:
-            place, end, gate = family.gate
-
-            def at_input(module: Any, args: tuple[Any, ...], name: str = name, gate: Any = gate) -> None:
-                seen.setdefault((name, "gate"), []).append(gate(module, args[0]).double())
-
-            def at_output(module: Any, _: Any, output: Tensor, name: str = name, gate: Any = gate) -> None:
-                seen.setdefault((name, "gate"), []).append(gate(module, output).double())
-
-            gating = layer.get_submodule(place)
-            handles.append(
-                gating.register_forward_pre_hook(at_input)
+            handle = (
+                module.register_forward_pre_hook(at_input, with_kwargs=True)
                 if end == "input"
-                else gating.register_forward_hook(at_output)
+                else module.register_forward_hook(at_output)
             )
-        handles.append(layer.register_forward_pre_hook(at_layer, with_kwargs=True))
-        handles.append(layer.get_submodule(family.value).register_forward_hook(at_value))
+            stack.callback(handle.remove)
+        yield seen
+
+
+@contextmanager
+def eager(model: Any) -> Iterator[None]:
+    """Attention by the model file's own formula, without gradients."""
     implementation = model.config._attn_implementation
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        attentions = model(inputs, **arguments, output_attentions=True).attentions
+        yield
     model.set_attn_implementation(implementation)
-    for handle in handles:
-        handle.remove()
+
+
+def layers(family: Any, model: Any, inputs: Tensor, **arguments: Any) -> list[Layer]:
+    """The layers of a model whose parts are at the places that ``family`` names, by its own eager attention."""
+    names = [family.layer.format(index) for index in range(model.config.num_hidden_layers)]
+    places = {}
+    for name in names:
+        places[name, "residual"] = name, "input"
+        places[name, "value"] = f"{name}.{family.value}", "output"
+        if family.gate is not None:
+            places[name, "gate"] = f"{name}.{family.gate[0]}", family.gate[1]
+    with watched(model, places) as seen, eager(model):
+        attentions = model(inputs, **arguments, output_attentions=True).attentions
+
+    def gate_of(name: str) -> Tensor | None:
+        if family.gate is None:
+            return None
+        place, _, gate = family.gate
+        return gate(model.get_submodule(f"{name}.{place}"), seen[name, "gate"].pop(0)).detach().double()  # type: ignore[no-any-return]
+
     return [
         layer_of(
             family,
@@ -160,7 +173,7 @@ def layers(family: Any, model: Any, inputs: Tensor, **arguments: Any) -> list[La
             weights,
             seen[name, "value"].pop(0),
             seen[name, "residual"].pop(0),
-            None if family.gate is None else seen[name, "gate"].pop(0),
+            gate_of(name),
         )
         for name, weights in zip(names, attentions, strict=True)
     ]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tests.encoder_decoders import BART, T5
 from tests.families import GROUPED, HEADS, TEXT, VOCABULARY
+from tests.families.family import new
 from tests.families.picture_inputs import IMAGE_TOKEN
 from tests.families.vision import IMAGE
 from tests.hybrids import HYBRIDS, MAMBA
@@ -28,66 +29,57 @@ STAGES: dict[str, Any] = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2],
 BLOCKS: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
 
 REFUSED: dict[str, Callable[[], nn.Module]] = {
-    "xlnet": lambda: hf.XLNetModel(hf.XLNetConfig(vocab_size=60, d_model=32, n_layer=2, n_head=HEADS, d_inner=48)),
-    "longformer": lambda: hf.LongformerModel(hf.LongformerConfig(**TEXT, attention_window=4)),
-    "led": lambda: hf.LEDForConditionalGeneration(
-        hf.LEDConfig(**BART, attention_window=4, max_encoder_position_embeddings=64)
+    "xlnet": new("XLNetModel", vocab_size=60, d_model=32, n_layer=2, n_head=HEADS, d_inner=48),
+    "longformer": new("LongformerModel", **TEXT, attention_window=4),
+    "led": new("LEDForConditionalGeneration", **BART, attention_window=4, max_encoder_position_embeddings=64),
+    "longt5": new("LongT5ForConditionalGeneration", **T5, local_radius=2),
+    "big_bird": new("BigBirdModel", **TEXT, attention_type="block_sparse", block_size=2, num_random_blocks=1),
+    "pegasus_x": new("PegasusXForConditionalGeneration", **BART, block_size=4),
+    "mobilebert": new(
+        "MobileBertModel", **TEXT, embedding_size=16, intra_bottleneck_size=16, num_feedforward_networks=2
     ),
-    "longt5": lambda: hf.LongT5ForConditionalGeneration(hf.LongT5Config(**T5, local_radius=2)),
-    "big_bird": lambda: hf.BigBirdModel(
-        hf.BigBirdConfig(**TEXT, attention_type="block_sparse", block_size=2, num_random_blocks=1)
+    "squeezebert": new("SqueezeBertModel", **TEXT, embedding_size=32),
+    "convbert": new("ConvBertModel", **TEXT, embedding_size=16),
+    "funnel": new("FunnelModel", vocab_size=60, d_model=32, block_sizes=[1, 1], n_head=HEADS, d_head=8, d_inner=48),
+    "ibert": new("IBertModel", **TEXT),
+    "nystromformer": new("NystromformerModel", **TEXT, num_landmarks=4, segment_means_seq_len=16),
+    "fnet": new("FNetModel", **{key: TEXT[key] for key in TEXT if key != "num_attention_heads"}),
+    "canine": new(
+        "CanineModel",
+        **{key: TEXT[key] for key in TEXT if key != "vocab_size"},
+        num_hash_buckets=16,
+        local_transformer_stride=8,
     ),
-    "pegasus_x": lambda: hf.PegasusXForConditionalGeneration(hf.PegasusXConfig(**BART, block_size=4)),
-    "mobilebert": lambda: hf.MobileBertModel(
-        hf.MobileBertConfig(**TEXT, embedding_size=16, intra_bottleneck_size=16, num_feedforward_networks=2)
+    "prophetnet": new(
+        "ProphetNetForConditionalGeneration",
+        vocab_size=40,
+        hidden_size=32,
+        encoder_ffn_dim=48,
+        num_encoder_layers=2,
+        num_encoder_attention_heads=HEADS,
+        decoder_ffn_dim=48,
+        num_decoder_layers=2,
+        num_decoder_attention_heads=HEADS,
+        max_position_embeddings=32,
+        pad_token_id=1,
+        decoder_start_token_id=2,
     ),
-    "squeezebert": lambda: hf.SqueezeBertModel(hf.SqueezeBertConfig(**TEXT, embedding_size=32)),
-    "convbert": lambda: hf.ConvBertModel(hf.ConvBertConfig(**TEXT, embedding_size=16)),
-    "funnel": lambda: hf.FunnelModel(
-        hf.FunnelConfig(vocab_size=60, d_model=32, block_sizes=[1, 1], n_head=HEADS, d_head=8, d_inner=48)
+    "jetmoe": new(
+        "JetMoeForCausalLM",
+        **{k: v for k, v in GROUPED.items() if k != "num_attention_heads"},
+        kv_channels=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
     ),
-    "ibert": lambda: hf.IBertModel(hf.IBertConfig(**TEXT)),
-    "nystromformer": lambda: hf.NystromformerModel(
-        hf.NystromformerConfig(**TEXT, num_landmarks=4, segment_means_seq_len=16)
+    "diffllama": new("DiffLlamaForCausalLM", **GROUPED),
+    "granite_swa": new("GraniteSWAForCausalLM", **GROUPED),
+    "gpt_neox_japanese": new(
+        "GPTNeoXJapaneseForCausalLM",
+        **{k: v for k, v in TEXT.items() if k != "intermediate_size"},
+        intermediate_multiple_size=2,
     ),
-    "fnet": lambda: hf.FNetModel(hf.FNetConfig(**{key: TEXT[key] for key in TEXT if key != "num_attention_heads"})),
-    "canine": lambda: hf.CanineModel(
-        hf.CanineConfig(
-            **{key: TEXT[key] for key in TEXT if key != "vocab_size"}, num_hash_buckets=16, local_transformer_stride=8
-        )
-    ),
-    "prophetnet": lambda: hf.ProphetNetForConditionalGeneration(
-        hf.ProphetNetConfig(
-            vocab_size=40,
-            hidden_size=32,
-            encoder_ffn_dim=48,
-            num_encoder_layers=2,
-            num_encoder_attention_heads=HEADS,
-            decoder_ffn_dim=48,
-            num_decoder_layers=2,
-            num_decoder_attention_heads=HEADS,
-            max_position_embeddings=32,
-            pad_token_id=1,
-            decoder_start_token_id=2,
-        )
-    ),
-    "jetmoe": lambda: hf.JetMoeForCausalLM(
-        hf.JetMoeConfig(
-            **{k: v for k, v in GROUPED.items() if k != "num_attention_heads"},
-            kv_channels=8,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-        )
-    ),
-    "diffllama": lambda: hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**GROUPED)),
-    "granite_swa": lambda: hf.GraniteSWAForCausalLM(hf.GraniteSWAConfig(**GROUPED)),
-    "gpt_neox_japanese": lambda: hf.GPTNeoXJapaneseForCausalLM(
-        hf.GPTNeoXJapaneseConfig(
-            **{k: v for k, v in TEXT.items() if k != "intermediate_size"}, intermediate_multiple_size=2
-        )
-    ),
-    "mamba": lambda: hf.MambaForCausalLM(hf.MambaConfig(**BLOCKS, state_size=4)),
-    "rwkv": lambda: hf.RwkvForCausalLM(hf.RwkvConfig(**BLOCKS, attention_hidden_size=32)),
+    "mamba": new("MambaForCausalLM", **BLOCKS, state_size=4),
+    "rwkv": new("RwkvForCausalLM", **BLOCKS, attention_hidden_size=32),
     "blip-2 (T5)": lambda: hf.Blip2ForConditionalGeneration(
         hf.Blip2Config(
             vision_config=hf.Blip2VisionConfig(**IMAGE, initializer_range=0.02),
@@ -97,93 +89,85 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
             image_token_index=IMAGE_TOKEN,
         )
     ),
-    "florence2": lambda: hf.Florence2ForConditionalGeneration(
-        hf.Florence2Config(
-            text_config=BART | {"vocab_size": VOCABULARY, "model_type": "bart"},
-            vision_config={
-                "embed_dim": [8, 16],
-                "depths": [1, 1],
-                "num_heads": [2, 2],
-                "num_groups": [2, 2],
-                "patch_size": [4, 2],
-                "patch_stride": [4, 2],
-                "patch_padding": [0, 0],
-                "patch_prenorm": [False, True],
-                "window_size": 2,
-                "projection_dim": 32,
-            },
-            image_token_id=IMAGE_TOKEN,
-        )
+    "florence2": new(
+        "Florence2ForConditionalGeneration",
+        text_config=BART | {"vocab_size": VOCABULARY, "model_type": "bart"},
+        vision_config={
+            "embed_dim": [8, 16],
+            "depths": [1, 1],
+            "num_heads": [2, 2],
+            "num_groups": [2, 2],
+            "patch_size": [4, 2],
+            "patch_stride": [4, 2],
+            "patch_padding": [0, 0],
+            "patch_prenorm": [False, True],
+            "window_size": 2,
+            "projection_dim": 32,
+        },
+        image_token_id=IMAGE_TOKEN,
     ),
-    "git": lambda: hf.GitForCausalLM(hf.GitConfig(**TEXT, vision_config=dict(IMAGE))),
-    "kosmos-2": lambda: hf.Kosmos2ForConditionalGeneration(
-        hf.Kosmos2Config(
-            text_config={
-                "vocab_size": VOCABULARY,
-                "max_position_embeddings": 64,
-                "embed_dim": 32,
-                "layers": 2,
-                "ffn_dim": 48,
-                "attention_heads": HEADS,
-            },
-            vision_config=dict(IMAGE),
-            latent_query_num=4,
-        )
+    "git": new("GitForCausalLM", **TEXT, vision_config=dict(IMAGE)),
+    "kosmos-2": new(
+        "Kosmos2ForConditionalGeneration",
+        text_config={
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 64,
+            "embed_dim": 32,
+            "layers": 2,
+            "ffn_dim": 48,
+            "attention_heads": HEADS,
+        },
+        vision_config=dict(IMAGE),
+        latent_query_num=4,
     ),
-    "wavlm": lambda: hf.WavLMModel(hf.WavLMConfig(**SPEECH)),
-    "wav2vec2-conformer": lambda: hf.Wav2Vec2ConformerModel(hf.Wav2Vec2ConformerConfig(**SPEECH)),
-    "swin": lambda: hf.SwinModel(hf.SwinConfig(**STAGES, image_size=16, patch_size=2)),
-    "segformer": lambda: hf.SegformerModel(
-        hf.SegformerConfig(
-            num_encoder_blocks=2,
-            depths=[1, 1],
-            sr_ratios=[2, 1],
-            hidden_sizes=[16, 32],
-            patch_sizes=[3, 3],
-            strides=[2, 2],
-            num_attention_heads=[2, 2],
-            mlp_ratios=[2, 2],
-        )
+    "wavlm": new("WavLMModel", **SPEECH),
+    "wav2vec2-conformer": new("Wav2Vec2ConformerModel", **SPEECH),
+    "swin": new("SwinModel", **STAGES, image_size=16, patch_size=2),
+    "segformer": new(
+        "SegformerModel",
+        num_encoder_blocks=2,
+        depths=[1, 1],
+        sr_ratios=[2, 1],
+        hidden_sizes=[16, 32],
+        patch_sizes=[3, 3],
+        strides=[2, 2],
+        num_attention_heads=[2, 2],
+        mlp_ratios=[2, 2],
     ),
-    "pvt_v2": lambda: hf.PvtV2Model(
-        hf.PvtV2Config(
-            image_size=32,
-            hidden_sizes=[8, 16, 16, 32],
-            num_attention_heads=[1, 2, 2, 4],
-            depths=[1, 1, 1, 1],
-            mlp_ratios=[2, 2, 2, 2],
-        )
+    "pvt_v2": new(
+        "PvtV2Model",
+        image_size=32,
+        hidden_sizes=[8, 16, 16, 32],
+        num_attention_heads=[1, 2, 2, 4],
+        depths=[1, 1, 1, 1],
+        mlp_ratios=[2, 2, 2, 2],
     ),
-    "sam_vision_model": lambda: hf.SamVisionModel(
-        hf.SamVisionConfig(**IMAGE, output_channels=16, window_size=2, global_attn_indexes=[1])
+    "sam_vision_model": new("SamVisionModel", **IMAGE, output_channels=16, window_size=2, global_attn_indexes=[1]),
+    "hiera": new(
+        "HieraModel",
+        embed_dim=8,
+        image_size=[32, 32],
+        depths=[1, 1],
+        num_heads=[1, 2],
+        num_query_pool=1,
+        masked_unit_size=[2, 2],
+        query_stride=[2, 2],
     ),
-    "hiera": lambda: hf.HieraModel(
-        hf.HieraConfig(
-            embed_dim=8,
-            image_size=[32, 32],
-            depths=[1, 1],
-            num_heads=[1, 2],
-            num_query_pool=1,
-            masked_unit_size=[2, 2],
-            query_stride=[2, 2],
-        )
+    "mlcd_vision_model": new("MLCDVisionModel", **IMAGE),
+    "gemma3n_text": new(
+        "Gemma3nForCausalLM",
+        **{k: v for k, v in GROUPED.items() if k != "intermediate_size"},
+        intermediate_size=48,
+        head_dim=8,
+        vocab_size_per_layer_input=60,
+        hidden_size_per_layer_input=8,
+        num_kv_shared_layers=0,
+        laurel_rank=4,
+        activation_sparsity_pattern=[0.0, 0.0],
+        layer_types=["sliding_attention", "full_attention"],
     ),
-    "mlcd_vision_model": lambda: hf.MLCDVisionModel(hf.MLCDVisionConfig(**IMAGE)),
-    "gemma3n_text": lambda: hf.Gemma3nForCausalLM(
-        hf.Gemma3nTextConfig(
-            **{k: v for k, v in GROUPED.items() if k != "intermediate_size"},
-            intermediate_size=48,
-            head_dim=8,
-            vocab_size_per_layer_input=60,
-            hidden_size_per_layer_input=8,
-            num_kv_shared_layers=0,
-            laurel_rank=4,
-            activation_sparsity_pattern=[0.0, 0.0],
-            layer_types=["sliding_attention", "full_attention"],
-        )
-    ),
-    "falcon_h1": lambda: hf.FalconH1ForCausalLM(
-        hf.FalconH1Config(**GROUPED, **MAMBA, mamba_d_ssm=64, attention_out_multiplier=0.7, ssm_out_multiplier=1.3)
+    "falcon_h1": new(
+        "FalconH1ForCausalLM", **GROUPED, **MAMBA, mamba_d_ssm=64, attention_out_multiplier=0.7, ssm_out_multiplier=1.3
     ),
     "zamba2": HYBRIDS["zamba2"],
 }

@@ -25,26 +25,19 @@ from captum_norm import (
     UnsupportedModelError,
     ValueZeroing,
 )
-from tests import families
+from tests import encoder_decoders, families
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import FAMILIES, randomized
 from tests.families.family import GROUPED
+from tests.tiny import tokenizer
 
 LENGTH, ROOM = 11, 20
 DYNAMIC, STATIC = "dynamic", "static"
 # Windows of four positions: with a cache of eight, their layers have dropped some.
 CASES = [
-    ("gpt2", DYNAMIC, 3),
-    ("gpt2", STATIC, 1),
-    ("llama", DYNAMIC, 1),
-    ("llama", STATIC, 3),
-    ("mistral", DYNAMIC, 3),
-    ("mistral", STATIC, 1),
-    ("gemma2", DYNAMIC, 1),
-    ("gemma2", STATIC, 3),
-    ("bloom", DYNAMIC, 2),
-    ("falcon", DYNAMIC, 2),
-    ("gpt-oss", DYNAMIC, 2),
+    *(("gpt2", DYNAMIC, 3), ("gpt2", STATIC, 1), ("llama", DYNAMIC, 1), ("llama", STATIC, 3)),
+    *(("mistral", DYNAMIC, 3), ("mistral", STATIC, 1), ("gemma2", DYNAMIC, 1), ("gemma2", STATIC, 3)),
+    *(("bloom", DYNAMIC, 2), ("falcon", DYNAMIC, 2), ("gpt-oss", DYNAMIC, 2)),
 ]
 
 
@@ -82,8 +75,7 @@ class Unchanged:
         self.cache = cache
 
     def __enter__(self) -> None:
-        self.before, self.values = list(tensors_of(self.cache)), [t.clone() for t in tensors_of(self.cache)]
-        self.kept = [id(tensor) for tensor in self.before]
+        self.values = [tensor.clone() for tensor in tensors_of(self.cache)]
 
     def __exit__(self, *_: object) -> None:
         after = list(tensors_of(self.cache))
@@ -159,51 +151,39 @@ def test_masks_span_cached_and_new_positions(kind: str, new: int) -> None:
 @pytest.mark.parametrize("name", ["bart", "t5"])
 @pytest.mark.parametrize("given", ["input_ids", "encoder_outputs"])
 def test_an_encoder_decoder_model_goes_on(name: str, given: str) -> None:
-    model = randomized(ENCODER_DECODERS[name].build, 0, torch.float64)
-    atol = tolerance(ENCODER_DECODERS[name].single)
-    generator = torch.Generator().manual_seed(0)
-    source, target = (torch.randint(3, 40, (2, length), generator=generator) for length in (6, 7))
-    mask, decoder_mask = torch.ones_like(source), torch.ones_like(target)
-    mask[1, 4:] = 0
-    encoder = {"input_ids": source, "attention_mask": mask}
+    model, atol = randomized(ENCODER_DECODERS[name].build, 0, torch.float64), tolerance(ENCODER_DECODERS[name].single)
+    everything = encoder_decoders.masked_inputs()
+    target, mask = everything["decoder_input_ids"], everything["attention_mask"]
     with torch.no_grad():
-        first = model(**encoder, decoder_input_ids=target[:, :4], use_cache=True)
-    inputs = {
-        "attention_mask": mask,
-        "decoder_input_ids": target[:, 4:],
-        "decoder_attention_mask": decoder_mask,
-        "past_key_values": first.past_key_values,
-    }
-    inputs[given] = source if given == "input_ids" else (first.encoder_last_hidden_state,)
-    everything = encoder | {"decoder_input_ids": target}
-    stacks: Any = ["decoder", "cross"]
+        first = model(**everything | {"decoder_input_ids": target[:, :4]}, use_cache=True)
+    inputs = {"attention_mask": mask, "decoder_input_ids": target[:, 4:], "past_key_values": first.past_key_values}
+    inputs["decoder_attention_mask"] = torch.ones_like(target)
+    inputs[given] = everything[given] if given == "input_ids" else (first.encoder_last_hidden_state,)
+    relevance = AttentionTimesGradient(model)
+    methods = [NormAttribution(model, "attn"), AttentionWeights(model, "attn_res"), ALTI(model)]
+    if given == "input_ids":
+        methods += [ValueZeroing(model), relevance]
     with Unchanged(first.past_key_values):
-        for method in (NormAttribution(model, "attn"), AttentionWeights(model, "attn_res"), ALTI(model)):
-            whole, cached = (method.maps(one, stacks=stacks) for one in (everything, inputs))
+        for method in methods:
+            options: Any = {"stacks": ["decoder", "cross"]} | ({"target": 3} if method is relevance else {})
+            whole, cached = (method.maps(one, **options) for one in (everything, inputs))
+            assert cached.cached == 4
             assert_last_rows(cached.decoder, whole.decoder, 3, atol)
             assert_last_rows(cached.cross, whole.cross, 3, atol)
-        whole, cached = (AttentionWeights(model).maps(one, stacks=stacks) for one in (everything, inputs))
-        assert cached.cached == 4
-        if given == "input_ids":
-            source_scores, prefix = AttentionWeights(model).attribute(inputs)  # the mean of the layers
-            expected_source, expected_prefix = AttentionWeights(model).attribute(everything)
-            torch.testing.assert_close(source_scores, expected_source, rtol=0, atol=atol)
-            torch.testing.assert_close(prefix, expected_prefix[:, 4:], rtol=0, atol=atol)
-            with pytest.raises(InvalidInputError, match="without rows of the first 4 positions"):
-                ALTI(model).source_and_prefix(inputs)
-            with pytest.raises(InvalidInputError, match="without rows of the first 4 positions"):
-                AttentionTimesGradient(model).attribute(inputs, target=3)
-            with pytest.raises(InvalidInputError, match="got 4 cached positions, keys and values without the input"):
-                DecompX(model).attribute(inputs, target=3)
-            whole, cached = (ValueZeroing(model).maps(one, stacks=stacks) for one in (everything, inputs))
-            assert_last_rows(cached.decoder, whole.decoder, 3, atol)
-            assert_last_rows(cached.cross, whole.cross, 3, atol)
-            relevance = AttentionTimesGradient(model)
-            whole, cached = (relevance.maps(one, target=3, stacks=stacks) for one in (everything, inputs))
-            assert_last_rows(cached.decoder, whole.decoder, 3, atol)
-            assert_last_rows(cached.cross, whole.cross, 3, atol)
-            with pytest.raises(UnsupportedModelError, match="the cache holds what it reads of the encoder"):
-                relevance.maps(inputs, target=3)
+        if given != "input_ids":
+            return
+        source, prefix = AttentionWeights(model).attribute(inputs)  # the mean of the layers
+        expected_source, expected_prefix = AttentionWeights(model).attribute(everything)
+        torch.testing.assert_close(source, expected_source, rtol=0, atol=atol)
+        torch.testing.assert_close(prefix, expected_prefix[:, 4:], rtol=0, atol=atol)
+        with pytest.raises(InvalidInputError, match="without rows of the first 4 positions"):
+            ALTI(model).source_and_prefix(inputs)
+        with pytest.raises(InvalidInputError, match="without rows of the first 4 positions"):
+            relevance.attribute(inputs, target=3)
+        with pytest.raises(InvalidInputError, match="got 4 cached positions, keys and values without the input"):
+            DecompX(model).attribute(inputs, target=3)
+        with pytest.raises(UnsupportedModelError, match="the cache holds what it reads of the encoder"):
+            relevance.maps(inputs, target=3)
 
 
 def test_scores_are_of_the_new_positions_and_scores_of_maps_of_all() -> None:
@@ -300,17 +280,6 @@ def test_caches_made_with_gradients_or_in_inference_mode() -> None:
     assert recorded.layers[0].keys.grad_fn is not None
 
 
-def test_models_that_drop_a_cache_unless_they_extend_it() -> None:
-    """Electra reads past_key_values only with use_cache, which is otherwise turned off."""
-    config = hf.ElectraConfig(
-        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-        embedding_size=32, is_decoder=True,
-    )  # fmt: skip
-    model, ids = randomized(lambda: hf.ElectraForCausalLM(config), 0, torch.float64), families.inputs("gpt2")
-    inputs = continued(model, ids, 3)
-    assert_last_rows(NormAttribution(model).maps(inputs).decoder, NormAttribution(model).maps(ids).decoder, 3, 1e-11)
-
-
 def test_a_model_first_seen_with_a_cache() -> None:
     """Its structure is found on the new positions alone; one of them suffices."""
     ids = families.inputs("mistral", batch=2, length=LENGTH)
@@ -352,8 +321,6 @@ def _shorter(cache: Any) -> Any:
 
 
 def test_tokens_name_cached_positions() -> None:
-    from tests.tiny import tokenizer
-
     model = randomized(lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED | {"vocab_size": 400})), 0, torch.float32)
     encoded = tokenizer()(["a b"], return_tensors="pt")
     cache = model(torch.tensor([[5, 6]]), use_cache=True).past_key_values

@@ -252,15 +252,11 @@ def test_cross_attention_is_explained_where_the_encoder_attends_in_windows(name:
     inputs = encoder_decoders.inputs("marian", source=13)
     found = NormAttribution(model).maps(inputs, stacks=["cross"]).cross
     assert found is not None
-    values: list[Tensor] = []
-    for layer in range(2):
-        module = model.get_submodule(value.format(layer))
-        module.register_forward_hook(lambda _, __, output: values.append(output))
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
+    places = {layer: (value.format(layer), "output") for layer in range(2)}
+    with oracle.watched(model, places) as values, oracle.eager(model):
         weights = model(**inputs, output_attentions=True, use_cache=False).cross_attentions
     for layer in range(2):
-        heads = values[layer].unflatten(-1, (4, -1)).transpose(1, 2)
+        heads = values[layer][0].unflatten(-1, (4, -1)).transpose(1, 2)
         matrix = model.get_submodule(projection.format(layer)).weight.detach().T
         vectors = oracle.vectors_per_head(weights[layer], heads, matrix.unflatten(0, (4, -1))).sum(1)
         assert_near(found[:, layer], vectors.norm(dim=-1), 1e-11)

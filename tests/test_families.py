@@ -78,16 +78,12 @@ def test_a_family(name: str) -> None:
 def exact_layers(name: str, model: Any, inputs: Tensor) -> list[oracle.Layer]:
     """The oracle's layers, whose vectors add up to what the named modules returned."""
     family = EVERY[name]
-    outputs: list[Tensor] = []
-    place = family.final_norm or family.projection
     names = dict.fromkeys(family.layer.format(index) for index in range(model.config.num_hidden_layers))
-    handles = [
-        model.get_submodule(f"{layer}.{place}").register_forward_hook(lambda _, __, output: outputs.append(output))
-        for layer in names
-    ]
-    layers = oracle.layers(family, model, inputs)
-    for handle in handles:
-        handle.remove()
+    places = {name: (f"{name}.{family.final_norm or family.projection}", "output") for name in names}
+    with oracle.watched(model, places) as seen:
+        layers = oracle.layers(family, model, inputs)
+    # A layer that is run twice gives both outputs at its place.
+    outputs = [output for notes in seen.values() for output in notes]
     tolerance = 1e-4 if family.narrow else 1e-6 if family.single else 1e-10
     for layer, output in zip(layers, outputs, strict=True):
         vectors, constant = layer.vectors("atb" if family.final_norm else "attn")

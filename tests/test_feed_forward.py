@@ -38,17 +38,11 @@ def test_norms_equal_the_oracle(name: str) -> None:
 
 def exact_vectors(name: str, model: Any, inputs: Tensor, baseline: str) -> list[dict[str, tuple[Tensor, Tensor]]]:
     """The oracle's vectors, which at the last scope add up to what the layer returned."""
-    outputs: list[Tensor] = []
     layer = PARTS[name].layer or EVERY[name].layer
     names = dict.fromkeys(layer.format(index) for index in range(model.config.num_hidden_layers))
-
-    def keep(_: Any, __: Any, output: Any) -> None:
-        outputs.append(output if isinstance(output, Tensor) else output[0])
-
-    handles = [model.get_submodule(place).register_forward_hook(keep) for place in names]
-    exact = feed_forwards.vectors(name, model, inputs, baseline)
-    for handle in handles:
-        handle.remove()
+    with oracle.watched(model, {place: (place, "output") for place in names}) as seen:
+        exact = feed_forwards.vectors(name, model, inputs, baseline)
+    outputs = [output if isinstance(output, Tensor) else output[0] for notes in seen.values() for output in notes]
     for scopes, output in zip(exact, outputs, strict=False):
         vectors, constant = scopes[SCOPES[EVERY[name].style][-1]]
         single = EVERY[name].single

@@ -76,11 +76,8 @@ def test_a_layer_that_passes_gradients_on_is_the_dequantized_one(place: str, num
 def test_a_layer_that_passes_none_on_is_refused(place: str, number: int, trained: bool) -> None:
     model, _ = built(place, rounds=True)
     model.requires_grad_(trained)
-    with pytest.raises(
-        UnsupportedModelError, match=rf'^"{place}" \(Integers\) of BertForSeq.* no gradient on'
-    ) as refusal:
+    with pytest.raises(UnsupportedModelError, match=rf'^"{place}" \(Integers\) of BertForSeq.* no gradient on'):
         GRADIENTS[number](model).attribute(IDS, 1)
-    assert len(str(refusal.value)) <= 400
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 

@@ -5,14 +5,10 @@ import pytest
 from benchmarks.published import EXPERIMENTS, Claim, Experiment, Number, cell, constant, greatest, last
 from benchmarks.reproduction import _values, _verdicts
 from captum_norm.lab.analysis.corpus import SAMPLE, Corpus
-from captum_norm.lab.analysis.engine import ANALYSES, analyze
+from captum_norm.lab.analysis.engine import analyze
 from captum_norm.lab.analysis.results import AnalysisResult
 from captum_norm.loading import load
 from tests.lab.analysis.results import RESULT
-
-
-def test_every_analysis_is_on_the_page() -> None:
-    assert {experiment.analysis for experiment in EXPERIMENTS} == set(ANALYSES)
 
 
 @pytest.mark.long

@@ -19,7 +19,7 @@ from captum_norm import (
     UnsupportedScopeError,
     ValueZeroing,
 )
-from tests import families, oracle
+from tests import encoder_decoders, families, oracle
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import EVERY, randomized
 from tests.test_virtual_tokens import tuned
@@ -114,12 +114,8 @@ def test_weights_are_added() -> None:
 @pytest.mark.parametrize("name", ["bart", "t5"])
 def test_segments_of_single_keys_are_keys(name: str) -> None:
     """In all stacks of an encoder–decoder model; and a span of one position is its row."""
-    model = randomized(ENCODER_DECODERS[name].build, 0, torch.float64)
-    generator = torch.Generator().manual_seed(0)
-    source, target = (torch.randint(3, 40, (2, length), generator=generator) for length in (6, 7))
-    mask = torch.ones_like(source)
-    mask[1, 4:] = 0
-    inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
+    model, inputs = randomized(ENCODER_DECODERS[name].build, 0, torch.float64), encoder_decoders.masked_inputs()
+    mask = inputs["attention_mask"]
     for method in (NormAttribution(model), AttentionBlockAttribution(model), ALTI(model), AttentionWeights(model)):
         whole = method.maps(inputs)
         for stack, keys in (("encoder", 6), ("decoder", 7), ("cross", 6)):

@@ -1,7 +1,6 @@
 """What some models with several towers have of their own: cross-attention, query transformers, windows, padding."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -59,18 +58,13 @@ def test_a_decoder_that_attends_to_pictures_has_maps_of_both() -> None:
     assert maps.decoder.shape == (2, 2, 6, 6)
     assert maps.cross.shape == (2, 1, 6, 10)
     layer = model.model.language_model.layers[1].cross_attn
-    seen: list[Any] = []
-    handles = [
-        layer.v_proj.register_forward_hook(lambda _m, _a, output: seen.append(output)),
-        layer.register_forward_hook(lambda _m, _a, output: seen.append(output[1])),
-    ]
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
+    name = "model.language_model.layers.1.cross_attn"
+    with (
+        oracle.watched(model, {"v": (f"{name}.v_proj", "output"), "all": (name, "output")}) as seen,
+        oracle.eager(model),
+    ):
         model(**inputs)
-    model.set_attn_implementation("sdpa")
-    for handle in handles:
-        handle.remove()
-    values, weights = seen
+    (values,), ((_, weights),) = seen.values()
     heads = values.view(2, -1, 2, 8).transpose(1, 2).repeat_interleave(2, 1)
     matrix = layer.o_proj.weight.detach().T.reshape(4, 8, -1)
     gate = model.model.language_model.layers[1].cross_attn_attn_gate.detach().tanh().abs()

@@ -28,7 +28,7 @@ from captum_norm import (
 from captum_norm.lab.analysis import Corpus, analyze
 from captum_norm.lab.analysis.corpus import SAMPLE
 from captum_norm.results.aggregation import encoder_decoder_relevance, encoder_decoder_rollout
-from tests import families
+from tests import encoder_decoders, families
 from tests.commands.calls import TEXT, TOKENS, explain, written
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import randomized
@@ -236,11 +236,8 @@ def test_the_head_of_a_classifier_reads_the_first_virtual_token() -> None:
 def test_an_encoder_decoder_model(kind: str) -> None:
     bart = randomized(ENCODER_DECODERS["bart"].build, 0, torch.float32)
     model = peft.get_peft_model(bart, settings(kind, "SEQ_2_SEQ_LM")).double().eval()
-    generator = torch.Generator().manual_seed(0)
-    source, target = (torch.randint(3, 40, (2, length), generator=generator) for length in (6, 5))
-    mask = torch.ones_like(source)
-    mask[1, 4:] = 0
-    inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}
+    inputs = encoder_decoders.masked_inputs(target=5)
+    source, target = inputs["input_ids"], inputs["decoder_input_ids"]
     before, beside = (COUNT, 0) if kind == "prompt" else (0, COUNT)
     for method in (NormAttribution(model, "attn"), AttentionWeights(model), ALTI(model)):
         maps = method.maps(inputs)

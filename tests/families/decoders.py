@@ -5,7 +5,7 @@ from typing import Any
 import transformers as hf
 from torch import nn
 
-from tests.families.family import GROUPED, HEADS, LLAMA, TEXT, VOCABULARY, Family, each_last, last, part
+from tests.families.family import GROUPED, HEADS, LLAMA, TEXT, VOCABULARY, Family, each_last, last, new, part
 
 GPT2: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -52,26 +52,25 @@ def opt(*, norm_before: bool) -> nn.Module:
 
 DECODERS = {
     "openai-gpt": Family(
-        lambda: hf.OpenAIGPTLMHeadModel(hf.OpenAIGPTConfig(**GPT2)),
+        new("OpenAIGPTLMHeadModel", **GPT2),
         **GPT | FUSED | {"style": "post-norm", "final_norm": "ln_1"},
     ),
-    "gpt2": Family(lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**GPT2)), **GPT | FUSED),
+    "gpt2": Family(new("GPT2LMHeadModel", **GPT2), **GPT | FUSED),
     "gpt-bigcode": Family(
-        lambda: hf.GPTBigCodeForCausalLM(hf.GPTBigCodeConfig(**GPT2)),
+        new("GPTBigCodeForCausalLM", **GPT2),
         **GPT | FUSED | {"values": last(8), "single": True, "special": ("one value head",)},
     ),
     "gpt-neo": Family(
-        lambda: hf.GPTNeoForCausalLM(
-            hf.GPTNeoConfig(
-                vocab_size=VOCABULARY,
-                hidden_size=32,
-                num_layers=2,
-                num_heads=HEADS,
-                intermediate_size=48,
-                max_position_embeddings=64,
-                attention_types=[[["global", "local"], 1]],
-                window_size=4,
-            )
+        new(
+            "GPTNeoForCausalLM",
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            num_layers=2,
+            num_heads=HEADS,
+            intermediate_size=48,
+            max_position_embeddings=64,
+            attention_types=[[["global", "local"], 1]],
+            window_size=4,
         ),
         **GPT
         | {
@@ -82,11 +81,11 @@ DECODERS = {
         },
     ),
     "gptj": Family(
-        lambda: hf.GPTJForCausalLM(hf.GPTJConfig(**GPT2, rotary_dim=4)),
+        new("GPTJForCausalLM", **GPT2, rotary_dim=4),
         **GPT | SEPARATE | {"style": "parallel", "single": True, "positions": "rotary"},
     ),
     "codegen": Family(
-        lambda: hf.CodeGenForCausalLM(hf.CodeGenConfig(**GPT2, rotary_dim=4)),
+        new("CodeGenForCausalLM", **GPT2, rotary_dim=4),
         **GPT
         | SEPARATE
         | {
@@ -98,20 +97,18 @@ DECODERS = {
             "positions": "rotary",
         },
     ),
-    "gpt-neox": Family(lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**TEXT)), **NEOX, style="parallel"),
+    "gpt-neox": Family(new("GPTNeoXForCausalLM", **TEXT), **NEOX, style="parallel"),
     "gpt-neox-sequential": Family(
-        lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**TEXT, use_parallel_residual=False)),
+        new("GPTNeoXForCausalLM", **TEXT, use_parallel_residual=False),
         **NEOX,
         style="pre-norm",
     ),
     "bloom": Family(
-        lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=HEADS)),
+        new("BloomForCausalLM", vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=HEADS),
         **GPT | FALCON | {"values": each_last(HEADS, 8), "single": True, "positions": "ALiBi"},
     ),
     "mpt": Family(
-        lambda: hf.MptForCausalLM(
-            hf.MptConfig(vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=HEADS, max_seq_len=64)
-        ),
+        new("MptForCausalLM", vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=HEADS, max_seq_len=64),
         **GPT
         | {
             "layer": "transformer.blocks.{}",
@@ -123,7 +120,7 @@ DECODERS = {
         },
     ),
     "falcon": Family(
-        lambda: hf.FalconForCausalLM(hf.FalconConfig(**EAGER)),
+        new("FalconForCausalLM", **EAGER),
         **GPT
         | FALCON
         | {
@@ -135,7 +132,7 @@ DECODERS = {
         },
     ),
     "falcon-40b": Family(
-        lambda: hf.FalconForCausalLM(hf.FalconConfig(**EAGER, num_kv_heads=2, new_decoder_architecture=True)),
+        new("FalconForCausalLM", **EAGER, num_kv_heads=2, new_decoder_architecture=True),
         **GPT
         | FALCON
         | {
@@ -146,18 +143,16 @@ DECODERS = {
         },
     ),
     "falcon-rw": Family(
-        lambda: hf.FalconForCausalLM(
-            hf.FalconConfig(**EAGER, alibi=True, parallel_attn=False, multi_query=False, bias=True)
-        ),
+        new("FalconForCausalLM", **EAGER, alibi=True, parallel_attn=False, multi_query=False, bias=True),
         **GPT | FALCON | {"values": each_last(HEADS, 8), "single": True, "positions": "ALiBi"},
     ),
     "opt": Family(lambda: opt(norm_before=True), **OPT),
     "opt-350m": Family(
         lambda: opt(norm_before=False), **OPT | {"style": "post-norm", "final_norm": "self_attn_layer_norm"}
     ),
-    "biogpt": Family(lambda: hf.BioGptForCausalLM(hf.BioGptConfig(**TEXT)), **OPT | {"layer": "biogpt.layers.{}"}),
+    "biogpt": Family(new("BioGptForCausalLM", **TEXT), **OPT | {"layer": "biogpt.layers.{}"}),
     "persimmon": Family(
-        lambda: hf.PersimmonForCausalLM(hf.PersimmonConfig(**TEXT)),
+        new("PersimmonForCausalLM", **TEXT),
         **LLAMA
         | {
             "value": "self_attn.query_key_value",
@@ -167,7 +162,7 @@ DECODERS = {
         },
     ),
     "phi": Family(
-        lambda: hf.PhiForCausalLM(hf.PhiConfig(**GROUPED)),
+        new("PhiForCausalLM", **GROUPED),
         **LLAMA | {"projection": "self_attn.dense", "style": "parallel"},
     ),
 }

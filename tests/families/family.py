@@ -4,13 +4,27 @@ The places are written down by hand, so that the oracle shares nothing with the 
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers as hf
 from torch import Tensor, nn
 
 from tests.oracle import DirectNorm
+
+
+def new(name: str, **settings: Any) -> Callable[[], nn.Module]:
+    """Makes a model of transformers, named by its class, with these settings of its configuration."""
+
+    def make() -> nn.Module:
+        kind = getattr(hf, name)
+        model: nn.Module = kind(kind.config_class(**deepcopy(settings)))
+        return model
+
+    return make
+
 
 VOCABULARY = 60
 HEADS = 4

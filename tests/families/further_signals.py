@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import transformers as hf
-
-from tests.families.family import HEADS, VOCABULARY, Family
+from tests.families.family import HEADS, VOCABULARY, Family, new
 from tests.families.vision import CLIP, DINO, IMAGE, LAMBDA, VIT
 
 SOUND: dict[str, Any] = {
@@ -30,55 +28,54 @@ WAV2VEC2: dict[str, Any] = {
 }
 
 FURTHER_VISION = {
-    "chinese-clip-vision": Family(lambda: hf.ChineseCLIPVisionModel(hf.ChineseCLIPVisionConfig(**IMAGE)), **CLIP),
+    "chinese-clip-vision": Family(new("ChineseCLIPVisionModel", **IMAGE), **CLIP),
     "internvl-vision": Family(
-        lambda: hf.InternVLVisionModel(hf.InternVLVisionConfig(**IMAGE)),
+        new("InternVLVisionModel", **IMAGE),
         **VIT | LAMBDA | {"layer": "encoder.layer.{}", "projection": "attention.projection_layer"},
     ),
     "qianfan-ocr-vision": Family(
-        lambda: hf.QianfanOCRVisionModel(hf.QianfanOCRVisionConfig(**IMAGE)),
+        new("QianfanOCRVisionModel", **IMAGE),
         **VIT | LAMBDA | {"projection": "attention.projection_layer"},
     ),
-    "pixio": Family(lambda: hf.PixioModel(hf.PixioConfig(**IMAGE)), **VIT),
+    "pixio": Family(new("PixioModel", **IMAGE), **VIT),
     "pixtral-vision": Family(
-        lambda: hf.PixtralVisionModel(hf.PixtralVisionConfig(**IMAGE)),
+        new("PixtralVisionModel", **IMAGE),
         **VIT | {"layer": "transformer.layers.{}", "centered": False, "positions": "rotary"},
     ),
     "sapiens2": Family(
-        lambda: hf.Sapiens2Model(hf.Sapiens2Config(**IMAGE, layerscale_value=0.5)),
+        new("Sapiens2Model", **IMAGE, layerscale_value=0.5),
         **DINO | {"layer": "model.layer.{}", "centered": False, "positions": "rotary"},
     ),
-    "tipsv2-vision": Family(lambda: hf.Tipsv2VisionModel(hf.Tipsv2VisionConfig(**IMAGE, layerscale_value=0.5)), **DINO),
-    "vit-msn": Family(lambda: hf.ViTMSNModel(hf.ViTMSNConfig(**IMAGE)), **VIT),
+    "tipsv2-vision": Family(new("Tipsv2VisionModel", **IMAGE, layerscale_value=0.5), **DINO),
+    "vit-msn": Family(new("ViTMSNModel", **IMAGE), **VIT),
     "audio-spectrogram": Family(
-        lambda: hf.ASTModel(
-            hf.ASTConfig(
-                **{key: value for key, value in IMAGE.items() if key != "image_size"},
-                max_length=16,
-                num_mel_bins=12,
-                frequency_stride=4,
-                time_stride=4,
-            )
+        new(
+            "ASTModel",
+            **{key: value for key, value in IMAGE.items() if key != "image_size"},
+            max_length=16,
+            num_mel_bins=12,
+            frequency_stride=4,
+            time_stride=4,
         ),
         **VIT | {"signal": (16, 12)},
     ),
 }
 FURTHER_AUDIO = {
     "data2vec-audio": Family(
-        lambda: hf.Data2VecAudioModel(hf.Data2VecAudioConfig(**SOUND, conv_pos_kernel_size=3)),
+        new("Data2VecAudioModel", **SOUND, conv_pos_kernel_size=3),
         **WAV2VEC2,
     ),
-    "hubert": Family(lambda: hf.HubertModel(hf.HubertConfig(**SOUND)), **WAV2VEC2),
-    "wav2vec2": Family(lambda: hf.Wav2Vec2Model(hf.Wav2Vec2Config(**SOUND)), **WAV2VEC2),
+    "hubert": Family(new("HubertModel", **SOUND), **WAV2VEC2),
+    "wav2vec2": Family(new("Wav2Vec2Model", **SOUND), **WAV2VEC2),
     "wav2vec2-large": Family(
-        lambda: hf.Wav2Vec2Model(hf.Wav2Vec2Config(**SOUND, do_stable_layer_norm=True, feat_extract_norm="layer")),
+        new("Wav2Vec2Model", **SOUND, do_stable_layer_norm=True, feat_extract_norm="layer"),
         **WAV2VEC2 | {"final_norm": None, "style": "pre-norm"},
     ),
-    "unispeech": Family(lambda: hf.UniSpeechModel(hf.UniSpeechConfig(**SOUND)), **WAV2VEC2),
-    "unispeech-sat": Family(lambda: hf.UniSpeechSatModel(hf.UniSpeechSatConfig(**SOUND)), **WAV2VEC2),
-    "sew": Family(lambda: hf.SEWModel(hf.SEWConfig(**SOUND)), **WAV2VEC2),
+    "unispeech": Family(new("UniSpeechModel", **SOUND), **WAV2VEC2),
+    "unispeech-sat": Family(new("UniSpeechSatModel", **SOUND), **WAV2VEC2),
+    "sew": Family(new("SEWModel", **SOUND), **WAV2VEC2),
     "sew-d": Family(
-        lambda: hf.SEWDModel(hf.SEWDConfig(**SOUND)),
+        new("SEWDModel", **SOUND),
         **WAV2VEC2
         | {
             "layer": "encoder.encoder.layer.{}",

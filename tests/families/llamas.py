@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import transformers as hf
-
-from tests.families.family import GROUPED, HEADS, LLAMA, TEXT, Family, last
+from tests.families.family import GROUPED, HEADS, LLAMA, TEXT, Family, last, new
 
 WINDOW = 4
 WIDE = GROUPED | {"head_dim": 12}
@@ -51,82 +49,78 @@ SANDWICH = {"branch_norm": "post_attention_layernorm", "style": "sandwich"}
 ON_OUTPUT = {"branch_norm": "post_attention_layernorm", "style": "norm-on-output"}
 
 LLAMAS = {
-    "llama": Family(lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)), **LLAMA),
-    "mistral": Family(lambda: hf.MistralForCausalLM(hf.MistralConfig(**WINDOWED)), **also("sliding window")),
-    "mixtral": Family(lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**GROUPED, **LOCAL_EXPERTS)), **MIXTURE),
-    "qwen2": Family(lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**GROUPED)), **LLAMA),
+    "llama": Family(new("LlamaForCausalLM", **GROUPED), **LLAMA),
+    "mistral": Family(new("MistralForCausalLM", **WINDOWED), **also("sliding window")),
+    "mixtral": Family(new("MixtralForCausalLM", **GROUPED, **LOCAL_EXPERTS), **MIXTURE),
+    "qwen2": Family(new("Qwen2ForCausalLM", **GROUPED), **LLAMA),
     "qwen2-moe": Family(
-        lambda: hf.Qwen2MoeForCausalLM(hf.Qwen2MoeConfig(**GROUPED, **EXPERTS, shared_expert_intermediate_size=24)),
+        new("Qwen2MoeForCausalLM", **GROUPED, **EXPERTS, shared_expert_intermediate_size=24),
         **MIXTURE,
     ),
-    "qwen3": Family(lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**GROUPED, head_dim=12)), **LLAMA),
-    "qwen3-moe": Family(lambda: hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**WIDE, **EXPERTS)), **MIXTURE),
-    "gemma": Family(lambda: hf.GemmaForCausalLM(hf.GemmaConfig(**GROUPED, head_dim=12)), **LLAMA),
+    "qwen3": Family(new("Qwen3ForCausalLM", **GROUPED, head_dim=12), **LLAMA),
+    "qwen3-moe": Family(new("Qwen3MoeForCausalLM", **WIDE, **EXPERTS), **MIXTURE),
+    "gemma": Family(new("GemmaForCausalLM", **GROUPED, head_dim=12), **LLAMA),
     "gemma2": Family(
-        lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**GEMMA, attn_logit_softcapping=1.0)),
+        new("Gemma2ForCausalLM", **GEMMA, attn_logit_softcapping=1.0),
         **also("sliding window", "soft-capping") | SANDWICH | {"gain_offset": 1.0},
     ),
     "gemma3": Family(
-        lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**GEMMA)),
+        new("Gemma3ForCausalLM", **GEMMA),
         **also("sliding window") | SANDWICH | {"gain_offset": 1.0},
     ),
     "phi3": Family(
-        lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**WINDOWED)),
+        new("Phi3ForCausalLM", **WINDOWED),
         **also("sliding window") | {"value": "self_attn.qkv_proj", "values": last(16)},
     ),
-    "phimoe": Family(lambda: hf.PhimoeForCausalLM(hf.PhimoeConfig(**GROUPED, **LOCAL_EXPERTS)), **MIXTURE),
-    "olmo": Family(lambda: hf.OlmoForCausalLM(hf.OlmoConfig(**GROUPED)), **LLAMA),
-    "olmo2": Family(lambda: hf.Olmo2ForCausalLM(hf.Olmo2Config(**GROUPED)), **LLAMA | ON_OUTPUT),
-    "olmo3": Family(lambda: hf.Olmo3ForCausalLM(hf.Olmo3Config(**ALTERNATING)), **also("sliding window") | ON_OUTPUT),
-    "olmoe": Family(lambda: hf.OlmoeForCausalLM(hf.OlmoeConfig(**GROUPED, **FEW_EXPERTS)), **MIXTURE),
-    "cohere": Family(lambda: hf.CohereForCausalLM(hf.CohereConfig(**GROUPED)), **LLAMA | {"style": "parallel"}),
+    "phimoe": Family(new("PhimoeForCausalLM", **GROUPED, **LOCAL_EXPERTS), **MIXTURE),
+    "olmo": Family(new("OlmoForCausalLM", **GROUPED), **LLAMA),
+    "olmo2": Family(new("Olmo2ForCausalLM", **GROUPED), **LLAMA | ON_OUTPUT),
+    "olmo3": Family(new("Olmo3ForCausalLM", **ALTERNATING), **also("sliding window") | ON_OUTPUT),
+    "olmoe": Family(new("OlmoeForCausalLM", **GROUPED, **FEW_EXPERTS), **MIXTURE),
+    "cohere": Family(new("CohereForCausalLM", **GROUPED), **LLAMA | {"style": "parallel"}),
     "cohere2": Family(
-        lambda: hf.Cohere2ForCausalLM(hf.Cohere2Config(**ALTERNATING)),
+        new("Cohere2ForCausalLM", **ALTERNATING),
         **also("sliding window") | {"style": "parallel"},
     ),
-    "stablelm": Family(lambda: hf.StableLmForCausalLM(hf.StableLmConfig(**GROUPED)), **LLAMA),
+    "stablelm": Family(new("StableLmForCausalLM", **GROUPED), **LLAMA),
     "stablelm-parallel": Family(
-        lambda: hf.StableLmForCausalLM(hf.StableLmConfig(**GROUPED, use_parallel_residual=True)),
+        new("StableLmForCausalLM", **GROUPED, use_parallel_residual=True),
         **LLAMA | {"style": "parallel"},
     ),
-    "starcoder2": Family(lambda: hf.Starcoder2ForCausalLM(hf.Starcoder2Config(**WINDOWED)), **also("sliding window")),
+    "starcoder2": Family(new("Starcoder2ForCausalLM", **WINDOWED), **also("sliding window")),
     "granite": Family(
-        lambda: hf.GraniteForCausalLM(
-            hf.GraniteConfig(**GROUPED, residual_multiplier=0.3, attention_multiplier=0.2, embedding_multiplier=3.0)
+        new(
+            "GraniteForCausalLM", **GROUPED, residual_multiplier=0.3, attention_multiplier=0.2, embedding_multiplier=3.0
         ),
         **also("residual multiplier") | {"branch_factor": "residual_multiplier"},
     ),
     "granite-moe": Family(
-        lambda: hf.GraniteMoeForCausalLM(hf.GraniteMoeConfig(**GROUPED, **LOCAL_EXPERTS, residual_multiplier=0.4)),
+        new("GraniteMoeForCausalLM", **GROUPED, **LOCAL_EXPERTS, residual_multiplier=0.4),
         **also("residual multiplier", "mixture of experts") | {"branch_factor": "residual_multiplier"},
     ),
-    "nemotron": Family(lambda: hf.NemotronForCausalLM(hf.NemotronConfig(**GROUPED)), **LLAMA),
+    "nemotron": Family(new("NemotronForCausalLM", **GROUPED), **LLAMA),
     "smollm3": Family(
-        lambda: hf.SmolLM3ForCausalLM(hf.SmolLM3Config(**GROUPED, no_rope_layers=[1, 0])),
+        new("SmolLM3ForCausalLM", **GROUPED, no_rope_layers=[1, 0]),
         **LLAMA | {"positions": "rotary in some layers"},
     ),
-    "glm": Family(lambda: hf.GlmForCausalLM(hf.GlmConfig(**GROUPED, head_dim=8)), **LLAMA),
+    "glm": Family(new("GlmForCausalLM", **GROUPED, head_dim=8), **LLAMA),
     "glm4": Family(
-        lambda: hf.Glm4ForCausalLM(hf.Glm4Config(**GROUPED, head_dim=8)),
+        new("Glm4ForCausalLM", **GROUPED, head_dim=8),
         **LLAMA | SANDWICH | {"branch_norm": "post_self_attn_layernorm"},
     ),
-    "exaone4": Family(
-        lambda: hf.Exaone4ForCausalLM(hf.Exaone4Config(**ALTERNATING)), **also("sliding window") | ON_OUTPUT
-    ),
-    "apertus": Family(lambda: hf.ApertusForCausalLM(hf.ApertusConfig(**GROUPED)), **LLAMA),
-    "arcee": Family(lambda: hf.ArceeForCausalLM(hf.ArceeConfig(**GROUPED)), **LLAMA),
-    "ernie4-5": Family(lambda: hf.Ernie4_5ForCausalLM(hf.Ernie4_5Config(**GROUPED, head_dim=12)), **LLAMA),
-    "seed-oss": Family(lambda: hf.SeedOssForCausalLM(hf.SeedOssConfig(**GROUPED, head_dim=12)), **LLAMA),
+    "exaone4": Family(new("Exaone4ForCausalLM", **ALTERNATING), **also("sliding window") | ON_OUTPUT),
+    "apertus": Family(new("ApertusForCausalLM", **GROUPED), **LLAMA),
+    "arcee": Family(new("ArceeForCausalLM", **GROUPED), **LLAMA),
+    "ernie4-5": Family(new("Ernie4_5ForCausalLM", **GROUPED, head_dim=12), **LLAMA),
+    "seed-oss": Family(new("SeedOssForCausalLM", **GROUPED, head_dim=12), **LLAMA),
     "llama4": Family(
-        lambda: hf.Llama4ForCausalLM(
-            hf.Llama4TextConfig(**GROUPED, head_dim=8, intermediate_size_mlp=48, **LOCAL_EXPERTS)
-        ),
+        new("Llama4ForCausalLM", **GROUPED, head_dim=8, intermediate_size_mlp=48, **LOCAL_EXPERTS),
         **MIXTURE,
     ),
-    "deepseek-v2": Family(lambda: hf.DeepseekV2ForCausalLM(hf.DeepseekV2Config(**LATENT)), **MLA),
-    "deepseek-v3": Family(lambda: hf.DeepseekV3ForCausalLM(hf.DeepseekV3Config(**LATENT)), **MLA),
+    "deepseek-v2": Family(new("DeepseekV2ForCausalLM", **LATENT), **MLA),
+    "deepseek-v3": Family(new("DeepseekV3ForCausalLM", **LATENT), **MLA),
     "gpt-oss": Family(
-        lambda: hf.GptOssForCausalLM(hf.GptOssConfig(**WINDOWED, **LOCAL_EXPERTS, head_dim=8)),
+        new("GptOssForCausalLM", **WINDOWED, **LOCAL_EXPERTS, head_dim=8),
         **also("attention sinks", "sliding window", "mixture of experts"),
     ),
 }

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import transformers as hf
-
-from tests.families.family import BERT, HEADS, TEXT, Family, part
+from tests.families.family import BERT, HEADS, TEXT, Family, new, part
 
 IMAGE: dict[str, Any] = {
     "hidden_size": 32,
@@ -35,17 +33,15 @@ CLIP = VIT | {"layer": "encoder.layers.{}", "value": "self_attn.v_proj", "projec
 CLIP_TEXT = CLIP | {"signal": ()}
 
 VISION = {
-    "vit": Family(lambda: hf.ViTModel(hf.ViTConfig(**IMAGE)), **VIT),
-    "deit": Family(lambda: hf.DeiTModel(hf.DeiTConfig(**IMAGE)), **VIT),
-    "ijepa": Family(lambda: hf.IJepaModel(hf.IJepaConfig(**IMAGE)), **VIT),
+    "vit": Family(new("ViTModel", **IMAGE), **VIT),
+    "deit": Family(new("DeiTModel", **IMAGE), **VIT),
+    "ijepa": Family(new("IJepaModel", **IMAGE), **VIT),
     "beit": Family(
-        lambda: hf.BeitModel(hf.BeitConfig(**SCALED, use_relative_position_bias=True)),
+        new("BeitModel", **SCALED, use_relative_position_bias=True),
         **VIT | LAMBDA | {"positions": "relative"},
     ),
     "data2vec-vision": Family(
-        lambda: hf.Data2VecVisionModel(
-            hf.Data2VecVisionConfig(**SCALED, **EAGER, use_shared_relative_position_bias=True)
-        ),
+        new("Data2VecVisionModel", **SCALED, **EAGER, use_shared_relative_position_bias=True),
         **VIT
         | LAMBDA
         | {
@@ -55,29 +51,27 @@ VISION = {
             "positions": "relative",
         },
     ),
-    "dinov2": Family(lambda: hf.Dinov2Model(hf.Dinov2Config(**IMAGE, layerscale_value=0.5)), **DINO),
-    "dinov2-with-registers": Family(
-        lambda: hf.Dinov2WithRegistersModel(hf.Dinov2WithRegistersConfig(**IMAGE, layerscale_value=0.5)), **DINO
-    ),
+    "dinov2": Family(new("Dinov2Model", **IMAGE, layerscale_value=0.5), **DINO),
+    "dinov2-with-registers": Family(new("Dinov2WithRegistersModel", **IMAGE, layerscale_value=0.5), **DINO),
     "dinov3-vit": Family(
-        lambda: hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**IMAGE, layerscale_value=0.5)),
+        new("DINOv3ViTModel", **IMAGE, layerscale_value=0.5),
         **DINO | {"layer": "model.layer.{}", "positions": "rotary"},
     ),
-    "clip-vision": Family(lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**IMAGE)), **CLIP),
-    "clip-text": Family(lambda: hf.CLIPTextModel(hf.CLIPTextConfig(**TEXT)), **CLIP_TEXT, causal=True),
-    "chinese-clip-text": Family(lambda: hf.ChineseCLIPTextModel(hf.ChineseCLIPTextConfig(**TEXT)), **BERT, single=True),
-    "siglip-vision": Family(lambda: hf.SiglipVisionModel(hf.SiglipVisionConfig(**IMAGE)), **CLIP),
-    "siglip-text": Family(lambda: hf.SiglipTextModel(hf.SiglipTextConfig(**TEXT)), **CLIP_TEXT),
+    "clip-vision": Family(new("CLIPVisionModel", **IMAGE), **CLIP),
+    "clip-text": Family(new("CLIPTextModel", **TEXT), **CLIP_TEXT, causal=True),
+    "chinese-clip-text": Family(new("ChineseCLIPTextModel", **TEXT), **BERT, single=True),
+    "siglip-vision": Family(new("SiglipVisionModel", **IMAGE), **CLIP),
+    "siglip-text": Family(new("SiglipTextModel", **TEXT), **CLIP_TEXT),
     "aimv2-vision": Family(
-        lambda: hf.Aimv2VisionModel(hf.Aimv2VisionConfig(**IMAGE)),
+        new("Aimv2VisionModel", **IMAGE),
         **CLIP | {"value": "attention.v_proj", "projection": "attention.out_proj"},
     ),
     "blip-vision": Family(
-        lambda: hf.BlipVisionModel(hf.BlipVisionConfig(**IMAGE, initializer_range=0.02)),
+        new("BlipVisionModel", **IMAGE, initializer_range=0.02),
         **CLIP | {"value": "self_attn.qkv", "projection": "self_attn.projection", "values": part(2)},
     ),
     "dpt": Family(
-        lambda: hf.DPTModel(hf.DPTConfig(**IMAGE)),
+        new("DPTModel", **IMAGE),
         **VIT
         | {
             "layer": "encoder.layer.{}",

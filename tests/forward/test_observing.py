@@ -28,45 +28,19 @@ TOP = 16
 
 def sparse(implementation: str) -> Any:
     """A model whose attention keeps the 16 keys with the largest scores of an indexer."""
-    torch.manual_seed(1)
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = hf.AutoConfig.for_model(
-        "deepseek_v32",
-        vocab_size=99,
-        moe_intermediate_size=32,
-        num_key_value_heads=4,
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=16,
-        head_dim=8,
-        index_topk=TOP,
-        index_n_heads=2,
-        index_head_dim=16,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
-        first_k_dense_replace=1,
-        max_position_embeddings=128,
-        pad_token_id=0,
-        tie_word_embeddings=False,
-        **sizes,
-    )
-    config._attn_implementation = implementation
-    kind: Any = hf.DeepseekV32ForCausalLM
-    model = kind(config).eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            parameter.data.normal_(0, 0.2)
-    return model
+    sizes = {**families.GROUPED, "hidden_size": 64, "num_key_value_heads": 4, "v_head_dim": 16, "head_dim": 8}
+    ranks = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+    indexer = {"index_topk": TOP, "index_n_heads": 2, "index_head_dim": 16}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    more = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "attn_implementation": implementation}
+    config = hf.AutoConfig.for_model("deepseek_v32", **sizes, **ranks, **indexer, **experts, **more)
+    return families.randomized(lambda: hf.DeepseekV32ForCausalLM(config), 1, torch.float32)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("method", [AttentionWeights, NormAttribution, ALTI])
 def test_attention_to_some_keys_alone_has_those_keys(implementation: str, method: Callable[..., Any]) -> None:
-    ids = torch.randint(3, 99, (1, 40), generator=torch.Generator().manual_seed(0))
+    ids = families.inputs("llama", batch=1, length=40)
     maps = method(sparse(implementation)).maps(ids).decoder
     keys = (maps[0, :, -1] > 1e-9).sum(-1)
     assert (keys <= TOP + (method is ALTI)).all()  # ALTI has the residual connection at the query's own
@@ -74,7 +48,10 @@ def test_attention_to_some_keys_alone_has_those_keys(implementation: str, method
 
 
 def test_the_weights_of_sparse_attention_are_those_it_returns() -> None:
-    model, ids = sparse("eager"), torch.randint(3, 99, (1, 40), generator=torch.Generator().manual_seed(0))
+    model, ids = (
+        sparse("eager"),
+        torch.randint(3, families.VOCABULARY, (1, 40), generator=torch.Generator().manual_seed(0)),
+    )
     with torch.no_grad():
         expected = torch.stack(model(ids, output_attentions=True).attentions, 1)
     torch.testing.assert_close(AttentionWeights(model).maps(ids, per_head=True).decoder, expected)
@@ -100,7 +77,9 @@ def test_positions_that_restart_are_two_sequences_where_the_plain_call_sees_them
             assert torch.equal(default, maps)  # type: ignore[arg-type]
 
 
-def test_an_attention_function_that_computes_something_else_is_refused_at_its_layer() -> None:
+def test_an_attention_function_that_computes_something_else_is_refused_at_its_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Beyond a length that no excerpt has."""
     model, own = families.build("bert"), ALL_ATTENTION_FUNCTIONS["sdpa"]
 
@@ -108,18 +87,15 @@ def test_an_attention_function_that_computes_something_else_is_refused_at_its_la
         output, weights = own(module, query, key, value, *further, **options)
         return (output + (query.shape[2] > 20) * 0.01 * output.roll(1, 1)), weights
 
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = from_far
-    try:
-        for method in (AttentionWeights, NormAttribution, ALTI, AttentionBlockAttribution):
-            method(model).maps(families.inputs("bert", length=20))
-            with pytest.raises(UnsupportedModelError, match="weights of layer 0 of BertModel are not those of its own"):
-                method(model).maps(families.inputs("bert", length=21))
-        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is from_far
-    finally:
-        ALL_ATTENTION_FUNCTIONS._local_mapping.pop("sdpa")
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", from_far)
+    for method in (AttentionWeights, NormAttribution, ALTI, AttentionBlockAttribution):
+        method(model).maps(families.inputs("bert", length=20))
+        with pytest.raises(UnsupportedModelError, match="weights of layer 0 of BertModel are not those of its own"):
+            method(model).maps(families.inputs("bert", length=21))
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is from_far
 
 
-def test_an_output_that_is_not_finite_somewhere_hides_no_disagreement() -> None:
+def test_an_output_that_is_not_finite_somewhere_hides_no_disagreement(monkeypatch: pytest.MonkeyPatch) -> None:
     model, own = families.build("bert"), ALL_ATTENTION_FUNCTIONS["sdpa"]
 
     def other(module: nn.Module, *arguments: Any, **options: Any) -> Any:
@@ -129,12 +105,9 @@ def test_an_output_that_is_not_finite_somewhere_hides_no_disagreement() -> None:
             output[:, 0] = torch.nan
         return output, weights
 
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = other
-    try:
-        with pytest.raises(UnsupportedModelError, match="weights of layer 1 of BertModel are not those of its own"):
-            AttentionWeights(model).maps(families.inputs("bert"))
-    finally:
-        ALL_ATTENTION_FUNCTIONS._local_mapping.pop("sdpa")
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", other)
+    with pytest.raises(UnsupportedModelError, match="weights of layer 1 of BertModel are not those of its own"):
+        AttentionWeights(model).maps(families.inputs("bert"))
 
 
 def test_no_configuration_changes_while_a_model_is_explained() -> None:

@@ -1,7 +1,6 @@
 """Room for the results, checked before the forward pass; layers that nobody asked for are not kept."""
 
 import weakref
-from types import GeneratorType
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from captum_norm import (
 )
 from captum_norm.forward import room
 from captum_norm.forward.record import Layer
-from captum_norm.forward.stacking import stacked
 from tests import encoder_decoders, families
 
 LONG = 64
@@ -136,28 +134,6 @@ def test_the_maps_of_all_layers_are_there_once(method: Any) -> None:
         maps = explain.maps(ids)
     assert tensors.count == 1 or maps.encoder.requires_grad
     assert (maps.encoder - expected).abs().max() < 1e-6
-
-
-def test_layers_are_freed_as_they_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    most = []
-
-    def watching(parts: Any, *further: Any) -> Any:
-        given: list[Any] = []
-
-        def watched() -> Any:
-            for part in parts:
-                given.append(weakref.ref(part))
-                most.append(sum(one() is not None for one in given))
-                yield part
-                del part
-
-        return stacked(watched() if isinstance(parts, GeneratorType) else parts, *further)
-
-    monkeypatch.setattr("captum_norm.attr.layer_results.stacked", watching)
-    meter, ids = NormMeter(deep_bert()), families.inputs("bert")
-    meter.measure(ids, scopes=["attn"], weights=True, per_head=True, head_norms=True)
-    assert len(most) > 4 * LAYERS
-    assert max(most) == 2
 
 
 def test_the_order_of_scopes_is_that_of_the_request() -> None:
