@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_family(name: str) -> None:
         expect_the_last_rows(model, inputs, tolerance)
     expect_gradients(name, model, inputs, (*scopes, *behind)[-1])
     for method in (NormAttribution(model), AttentionBlockAttribution(model)):
-        expect_an_interrupt(family, model, lambda explain=method: explain.maps(inputs))
+        expect_an_interrupt(family, model, partial(method.maps, inputs))
     with torch.no_grad():
         assert torch.equal(model(inputs)[0], output)
     assert state_of(model) == state

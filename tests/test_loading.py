@@ -67,7 +67,11 @@ def content(name: str, data: bytes) -> Damage:
 
 
 def without(pattern: str) -> Damage:
-    return lambda folder: [file.unlink() for file in folder.glob(pattern)]
+    def remove(folder: Path) -> None:
+        for file in folder.glob(pattern):
+            file.unlink()
+
+    return remove
 
 
 def weights(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Damage:

@@ -37,7 +37,7 @@ def bert_config() -> BertConfig:
 def bert() -> Any:
     """A BERT of this configuration."""
     torch.manual_seed(0)
-    return BertModel(bert_config()).eval()
+    return BertModel(bert_config()).train(False)
 
 
 def halves(layers: int, decoder_layers: int, width: int) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def halves(layers: int, decoder_layers: int, width: int) -> dict[str, Any]:
 def bart(vocabulary: int = 20, layers: int = 2, decoder_layers: int = 2, **more: Any) -> Any:
     """A BART of width 8."""
     torch.manual_seed(0)
-    return BartModel(BartConfig(vocab_size=vocabulary, **halves(layers, decoder_layers, 8), **more)).eval()
+    return BartModel(BartConfig(vocab_size=vocabulary, **halves(layers, decoder_layers, 8), **more)).train(False)
 
 
 def marian_config(vocabulary: int = len(WORDS), layers: int = 1, width: int = 8) -> MarianConfig:

@@ -1,14 +1,14 @@
 """Small models of torch.nn's Transformer modules in the manner of tutorials, and the direct way through them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.oracle import DirectNorm, Layer
+from tests.oracle import DirectNorm, Layer, watched
 
 PAD, VOCABULARY, WIDTH, HEADS, HIDDEN, LONGEST = 0, 40, 16, 4, 24, 40
 
@@ -175,12 +175,9 @@ def places(model: nn.Module) -> dict[str, list[tuple[Any, Any, nn.Module, str]]]
 @torch.no_grad()
 def oracle(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, list[Layer]]:
     """Each stack's layers in float64, by the attention weights that the modules themselves return."""
-    watches = {stack: [_Watch(*parts) for parts in found] for stack, found in places(model).items()}
-    with unfused():
+    with ExitStack() as context, unfused():
+        watches = {stack: [_Watch(context, *parts) for parts in found] for stack, found in places(model).items()}
         model(*args, **kwargs)
-    for watch in (watch for found in watches.values() for watch in found):
-        for handle in watch.handles:
-            handle.remove()
     return {stack: [watch.layer() for watch in found] for stack, found in watches.items()}
 
 
@@ -196,34 +193,23 @@ def unfused() -> Iterator[None]:
 
 
 class _Watch:
-    """Sees one attention module's call and the residual stream beside it."""
+    """One attention module's calls, and the residual stream beside it."""
 
-    def __init__(self, attention: Any, norm: Any, beside: nn.Module, end: str) -> None:
+    def __init__(self, stack: ExitStack, attention: Any, norm: Any, beside: nn.Module, end: str) -> None:
         self.attention, self.norm = attention, norm
-        self.handles = [attention.register_forward_hook(self.at_attention, with_kwargs=True)]
-        if end == "input":
-            self.handles.append(beside.register_forward_pre_hook(self.at_input, with_kwargs=True))
-        else:
-            self.handles.append(beside.register_forward_hook(lambda _, __, output: self.at_residual(output)))
+        self.stream = stack.enter_context(watched(beside, {"": ("", end)}))[""]
+        stack.callback(attention.register_forward_hook(self.at_attention, with_kwargs=True).remove)
 
     def batch_first(self, sequence: Tensor) -> Tensor:
-        return sequence if self.attention.batch_first else sequence.transpose(0, 1)
-
-    def at_input(self, _: Any, args: Any, given: dict[str, Any]) -> None:
-        self.at_residual(args[0] if args else next(iter(given.values())))
-
-    def at_residual(self, stream: Tensor) -> None:
-        self.residual = self.batch_first(stream).double()
+        return (sequence if self.attention.batch_first else sequence.transpose(0, 1)).double()
 
     def at_attention(self, attention: Any, args: Any, given: dict[str, Any], _: Any) -> None:
         options = {"need_weights": True, "average_attn_weights": False}
-        _, weights = nn.MultiheadAttention.forward(attention, *args, **given | options)
-        assert weights is not None
-        self.weights = weights.double()
+        _, self.weights = nn.MultiheadAttention.forward(attention, *args, **given | options)
         matrix = attention.v_proj_weight if attention.in_proj_weight is None else attention.in_proj_weight[2 * WIDTH :]
         bias = None if attention.in_proj_bias is None else attention.in_proj_bias[2 * WIDTH :]
-        values = F.linear(self.batch_first(args[2]), matrix, bias)
-        self.values = values.double().unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        values = F.linear(args[2], matrix, bias)
+        self.values = self.batch_first(values).unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
     def layer(self) -> Layer:
         projection, final = self.attention.out_proj, None
@@ -232,11 +218,11 @@ class _Watch:
             beta = zeros if self.norm.bias is None else self.norm.bias.double()
             final = DirectNorm(True, self.norm.weight.double(), beta, self.norm.eps)
         return Layer(
-            weights=self.weights,
+            weights=self.weights.double(),
             values=self.values,
             projection=projection.weight.double().T.unflatten(0, (HEADS, -1)),
             bias=zeros if projection.bias is None else projection.bias.double(),
-            residual=self.residual,
+            residual=self.batch_first(self.stream[0]),
             branch=None,
             final=final,
         )

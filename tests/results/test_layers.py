@@ -36,7 +36,7 @@ def bert() -> Any:
     torch.manual_seed(0)
     config = bert_config()
     config.num_hidden_layers = 4
-    return transformers.BertForSequenceClassification(config).eval()
+    return transformers.BertForSequenceClassification(config).train(False)
 
 
 BOTH = {"input_ids": torch.tensor([[5, 6, 7]]), "decoder_input_ids": torch.tensor([[2, 9]])}
