@@ -1,7 +1,6 @@
 """The page of alignment error rates during training: what is measured, what is kept, and the page itself."""
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from alignment import AER, WordAligner, load_alibi
 from alignment.aligner import without_head
 from alignment.corpora import ParallelGold
 from benchmarks import checkpoints
-from benchmarks.alignment_training import against_rows, draw, page, since
+from benchmarks.alignment_training import against_rows, page, since
 from benchmarks.checkpoints import MODELS, READ, SHIPPED, Measurement, Rate, Source, Trained
 from captum_norm import AttentionWeights, NormAttribution
 
@@ -85,43 +84,6 @@ def test_rates_are_those_of_the_aligner(training: Path, tmp_path: Path) -> None:
             assert (rate.aer, rate.interval) == pytest.approx((score.aer, score.interval), abs=6e-4)
 
 
-@pytest.mark.long
-def test_only_what_is_new_or_changed_is_measured(
-    training: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / training.name
-    folder.mkdir()
-    for file in training.glob("checkpoint_1_*.pt"):
-        (folder / file.name).hardlink_to(file)
-    kept, given, other = tmp_path / "kept.json", corpus(slice(0, 4)), corpus(slice(4, 8), "another story")
-    first = checkpoints.completed(kept, [folder], [given])
-    read = list[tuple[str, list[str]]]()
-
-    def measured(source: Source, digest: str, corpora: Any) -> Iterator[Measurement]:
-        if corpora:
-            read.append((source.path.name, [one.name for one in corpora]))
-        yield from original(source, digest, corpora)
-
-    original = checkpoints.measured
-    monkeypatch.setattr(checkpoints, "measured", measured)
-    assert checkpoints.completed(kept, [folder], [given]) == checkpoints.completed(kept, [], [given]) == first
-    assert not read
-
-    (folder / "checkpoint_1_500.pt").unlink()
-    save_checkpoint(folder / "checkpoint_1_500.pt", 1)
-    save_checkpoint(folder / "checkpoint_1_750.pt", 2)
-    changed = checkpoints.completed(kept, [folder], [given])
-    assert read == [("checkpoint_1_500.pt", ["a story"]), ("checkpoint_1_750.pt", ["a story"])]
-    assert {one for one in first if one.model.updates != 500} < set(changed)
-    assert not {one for one in first if one.model.updates == 500} & set(changed)
-    assert len(changed) == len(first) + len(READ)
-
-    read.clear()
-    both = checkpoints.completed(kept, [], [given, other])
-    assert read == [("model.safetensors", ["another story"])]
-    assert set(both) == set(checkpoints.read_measurements(kept)) > set(changed)
-
-
 def measurement(updates: int, norms: float, weights: float, p: float, place: str = "AWI layer 0") -> Measurement:
     model = Trained("run", "fr-en", 3, 256, 1000, updates, "")
     return Measurement(model, "text", "paper", Rate(place, norms, 1.0), Rate(place, weights, 1.0), p)
@@ -148,25 +110,6 @@ def test_counts_by_hand() -> None:
 def test_since_when_a_place_is_chosen(places: str, expected: str) -> None:
     history = [measurement(250 * (index + 1), 0, 0, 1, place) for index, place in enumerate(places)]
     assert since(history) == expected
-
-
-def test_the_figure_has_every_rate() -> None:
-    found = [measurement(updates, 40 - updates / 100, 45 - updates / 100, 0.01) for updates in (250, 500)]
-    found += [replace(one, recipe="hmm", model=replace(one.model, direction="en-fr", layers=1)) for one in found]
-    panels = draw(found).axes
-    drawn = {
-        (panel.get_title(), str(line.get_linestyle())): list(map(tuple, line.get_xydata().tolist()))  # type: ignore[union-attr]
-        for panel in panels
-        for line in panel.get_lines()
-    }
-    norms, weights = [(250, 37.5), (500, 35)], [(250, 42.5), (500, 40)]
-    assert drawn == {
-        ("fr → en, width 256", "-"): norms,
-        ("fr → en, width 256", "--"): weights,
-        ("", "-"): norms,
-        ("", "--"): weights,
-    }
-    assert [len(panel.get_lines()) for panel in panels] == [2, 0, 0, 2]
 
 
 def test_the_page_is_that_of_its_measurements() -> None:

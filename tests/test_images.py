@@ -106,9 +106,8 @@ def expect_norms(family: Family, layers: list[oracle.Layer], measured: Any, tole
         assert relative(measured.norms[scope][:, : len(layers)], exact) < tolerance
         ratios = torch.stack([oracle.mixing_ratio(v) for v in vectors.unbind(1)], 1) * real[:, None]
         assert (measured.mixing_ratio[scope][:, : len(layers)] - ratios).abs().max() < tolerance
-    weights = (
-        torch.stack([layer.weights for layer in layers], 1) * real[:, None, None, :, None] * real[:, None, None, None]
-    )
+    weights = torch.stack([layer.weights for layer in layers], 1)
+    weights = weights * real[:, None, None, :, None] * real[:, None, None, None]
     assert relative(measured.weights[:, : len(layers)], weights) < tolerance
 
 

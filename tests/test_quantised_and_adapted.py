@@ -319,14 +319,6 @@ def test_an_adapter_on_quantised_weights() -> None:
         expect_same(numbers(METHODS[method](model)), numbers(METHODS[method](plain)), HALF)
 
 
-def test_dropout_in_an_adapter_is_off() -> None:
-    config = peft.LoraConfig(r=4, target_modules=LINEAR, init_lora_weights=False, lora_dropout=0.5)
-    model = peft.get_peft_model(bert(), config).eval()
-    expected = numbers(NormAttribution(model).maps(IDS, MASK))
-    expect_same(numbers(NormAttribution(model.train()).maps(IDS, MASK)), expected, 1e-6)
-    assert all(module.training for module in model.modules())
-
-
 def test_inputs_rounded_to_four_bits_are_refused_with_the_way_out() -> None:
     class Coarse(nn.Linear):
         def forward(self, inputs: Tensor) -> Tensor:

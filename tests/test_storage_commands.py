@@ -9,13 +9,12 @@ import pytest
 
 import alignment.cli
 import captum_norm.cli
-from captum_norm import InvalidInputError
 from captum_norm.lab.analysis.corpus import Corpus
 from captum_norm.lab.analysis.engine import analyze
 from captum_norm.text.files import place_of
 from tests.alignment.commands.texts import ENGLISH, FRENCH
 from tests.lab.analysis.small import TEXTS, bert, tokenizer, write_model
-from tests.object_store import FULL, ObjectStore
+from tests.object_store import ObjectStore
 
 
 def put(url: str, content: str | bytes) -> str:
@@ -154,34 +153,3 @@ def test_what_analyze_refuses_is_one_sentence(
     assert message in error
     assert error.count("\n") == 1
     assert object_store.tree() == before
-
-
-@pytest.mark.usefixtures("object_store")
-def test_a_list_of_frequencies_that_changed_is_another_job() -> None:
-    ranks, out = put("s3://bucket/ranks", "the\n"), "s3://bucket/out"
-    corpus = Corpus(put("s3://bucket/text", "\n".join(TEXTS)))
-
-    def stop(_: object) -> None:
-        raise KeyboardInterrupt
-
-    arguments: Any = ("frequency", bert(), tokenizer(), corpus)
-    go = partial(analyze, *arguments, out=out, frequencies=ranks)
-    with pytest.raises(KeyboardInterrupt):
-        go(save=stop)
-    put(ranks, "committee\n")
-    with pytest.raises(InvalidInputError, match="holds an unfinished run with frequencies"):
-        go()
-
-
-def test_results_that_cannot_be_written_are_one_sentence(
-    object_store: ObjectStore, model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["analyze", "dispersion", "--model", model, "--limit=2", "--out=s3://bucket/results"]
-    with object_store.refusing(lambda request: FULL if request.path.endswith(".html") else None):
-        assert captum_norm.cli.main(words) == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith("captum-norm: error: cannot write into s3://bucket/results: ")
-    assert told.endswith("The quota of the bucket is exceeded")
-    assert any("parts/block" in name for name in object_store.tree("results"))
-    assert captum_norm.cli.main(words) == 0
-    assert not any("parts" in name for name in object_store.tree("results"))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -196,7 +196,7 @@ class _Watch:
     """One attention module's calls, and the residual stream beside it."""
 
     def __init__(self, stack: ExitStack, attention: Any, norm: Any, beside: nn.Module, end: str) -> None:
-        self.attention, self.norm = attention, norm
+        self.attention, self.norm, self.weights = attention, norm, cast(Any, None)
         self.stream = stack.enter_context(watched(beside, {"": ("", end)}))[""]
         stack.callback(attention.register_forward_hook(self.at_attention, with_kwargs=True).remove)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -22,6 +21,7 @@ from captum_norm import (
 )
 from captum_norm.models.hooks import EXPLAINING
 from tests import families
+from tests.families.family import new
 
 TOP = 16
 
@@ -33,8 +33,8 @@ def sparse(implementation: str) -> Any:
     indexer = {"index_topk": TOP, "index_n_heads": 2, "index_head_dim": 16}
     experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
     more = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "attn_implementation": implementation}
-    config = hf.AutoConfig.for_model("deepseek_v32", **sizes, **ranks, **indexer, **experts, **more)
-    return families.randomized(lambda: hf.DeepseekV32ForCausalLM(config), 1, torch.float32)
+    make = new("DeepseekV32ForCausalLM", **sizes, **ranks, **indexer, **experts, **more)
+    return families.randomized(make, 1, torch.float32)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
