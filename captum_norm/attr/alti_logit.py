@@ -1,16 +1,24 @@
 """Attributes the updates of a logit to the input tokens: ALTI-Logit, and direct logit attribution."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from captum_norm.attr.alti import alti_map
 from captum_norm.attr.base import LayerMap, check_map, checked_map
 from captum_norm.attr.frozen.head import HeadNetwork, HeadReading, read_head
-from captum_norm.attr.logit_tracing import Spread, Tracing
-from captum_norm.attr.logit_updates import LogitUpdates, Step, block_updates, residual_path, residual_step
+from captum_norm.attr.frozen.network import HookedModules
+from captum_norm.attr.logit_updates import (
+    LogitUpdates,
+    PathStep,
+    Spread,
+    Tracing,
+    block_updates,
+    path_step,
+    residual_path,
+)
 from captum_norm.attr.meter import MeterOptions
 from captum_norm.attr.output import Decomposition, OutputAttribution
 from captum_norm.checks import check_choice
@@ -20,6 +28,7 @@ from captum_norm.forward.gradients import gradients_on
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.stacking import scores_of_inputs
+from captum_norm.models.blocks import Block
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
@@ -108,7 +117,7 @@ class ALTILogit(OutputAttribution):
             CaptumNormError: see :meth:`decompose`.
         """
         call, request = self.call_of(inputs, additional_forward_args, Request(target=target, position=position))
-        return finite_results(self.model, self._traced(call, self._values(call, request), maps=False).updates())
+        return finite_results(self.model, self._traced(call, self._values(call, request), maps=False).logit_updates())
 
     def maps(
         self,
@@ -154,22 +163,18 @@ class ALTILogit(OutputAttribution):
 
     def decomposition(self, call: ModelCall, values: OutputValues, *, together: bool = False) -> Decomposition:
         """Decompose the values by what each block adds to them, traced to the tokens."""
-        found = finite_results(self.model, self._traced(call, values, maps=True).decomposition())
+        parts = finite_results(self.model, self._traced(call, values, maps=True).decomposition())
         if not together or not values.several:
-            return found
-        halves = found.scores if call.encoder else [found.scores]
-        summed = [half.sum(1) for half in halves]
-        scores = SourceAndPrefix(*summed) if call.encoder else summed[0]
-        return Decomposition(scores, found.bias.sum(1), found.number.sum(1), found.convergence_delta.amax(1))
+            return parts
+        halves = [half.sum(1) for half in (parts.scores if call.encoder else [parts.scores])]
+        scores = SourceAndPrefix(*halves) if call.encoder else halves[0]
+        return Decomposition(scores, parts.bias.sum(1), parts.number.sum(1), parts.convergence_delta.amax(1))
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Decompose the output value requested, or what one layer adds to it."""
-        found = self._traced(call, self._value(call, request), maps=True)
-        if request.layers is None:
-            parts = found.decomposition()
-            return scores_of_inputs(call, parts.scores), parts.convergence_delta
-        chosen = layer_indices(request.layers, found.depth)
-        return scores_of_inputs(call, found.scores(chosen)), found.delta
+        tracing = self._traced(call, self._value(call, request), maps=True)
+        scores = tracing.scores(layer_indices(request.layers, tracing.depth))
+        return scores_of_inputs(call, scores), tracing.delta
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Place the parts of each layer in the rows of the positions that the head reads."""
@@ -190,46 +195,47 @@ class ALTILogit(OutputAttribution):
         return self.session.explain(lambda: self._run(call, values, maps=maps))
 
     def _run(self, call: ModelCall, values: OutputValues, *, maps: bool) -> Tracing:
-        steps, reading = self._read(call, values)
+        blocks = self.session.blocks(call, feed_forward=True)
+        modules = self._hooked(blocks)
+        path, reading = self._read(call, values, blocks, modules)
         if not len(reading.examples):
             raise InvalidInputError(
                 f"the value explained depends on no position of {type(self.model).__name__}, as a difference of equal "
                 "outputs does; there is nothing to trace"
             )
-        blocks = self.session.blocks(call, feed_forward=True)
-        path = [step for step in steps if step.place.role != "encoder"]
         directions, constant = residual_path(self.model, path, reading)
-        found = Tracing(call, self.spread, reading, path, constant, several=values.several)
+        tracing = Tracing(call, self.spread, reading, path, constant, values.several)
 
         def reduce(layer: Layer) -> LayerMap | None:
             if layer.place in directions:
-                found.updates_by_place[layer.place] = block_updates(layer, reading, directions[layer.place])
+                tracing.updates[layer.place] = block_updates(layer, reading, directions[layer.place])
             if not maps:
                 return None
             made = checked_map(alti_map, "ALTI", layer)
-            found.advance(layer.place, made.map, made.delta)
+            tracing.advance(layer.place, made.map, made.delta)
             return made
 
         recording = self.session.record(call, Request(weights=maps), reduce, blocks, feed_forward=True)
-        found.causal = recording.causal
+        tracing.causal = recording.causal
         for role, layers in recording.layers.items():
             for number, made in layers:
                 if made is not None:
                     check_map(self.model, type(self).__name__, call, Place(role, number), made)
-        found.accept(self._modules)
-        return found
+        tracing.accept(modules)
+        return tracing
 
-    def _read(self, call: ModelCall, values: OutputValues) -> tuple[list[Step], HeadReading]:
+    def _read(
+        self, call: ModelCall, values: OutputValues, blocks: Mapping[nn.Module, Block], modules: HookedModules
+    ) -> tuple[list[PathStep], HeadReading]:
         """Run the model once for its head, and for the norms on the residual path."""
-        blocks, steps = self.session.blocks(call, feed_forward=True), list[Step]()
-        queries_first = any(block.queries_first for block in blocks.values())
-        network = HeadNetwork(self._hooked(blocks), call, queries_first=queries_first)
+        steps: list[PathStep] = []
+        network = HeadNetwork(modules, call, queries_first=any(block.queries_first for block in blocks.values()))
         with network.watching(self.model) as outputs:
             self.session.record(
-                call, Request(), lambda layer: steps.append(residual_step(layer)), blocks, feed_forward=True, passes=0
+                call, Request(), lambda layer: steps.append(path_step(layer)), blocks, feed_forward=True, passes=0
             )
         for step in steps:
             expect_finite(self.model, step.place, *(scale for scale in (step.scale, step.second) if scale is not None))
         reading = read_head(network, call, outputs[-1], values)
         expect_number(self.model, reading.number)
-        return steps, reading
+        return [step for step in steps if step.place.role != "encoder"], reading

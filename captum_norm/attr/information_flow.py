@@ -1,22 +1,21 @@
 """Follows information flow routes: how near each part of the residual stream is to the whole, block by block."""
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.attr.base import AttentionMapAttribution, LayerMap, check_map, checked_map
-from captum_norm.attr.flow_edges import block_edges, feed_forward_edges, feed_forward_error
-from captum_norm.attr.flow_graph import FlowGraph
-from captum_norm.attr.flow_routes import FlowRoutes
+from captum_norm.attr.flow_graph import FlowEdge, FlowGraph, FlowNode, FlowPart
 from captum_norm.checks import check_bool, check_number
 from captum_norm.errors import InvalidInputError
-from captum_norm.forward.record import Layer
+from captum_norm.forward.record import FeedForwardTensors, Layer
 from captum_norm.forward.request import Request
+from captum_norm.forward.room import piece_elements
 from captum_norm.forward.stacking import stack_name
-from captum_norm.functional import own_keys
-from captum_norm.models.blocks import check_scopes
+from captum_norm.functional import head_nearness, length, own_keys, relative_error
+from captum_norm.models.blocks import FeedForwardBlock, check_scopes, multiplied
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.known import refuse_mixing
@@ -95,37 +94,31 @@ class InformationFlow(AttentionMapAttribution):
         limit = check_number("threshold", threshold)
         if not 0 <= limit < 1:
             raise InvalidInputError(f"got threshold={threshold}; expected a number from 0 to 1, such as 0.04")
-        apart = check_bool("per_head", per_head)
-        every = isinstance(position, str) and position == "all"
-        asked = Request(position=None if every else position)
-        call, request = self.call_of(inputs, additional_forward_args, asked)
+        check_bool("per_head", per_head)
+        call, _ = self.call_of(inputs, additional_forward_args, Request())
         refuse_mixing(self.model)
         if call.before.past or call.before.virtual:
             raise InvalidInputError(
                 "got virtual tokens or cached positions, which have no streams to follow; pass the whole sequence, or "
                 "take attribute() or maps()"
             )
-        routes = FlowRoutes(limit, apart)
-        return self.session.explain(lambda: self._graphs(call, request, routes, every=every))
+        return self.session.explain(lambda: self._graphs(call, position, limit, per_head=per_head))
 
     def layer_map(self, layer: Layer) -> Tensor:
         """Add up the importances of one layer by key, (B, Q, K)."""
-        edges = block_edges(layer)
-        importance = edges.heads.sum(1)
+        heads, others = block_importances(layer)
+        importance = heads.sum(1)
         if not layer.cross:
-            beside = edges.residual if edges.feed_forward is None else edges.residual + edges.feed_forward
-            own_keys(importance).add_(beside)
+            own_keys(importance).add_(sum(others.values()))
         return importance
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the maps requested."""
-        if request.per_head:
-            return super().maps_of(call, request)  # refuses
         blocks = self.session.blocks(call)
         # Behind a parallel layer, the stream holds the feed-forward output, too.
         parallel = any(block.layout.minus is not None for block in blocks.values())
         return self.reduced_maps(
-            call, request, lambda layer: _checked(self.model, self.layer_map, layer), feed_forward=parallel
+            call, request, lambda layer: self._checked(self.layer_map, layer), feed_forward=parallel
         )
 
     def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
@@ -134,45 +127,59 @@ class InformationFlow(AttentionMapAttribution):
             return super().chain(maps)
         return SourceAndPrefix(*encoder_decoder_rollout(*maps.of_three_stacks))
 
-    def _graphs(self, call: ModelCall, request: Request, routes: FlowRoutes, *, every: bool) -> list[FlowGraph]:
-        blocks = self.session.blocks(call, feed_forward=True)
-        crossed = call.encoder is not None
+    def _checked(self, layer_map: Callable[[Layer], Tensor], layer: Layer) -> LayerMap:
+        """Compute importances of a layer, and the error of the sum behind its feed-forward network if there is one."""
+        if layer.block.layout.minus is not None:
+            check_scopes(self.model, ["atb_ff_res"], layer.block)
+        made = checked_map(layer_map, "InformationFlow.layer_map", layer)
+        if layer.tensors.behind is None:
+            return made
+        delta = torch.maximum(made.delta, feed_forward_error(layer).to(made.delta))
+        return made._replace(delta=delta, precision=layer.block.precision(["atb_ff_res"]))
+
+    def _graphs(
+        self, call: ModelCall, position: Position | Literal["all"], threshold: float, *, per_head: bool
+    ) -> list[FlowGraph]:
+        blocks, crossed = self.session.blocks(call, feed_forward=True), call.encoder is not None
+        streams: list[_Stream] = []
 
         def reduce(layer: Layer) -> LayerMap:
-            block = layer.block
-            if block.feed_forward is None and not (crossed and layer.place.role == "decoder"):
-                check_scopes(self.model, ["atb_ff_res"], block)
+            behind = layer.block.feed_forward
+            if behind is None and not (crossed and layer.place.role == "decoder"):
+                check_scopes(self.model, ["atb_ff_res"], layer.block)
 
-            def layer_map(one: Layer) -> Tensor:
-                edges = block_edges(one)
-                sequential = block.feed_forward is not None and edges.feed_forward is None
-                routes.add(one.place, edges, feed_forward_edges(one) if sequential else None, one.real)
-                return edges.heads.sum(1)
+            def layer_map(layer: Layer) -> Tensor:
+                heads, others = block_importances(layer)
+                streams.append(_stream_behind_block(layer, heads, others, threshold, per_head=per_head))
+                if behind is not None and "feed-forward" not in others:
+                    streams.append(_stream_behind_network(layer))
+                return heads.sum(1)
 
-            return _checked(self.model, layer_map, layer)
+            return self._checked(layer_map, layer)
 
-        found = self.session.record(call, Request(weights=True), reduce, blocks, feed_forward=True)
-        causal = found.causal
-        for role, layers in found.layers.items():
+        recording = self.session.record(call, Request(weights=True), reduce, blocks, feed_forward=True)
+        for role, layers in recording.layers.items():
             for number, made in layers:
                 check_map(self.model, type(self).__name__, call, Place(role, number), made)
-        positions = call.output_positions
-        shown = positions.shift_back(real_positions(call), 1)
-        if every:
-            outputs = [row.nonzero().flatten().tolist() for row in shown]
+        real = call.output_positions.shift_back(real_positions(call), 1)
+        if isinstance(position, str) and position == "all":
+            outputs = [row.nonzero().flatten().tolist() for row in real]
         else:
-            chosen = self._read(request.position, causal=causal or crossed)
-            outputs = [[place] for place in positions_of_examples(chosen, shown).tolist()]
+            position = self._read(position, causal=recording.causal or crossed)
+            outputs = [[place] for place in positions_of_examples(position, real).tolist()]
         roles: tuple[Role, ...] = ("encoder", "decoder") if crossed else ("self",)
+        names = {role: stack_name(role, causal=recording.causal) for role in roles}
         shifts = {role: call.positions_of(role)[0].shift for role in roles}
-        names = {role: stack_name(role, causal=causal) for role in roles}
-        top, texts = roles[-1], call.tokens
-        graphs = []
-        for example in range(call.batch):
-            own = {role: 0 if shift is None else int(shift[example]) for role, shift in shifts.items()}
-            places = [place - own[top] for place in outputs[example]]
+        texts, graphs = call.tokens, []
+        for example, places in enumerate(outputs):
+            shift = {role: 0 if by is None else int(by[example]) for role, by in shifts.items()}
+
+            def node(stream: _Stream, place: int, shift: dict[Role, int] = shift) -> FlowNode:
+                return FlowNode(names[stream.stack], stream.layer, stream.block, place + shift[stream.stack])
+
             tokens = None if texts is None else texts[example]
-            graphs.append(routes.graph(example, places, names=names, shifts=own, tokens=tokens))
+            positions = [place - shift[roles[-1]] for place in places]
+            graphs.append(_followed(streams, example, positions, threshold, node, tokens, per_head=per_head))
         return graphs
 
     def _read(self, position: Position, *, causal: bool) -> Any:
@@ -187,12 +194,143 @@ class InformationFlow(AttentionMapAttribution):
         return chosen
 
 
-def _checked(model: nn.Module, layer_map: Callable[[Layer], Tensor], layer: Layer) -> LayerMap:
-    """Compute importances of a layer, and the error of the sum behind its feed-forward network if there is one."""
+def block_importances(layer: Layer) -> tuple[Tensor, dict[FlowPart, Tensor]]:
+    """Compute the importances of the parts behind an attention block, in a parallel layer behind the whole layer.
+
+    They are those of each head's vector of each key, (B, H, Q, K), and of parts from the query's own stream, (B, Q).
+    Each query's add up to 1, or are 0 where no part is nearer to the stream than 0 is.
+    """
+    whole = layer.output
+    vectors: dict[FlowPart, Tensor] = {"residual": layer.stream}
     if layer.block.layout.minus is not None:
-        check_scopes(model, ["atb_ff_res"], layer.block)
-    made = checked_map(layer_map, "InformationFlow.layer_map", layer)
-    if layer.tensors.behind is None:
-        return made
-    delta = torch.maximum(made.delta, feed_forward_error(layer).to(made.delta))
-    return made._replace(delta=delta, precision=layer.block.precision(["atb_ff_res"]))
+        behind, block = _network_of(layer)
+        carry, whole = block.carry("atb_ff_res", whole.dtype), behind.total
+        vectors["feed-forward"] = carry.vector(behind.written, None, carry.scales(behind.written, whole))
+    most = piece_elements(layer.budget, whole)
+    near = torch.stack(
+        [
+            head_nearness(y, alphas, values, layer.projection, most, channels=layer.channels)
+            for y, alphas, values in zip(whole, layer.scaled_weights, layer.values, strict=True)
+        ]
+    )
+    others = {part: _near(whole, vector) for part, vector in vectors.items()}
+    share = _reciprocal(sum(others.values(), near.sum((1, 3))))
+    return near * share[:, None, :, None], {part: values * share for part, values in others.items()}
+
+
+def feed_forward_importances(layer: Layer) -> dict[FlowPart, Tensor]:
+    """Compute the importances of the parts behind the feed-forward block that follows attention, (B, Q) each."""
+    behind, block = _network_of(layer)
+    carry, whole = block.carry("atb_ff_res_ln", layer.output.dtype), _end(behind)
+    scales = carry.scales(behind.written, behind.total)
+    residual = carry.linear_final(multiplied(block.residual_factor, layer.output))
+    residual = residual if scales.final is None else residual * scales.final
+    near = _near(whole, residual), _near(whole, carry.vector(behind.written, None, scales))
+    share = _reciprocal(near[0] + near[1])
+    return {"residual": near[0] * share, "feed-forward": near[1] * share}
+
+
+def feed_forward_error(layer: Layer) -> Tensor:
+    """Compute the relative error of residual stream and feed-forward output as what the model computed, (B,)."""
+    behind, block = _network_of(layer)
+    carry, whole = block.carry("atb_ff_res_ln", layer.output.dtype), _end(behind)
+    stream = multiplied(block.residual_factor, layer.output)
+    error = carry.constant(behind.written, stream, carry.scales(behind.written, behind.total)) - whole
+    return relative_error(length(error), length(whole), layer.real)
+
+
+def _network_of(layer: Layer) -> tuple[FeedForwardTensors, FeedForwardBlock]:
+    behind, block = layer.tensors.behind, layer.block.feed_forward
+    if behind is None or block is None:
+        raise ValueError("a feed-forward block is needed")
+    return behind, block
+
+
+def _end(behind: FeedForwardTensors) -> Tensor:
+    return behind.total if behind.normed is None else behind.normed
+
+
+def _near(whole: Tensor, part: Tensor) -> Tensor:
+    """Compute max(0, ‖y‖₁ − ‖y − v‖₁), (B, Q, D) -> (B, Q)."""
+    return (whole.abs() - (whole - part).abs()).sum(-1).clamp(min=0)
+
+
+def _reciprocal(total: Tensor) -> Tensor:
+    return torch.where(total > 0, 1 / torch.where(total > 0, total, torch.ones_like(total)), torch.zeros_like(total))
+
+
+class _Stream(NamedTuple):
+    """The residual stream behind a block, with its parts; each query has fewer than 1 / threshold of a key's."""
+
+    stack: Role
+    layer: int
+    block: str
+    others: dict[FlowPart, Tensor]  # importances of parts from the query's own position, (B, Q)
+    attention: tuple[Tensor, Tensor] | None = None  # example, head, query and key in each row, and importances
+    across: bool = False  # whether the keys are the encoder's positions
+
+
+def _stream_behind_block(
+    layer: Layer, heads: Tensor, others: dict[FlowPart, Tensor], threshold: float, *, per_head: bool
+) -> _Stream:
+    heads = heads if per_head else heads.sum(1, keepdim=True)
+    chosen = heads > threshold
+    if layer.real is not None:
+        chosen &= layer.real.to(chosen.device)[:, None, :, None]
+    role, cross = layer.place.role, layer.place.role == "cross"
+    name = "cross-attention" if cross else "layer" if "feed-forward" in others else "attention"
+    attention = chosen.nonzero().cpu(), heads[chosen].cpu()
+    importances = {part: values.cpu() for part, values in others.items()}
+    return _Stream("decoder" if cross else role, layer.place.index, name, importances, attention, cross)
+
+
+def _stream_behind_network(layer: Layer) -> _Stream:
+    stack: Role = "decoder" if layer.place.role == "cross" else layer.place.role
+    others = {part: values.cpu() for part, values in feed_forward_importances(layer).items()}
+    return _Stream(stack, layer.place.index, "feed-forward", others)
+
+
+def _followed(
+    streams: Sequence[_Stream],
+    example: int,
+    positions: Sequence[int],
+    threshold: float,
+    node: Callable[[_Stream, int], FlowNode],
+    tokens: Sequence[str] | None,
+    *,
+    per_head: bool,
+) -> FlowGraph:
+    """Follow the parts above a threshold from positions of one example down, as in the sequence the model received."""
+    last: dict[Role, _Stream] = {}
+    steps: list[tuple[_Stream, _Stream]] = []
+    for stream in streams:
+        steps.append((stream, last.get(stream.stack, _Stream(stream.stack, -1, "input", {}))))
+        last[stream.stack] = stream
+    top = streams[-1]
+    outputs = tuple(node(top, position) for position in positions)
+    reached: dict[Role, set[int]] = {stack: set() for stack in last} | {top.stack: set(positions)}
+    nodes, edges = dict.fromkeys(outputs), list[FlowEdge]()
+    for stream, before in reversed(steps):
+        queries, own = sorted(reached[stream.stack]), set[int]()
+        source, keys = (last["encoder"], reached["encoder"]) if stream.across else (before, own)
+        attended: dict[int, list[tuple[int, int, float]]] = {query: [] for query in queries}
+        if stream.attention is not None:
+            where, importances = stream.attention
+            here = where[:, 0] == example
+            for (_, head, query, key), importance in zip(where[here].tolist(), importances[here].tolist(), strict=True):
+                if query in attended:
+                    attended[query].append((head, key, importance))
+        for query in queries:
+            target = node(stream, query)
+            for part, values in stream.others.items():
+                importance = float(values[example, query])
+                if importance > threshold:
+                    own.add(query)
+                    edges.append(FlowEdge(node(before, query), target, part, None, importance))
+            for head, key, importance in attended[query]:
+                keys.add(key)
+                named = head if per_head else None
+                edges.append(FlowEdge(node(source, key), target, "attention", named, importance))
+        reached[stream.stack] = own
+    nodes |= dict.fromkeys(edge.source for edge in edges)
+    return FlowGraph(tuple(nodes), tuple(edges), outputs, threshold, tokens)

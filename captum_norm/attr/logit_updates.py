@@ -1,4 +1,4 @@
-"""Decomposes output values into the updates of attention heads and feed-forward blocks: direct logit attribution.
+"""Decomposes output values into the updates of attention heads and feed-forward blocks, and traces these to tokens.
 
 With the statistics of norms frozen, the residual connections carry what each block adds to the output, linearly:
 
@@ -9,20 +9,32 @@ the frozen head reads the last layer's output, times residual multipliers; in po
 through the frozen norms in between. Positions are mixed by attention alone, so only those that the head reads count.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.attr.frozen.head import HeadReading
-from captum_norm.errors import UnsupportedScopeError
+from captum_norm.attr.frozen.network import HookedModules
+from captum_norm.attr.output import Decomposition
+from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, UnsupportedScopeError
+from captum_norm.forward.checks import TOLERANCE, finite_results
 from captum_norm.forward.record import Layer
-from captum_norm.functional import Normalization, apply_transposed, inverse_scale
+from captum_norm.forward.request import Request, layer_indices
+from captum_norm.forward.stacking import stacked_maps
+from captum_norm.functional import Normalization, apply_transposed, inverse_scale, own_keys
 from captum_norm.models.blocks import Block, check_scopes, multiplied
-from captum_norm.models.projections import NormReader
-from captum_norm.models.stacks import Place
+from captum_norm.models.call import ModelCall
+from captum_norm.models.positions import Positions
+from captum_norm.models.precision import coarsest
+from captum_norm.models.projections import NormReader, Projection
+from captum_norm.models.stacks import Place, Role
+from captum_norm.results.aggregation import normalize_rows
+from captum_norm.results.maps import AttributionMaps, SourceAndPrefix
+
+Spread = Literal["all", "attention"]
 
 
 class LogitUpdates(NamedTuple):
@@ -50,131 +62,91 @@ class LogitUpdates(NamedTuple):
     convergence_delta: Tensor
 
 
-@dataclass(eq=False)
-class Step:
-    """One attention block on the residual path, and the feed-forward block behind it.
-
-    Attributes:
-        place: where it is in the model.
-        block: its parts.
-        scale: 1/σ of the norm behind attention, (B, Q, 1), in a post-norm layer.
-        second: that of the norm behind the feed-forward block.
-    """
+class PathStep(NamedTuple):
+    """One attention block on the residual path, and the feed-forward block behind it."""
 
     place: Place
     block: Block
-    scale: Tensor | None = None
-    second: Tensor | None = None
+    scale: Tensor | None  # 1/σ of the norm behind attention, (B, Q, 1), in a post-norm layer
+    second: Tensor | None  # that of the norm behind the feed-forward block
 
 
-def residual_step(layer: Layer) -> Step:
+def path_step(layer: Layer) -> PathStep:
     """Return a layer as a step of the residual path, with 1/σ of the norms on it."""
-    step, behind, tensors = Step(layer.place, layer.block), layer.block.feed_forward, layer.recorded
+
+    def scale(norm: NormReader | None, whole: Tensor) -> Tensor | None:
+        return None if norm is None else inverse_scale(norm.read(layer.dtype), whole.detach().to(layer.dtype))
+
+    network, behind, second = layer.block.feed_forward, layer.recorded.behind, None
     with torch.no_grad():
-        if step.block.final_norm is not None:
-            step.scale = _scale(step.block.final_norm, tensors.total, layer.dtype)
-        if behind is not None and behind.final_norm is not None and tensors.behind is not None:
-            step.second = _scale(behind.final_norm, tensors.behind.total, layer.dtype)
-    return step
-
-
-def _scale(norm: NormReader, whole: Tensor, dtype: torch.dtype) -> Tensor:
-    return inverse_scale(norm.read(dtype), whole.detach().to(dtype))
-
-
-class Directions(NamedTuple):
-    """Directions in which the values read a block's sum with the residual stream, before a norm behind it, (N, D).
-
-    Attributes:
-        attention: at the sum of attention and the stream.
-        feed_forward: at the sum of the feed-forward output and the stream.
-    """
-
-    attention: Tensor
-    feed_forward: Tensor
+        first = scale(layer.block.final_norm, layer.recorded.total)
+        if network is not None and behind is not None:
+            second = scale(network.final_norm, behind.total)
+    return PathStep(layer.place, layer.block, first, second)
 
 
 def residual_path(
-    model: nn.Module, steps: Sequence[Step], reading: HeadReading
-) -> tuple[dict[Place, Directions], Tensor]:
+    model: nn.Module, path: Sequence[PathStep], reading: HeadReading
+) -> tuple[dict[Place, tuple[Tensor, Tensor]], Tensor]:
     """Carry the directions of a head back along the residual connections.
 
-    Args:
-        model: the model, for messages.
-        steps: the blocks on the way to the output, in the order of the forward pass.
-        reading: how the head reads the last layer's output.
-
     Returns:
-        the directions at each block, and what the norms behind blocks add to each reading by their biases, (N,).
+        the directions (N, D) at each layer's sums of attention and stream, and of feed-forward output and stream; and
+        what the norms behind blocks add to each reading by their biases, (N,).
 
     Raises:
         UnsupportedScopeError: if a layer's feed-forward block is not understood.
     """
-    found: dict[Place, Directions] = {}
+    directions: dict[Place, tuple[Tensor, Tensor]] = {}
     g, constant = reading.directions, torch.zeros_like(reading.directions[:, 0])
-    rows = reading.examples, reading.positions
 
     def before(norm: NormReader | None, scale: Tensor | None) -> None:
         nonlocal g, constant
         if norm is None or scale is None:
             return
-        read, scale = norm.read(g.dtype), scale.to(g)
-        if read.bias is not None:
-            constant = constant + g @ read.bias.to(g)
-        g = apply_transposed(_on(read, g), g) * scale[rows]
+        g, added = _transposed(norm.read(g.dtype), g)
+        g, constant = g * scale.to(g)[reading.examples, reading.positions], constant + added
 
-    for step, behind_it in zip(reversed(steps), [None, *reversed(steps)], strict=False):
-        block = step.block
-        behind = block.feed_forward
-        if behind is None and (behind_it is None or behind_it.place.role != "cross"):
+    for step, next_step in zip(reversed(path), [None, *reversed(path)], strict=False):
+        block, behind = step.block, step.block.feed_forward
+        if behind is None and (next_step is None or next_step.place.role != "cross"):
             check_scopes(model, ["atb_ff_res"], block)
             raise UnsupportedScopeError(
                 f'no feed-forward block was found behind "{block.name}" of {type(model).__name__}'
             )
-        feed_forward = g
+        at_network = g
         if behind is not None:
             before(behind.final_norm, step.second)
-            feed_forward = g
+            at_network = g
             g = multiplied(behind.residual_factor, g)
         before(block.final_norm, step.scale)
-        found[step.place] = Directions(g, feed_forward)
+        directions[step.place] = g, at_network
         g = multiplied(block.residual_factor, g)
-    return found, constant
+    return directions, constant
 
 
-def _on(norm: Normalization, like: Tensor) -> Normalization:
-    """Return a normalisation on the device of a tensor."""
-    gain = None if norm.gain is None else norm.gain.to(like.device)
-    return Normalization(norm.centered, gain, None, norm.eps, norm.statistics)
+def _transposed(norm: Normalization | None, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Carry directions back through a norm, but for 1/σ; also return what its bias adds, (N,)."""
+    added = torch.zeros_like(g[:, 0])
+    if norm is None:
+        return g, added
+    gain = None if norm.gain is None else norm.gain.to(g.device)
+    added = added if norm.bias is None else g @ norm.bias.to(g)
+    return apply_transposed(Normalization(norm.centered, gain, None, norm.eps, norm.statistics), g), added
 
 
-@dataclass(eq=False)
-class BlockUpdates:
-    """What one layer's blocks add to N readings of output values.
+class BlockUpdates(NamedTuple):
+    """What one layer's blocks add to N readings of output values."""
 
-    Attributes:
-        heads: of each head, (N, H).
-        keys: of each key's vectors, (N, K).
-        feed_forward: (N,), or None without a feed-forward block.
-        stream: what the residual stream before attention adds, (N,); the first layer's is the embedding's.
-        bias: (N,).
-    """
-
-    heads: Tensor
-    keys: Tensor
-    feed_forward: Tensor | None
-    stream: Tensor
-    bias: Tensor
+    heads: Tensor  # of each head, (N, H)
+    keys: Tensor  # of each key's vectors, (N, K)
+    feed_forward: Tensor | None  # (N,)
+    stream: Tensor  # of the residual stream before attention, (N,); the first layer's is the embedding's
+    bias: Tensor  # (N,)
 
 
-def block_updates(layer: Layer, reading: HeadReading, directions: Directions) -> BlockUpdates:
-    """Compute what a layer adds to output values.
-
-    Args:
-        layer: the layer.
-        reading: the positions that are read.
-        directions: those at this layer.
-    """
+def block_updates(layer: Layer, reading: HeadReading, directions: tuple[Tensor, Tensor]) -> BlockUpdates:
+    """Compute what a layer adds to output values that read it in these directions."""
     block, dtype, tensors = layer.block, layer.dtype, layer.recorded
     device = tensors.projected.device
     examples, positions = reading.examples.to(device), reading.positions.to(device)
@@ -182,12 +154,15 @@ def block_updates(layer: Layer, reading: HeadReading, directions: Directions) ->
     def at(tensor: Tensor) -> Tensor:
         return tensor.to(device)[examples, positions].to(dtype)
 
-    g, bias = directions.attention.to(device, dtype), torch.zeros(len(examples), dtype=dtype, device=device)
+    def through(norm: Normalization | None, g: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
+        before, added = _transposed(norm, g)
+        return before if norm is None else before * inverse_scale(norm, whole), added
+
+    g, at_network = (direction.to(device, dtype) for direction in directions)
     stream = (g * at(tensors.residual)).sum(-1)
-    carry = block.carry("attn_res", dtype)
-    g, added = _through(carry.branch, g, at(tensors.projected))
+    g, bias = through(block.carry("attn_res", dtype).branch, g, at(tensors.projected))
     shift = block.projection.bias(dtype)
-    bias = bias + added if shift is None else bias + added + g @ shift
+    bias = bias if shift is None else bias + g @ shift
     inner = (g @ block.projection.weight(dtype).T).unflatten(-1, (layer.call.query.shape[1], -1))
     heads = g.new_zeros(len(g), layer.call.query.shape[1])
     keys = g.new_zeros(len(g), layer.call.key.shape[2])
@@ -202,24 +177,230 @@ def block_updates(layer: Layer, reading: HeadReading, directions: Directions) ->
                 heads[n], keys[n] = updates.sum(1), updates.sum(0)
     feed_forward, behind = None, block.feed_forward
     if behind is not None and tensors.behind is not None:
-        g = directions.feed_forward.to(device, dtype)
         written = at(tensors.behind.written)
-        g, added = _through(behind.carry("atb_ff_res", dtype).branch, g, written)
+        g, added = through(behind.carry("atb_ff_res", dtype).branch, at_network, written)
         feed_forward, bias = (g * written).sum(-1), bias + added
-    by_head = heads.unflatten(1, (-1, layer.channels)).sum(-1)
-    return BlockUpdates(by_head, keys, feed_forward, stream, bias)
-
-
-def _through(norm: Normalization | None, g: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
-    """Carry directions back through a branch's norm; also return what its bias adds, (N,)."""
-    if norm is None:
-        return g, torch.zeros_like(g[:, 0])
-    bias = torch.zeros_like(g[:, 0]) if norm.bias is None else g @ norm.bias.to(g)
-    return apply_transposed(_on(norm, g), g) * inverse_scale(norm, whole), bias
+    by_head, there = heads.unflatten(1, (-1, layer.channels)).sum(-1), reading.number.device
+    return BlockUpdates(
+        by_head.to(there),
+        keys.to(there),
+        None if feed_forward is None else feed_forward.to(there),
+        stream.to(there),
+        bias.to(there),
+    )
 
 
 def stacked_heads(layers: Sequence[Tensor]) -> Tensor:
     """Stack (N, H) of every layer to (N, L, H), with 0 beyond the heads of a layer that has fewer."""
     most = max(layer.shape[1] for layer in layers)
-    padded = [nn.functional.pad(layer.to(layers[0].device), (0, most - layer.shape[1])) for layer in layers]
-    return torch.stack(padded, 1)
+    return torch.stack([nn.functional.pad(layer, (0, most - layer.shape[1])) for layer in layers], 1)
+
+
+@dataclass(eq=False)
+class Tracing:
+    """The updates of all layers, and what their keys and positions stand for.
+
+    Attributes:
+        call: the call explained.
+        spread: which updates are traced to tokens, see :class:`captum_norm.ALTILogit`.
+        reading: how the head reads N positions.
+        path: the blocks on the residual path.
+        constant: what the biases of norms on it add, (N,).
+        several: whether there are P positions of each example.
+        updates: what each layer adds.
+        causal: whether the model's only stack is causal.
+    """
+
+    call: ModelCall
+    spread: Spread
+    reading: HeadReading
+    path: list[PathStep]
+    constant: Tensor
+    several: bool
+    updates: dict[Place, BlockUpdates] = field(default_factory=dict)
+    causal: bool = False
+    _streams: dict[Role, Tensor] = field(default_factory=dict)
+    _tokens: dict[Place, Tensor] = field(default_factory=dict)
+    _deltas: dict[Place, Tensor] = field(default_factory=dict)
+    _prefix: int = 0
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return 1 + max(step.place.index for step in self.path)
+
+    def advance(self, place: Place, shares: Tensor, delta: Tensor) -> None:
+        """Trace a layer's updates to the tokens by what keys stand for, and go on to what its positions stand for.
+
+        States stand for mixtures of tokens, (B, Q, K) or, of a decoder that reads a source, (B, T, K + S).
+        """
+        queries, keys = self.call.positions_of(place.role)
+        if queries.real is not None:
+            shares = shares.where(queries.real.to(shares.device)[:, :, None], 0)
+        if keys.real is not None:
+            shares = shares.where(keys.real.to(shares.device)[:, None], 0)
+        stack = "decoder" if place.role == "cross" else place.role
+        if place.role == "cross":
+            source, state = self._streams["encoder"].to(shares), self._streams[stack].to(shares)
+            before = nn.functional.pad(source, (self._prefix, 0))
+            after = shares @ before + (1 - shares.sum(-1, keepdim=True)) * state
+        else:
+            state = self._streams[stack].to(shares) if stack in self._streams else self._begin(stack, shares)
+            before, prefix = state, shares.shape[-1] - shares.shape[-2]
+            if prefix:  # the keys of a tuned prefix stand for themselves
+                rows = torch.eye(prefix, state.shape[-1], dtype=state.dtype, device=state.device)
+                before = torch.cat([rows.expand(len(state), -1, -1), state], 1)
+            unmixed = (shares.sum(-1, keepdim=True) == 0).to(shares)
+            after = normalize_rows(shares) @ before + unmixed * state
+        self._streams[stack] = after
+        there = self.reading.number.device
+        self._deltas[place] = delta.to(there)
+        if place in self.updates:
+            self._tokens[place] = self._traced(place, before, state, after).to(there)
+
+    def _begin(self, stack: Role, shares: Tensor) -> Tensor:
+        """Return what enters the first layer: each position stands for itself."""
+        state = torch.zeros_like(shares)
+        own_keys(state).fill_(1)
+        if stack != "decoder":
+            return state
+        if "encoder" not in self._streams:
+            raise InvalidInputError(
+                f"the encoder of {type(self.call.model).__name__} did not run, so what the source stands for is "
+                "unknown; pass the source itself, no encoder_outputs"
+            )
+        self._prefix = shares.shape[-1]
+        return nn.functional.pad(state, (0, self._streams["encoder"].shape[-1]))
+
+    def _traced(self, place: Place, before: Tensor, state: Tensor, after: Tensor) -> Tensor:
+        updates, step = self.updates[place], next(step for step in self.path if step.place == place)
+        examples, positions = self.reading.examples.to(before.device), self.reading.positions.to(before.device)
+        keys = updates.keys.to(before)
+        tokens = before.new_zeros(len(examples), before.shape[-1])
+        for example in examples.unique().tolist():
+            chosen = examples == example
+            tokens[chosen] = keys[chosen] @ before[example]
+        if self.spread == "attention":
+            return tokens
+        if updates.feed_forward is not None and step.block.feed_forward is not None:
+            read = state if step.block.feed_forward.parallel else after
+            tokens = tokens + updates.feed_forward.to(before)[:, None] * read[examples, positions]
+        if place == self.path[0].place:
+            tokens = tokens + updates.stream.to(before)[:, None] * state[examples, positions]
+        return tokens
+
+    def _sum(self, parts: Tensor) -> Tensor:
+        """Add up what N readings have, (N, ...), to the O values."""
+        total = parts.new_zeros(len(self.reading.number), *parts.shape[1:])
+        return total.index_add_(0, self.reading.outputs.to(parts.device), parts)
+
+    def _shaped(self, values: Tensor) -> Tensor:
+        """Give O values their axes: (B, ...) or (B, P, ...)."""
+        return values.unflatten(0, (self.call.batch, -1)) if self.several else values
+
+    def logit_updates(self) -> LogitUpdates:
+        """Sum up the updates by head and block."""
+
+        def heads(role: Role) -> Tensor:
+            return stacked_heads([updates.heads for place, updates in self.updates.items() if place.role == role])
+
+        crossed = any(place.role == "cross" for place in self.updates)
+        return LogitUpdates(
+            embedding=self._shaped(self._sum(self._embedding)),
+            heads=self._shaped(self._sum(heads(self._stack))),
+            cross_heads=self._shaped(self._sum(heads("cross"))) if crossed else None,
+            feed_forward=self._shaped(self._sum(torch.stack(self._fed, 1))),
+            bias=self._shaped(self._bias),
+            number=self._shaped(self.reading.number),
+            convergence_delta=self._shaped(self.delta),
+        )
+
+    @property
+    def _stack(self) -> Role:
+        return self.path[0].place.role
+
+    @property
+    def _embedding(self) -> Tensor:
+        return self.updates[self.path[0].place].stream
+
+    @property
+    def _fed(self) -> list[Tensor]:
+        return [updates.feed_forward for updates in self.updates.values() if updates.feed_forward is not None]
+
+    @property
+    def _bias(self) -> Tensor:
+        """What the biases add, (O,)."""
+        parts = [self.constant.to(self._embedding.device), *(updates.bias for updates in self.updates.values())]
+        return self.reading.bias + self._sum(torch.stack(parts).sum(0))
+
+    @property
+    def delta(self) -> Tensor:
+        """The completeness error, (O,)."""
+        parts = [self._embedding[:, None], *(updates.heads for updates in self.updates.values())]
+        updates = torch.cat([*parts, *(part[:, None] for part in self._fed)], 1)
+        total = self._sum(updates.sum(1)) + self._bias
+        size = torch.maximum(self._sum(updates.abs().sum(1)) + self._bias.abs(), self.reading.rounded.to(total))
+        error = (total - self.reading.number).abs() / size.clamp(min=torch.finfo(size.dtype).tiny)
+        return torch.maximum(error, self.reading.deviation.to(error))
+
+    def accept(self, modules: HookedModules) -> None:
+        """Refuse updates that do not add up, more precisely than the modules on the way compute.
+
+        Raises:
+            IncompleteDecompositionError: if they do not.
+        """
+        delta = finite_results(self.call.model, self.delta)
+        if (delta <= TOLERANCE[delta.dtype]).all():
+            return
+        read = [step.precision for step in modules.steps.values() if isinstance(step, (NormReader, Projection))]
+        precision = coarsest(delta.dtype, *read, *(step.block.precision(["atb_ff_res"]) for step in self.path))
+        if not bool((delta <= TOLERANCE[precision]).all()):
+            raise IncompleteDecompositionError(
+                f"the updates of all blocks do not add up to the output of {type(self.call.model).__name__}: relative "
+                f"error {float(delta.max()):.1e}, accepted {TOLERANCE[precision]:.0e} for {precision}"
+            )
+
+    def scores(self, layers: Collection[int]) -> Any:
+        """Add up the tokens' parts in the updates of some layers, at the places of the user's inputs."""
+        tokens = torch.stack([tokens for place, tokens in self._tokens.items() if place.index in layers]).sum(0)
+        tokens = self._sum(tokens).unflatten(0, (self.call.batch, -1))
+        halves = [keys.restore(half, 2) for half, keys in self._halves(tokens)]
+        halves = [half if self.several else half[:, 0] for half in halves]
+        return halves[0] if len(halves) == 1 else SourceAndPrefix(halves[1], halves[0])
+
+    def _halves(self, tokens: Tensor) -> Iterator[tuple[Tensor, Positions]]:
+        """Split tokens' parts by sequence, (..., K) and (..., S); yield them with their positions."""
+        if not self._prefix:
+            yield tokens, self.call.positions_of("self" if self.call.encoder is None else "encoder")[1]
+            return
+        yield tokens[..., : self._prefix], self.call.positions_of("decoder")[1]
+        yield tokens[..., self._prefix :], self.call.positions_of("encoder")[1]
+
+    def decomposition(self) -> Decomposition:
+        """Add up the tokens' parts in all updates."""
+        bias = self._bias
+        if self.spread == "attention":
+            bias = bias + self._sum(torch.stack([self._embedding, *self._fed]).sum(0))
+        bias, number, delta = (self._shaped(part) for part in (bias, self.reading.number, self.delta))
+        return Decomposition(self.scores(range(self.depth)), bias, number, delta)
+
+    def layer_maps(self, request: Request) -> AttributionMaps:
+        """Place the tokens' parts of each layer requested in the rows of the positions read."""
+        maps: dict[Role, list[tuple[int, Tensor]]] = {}
+        deltas: dict[Role, list[Tensor]] = {}
+        for index in layer_indices(request.layers, self.depth):
+            tokens = torch.stack([tokens for place, tokens in self._tokens.items() if place.index == index]).sum(0)
+            rows = tokens.new_zeros(self.call.batch, self._streams[self._stack].shape[1], tokens.shape[-1])
+            rows.index_put_((self.reading.examples.to(rows.device), self.reading.positions.to(rows.device)), tokens)
+            of_maps = [delta for place, delta in self._deltas.items() if place.index == index and place in self.updates]
+            delta = torch.maximum(torch.stack(of_maps).amax(0), self.delta)
+            for role, (half, _) in zip((self._stack, "cross"), self._halves(rows), strict=False):
+                if request.has_stack(role):
+                    maps.setdefault(role, []).append((index, half))
+                    deltas.setdefault(role, []).append(delta)
+        if not maps:
+            raise InvalidInputError(
+                f"got stacks={list(request.stacks or ())}; the encoder adds nothing to the output directly; its "
+                'source\'s parts are in "cross"'
+            )
+        return stacked_maps(self.call, maps, deltas, causal=self.causal)

@@ -1,8 +1,8 @@
 """Turns Captum's gradient and perturbation methods into token attributions."""
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -121,7 +121,7 @@ class TokenAttribution(Attribution):
         super().__init__(model)
         self.model, self._tokenizer = model, tokenizer
         self._make = method
-        probe = method(_Explained(model))
+        probe = method(model)
         parameters = inspect.signature(probe.attribute).parameters
         unknown, given = options.keys() - parameters.keys(), options.keys() & _RESERVED.keys()
         if unknown:
@@ -202,16 +202,24 @@ class TokenAttribution(Attribution):
         with evaluating(self.model), torch.inference_mode(False):
             call = bind_inputs(self.model, inputs, additional_forward_args, tokenizer=self._tokenizer)
             call = call.outside_inference()
-            subject = _subject(call, read_mask(call, position), target, self._readout)
-            replaced = ordinary_positions(call, subject.real, self._special)
+            real, read = real_positions(call), read_mask(call, position)
+            with torch.no_grad():
+                output, embeddings = run_embedded(call)
+            target = chosen_target(target, read_output(self.model, output, real, read, self._readout))
+            replaced = ordinary_positions(call, real, self._special)
             vector = None if self.baseline is None else self.baseline.vector
-            parts = _examples(subject, replaced) if self._one_by_one else [(subject, replaced)]
+            output_of = _ExplainedOutput(call, real, read, target, self._readout, vector if self._perturbs else None)
+            parts = [(output_of, embeddings, replaced)]
+            if self._one_by_one:
+                ends = enumerate(int(row.nonzero().max()) + 1 for row in real)
+                parts = [
+                    (output_of.example(n, end), embeddings[n, None, :end], replaced[n, None, :end]) for n, end in ends
+                ]
             explained = [self._explain(*part, vector, delta=return_convergence_delta) for part in parts]
-        length = subject.real.shape[1]
-        scores = torch.cat([nn.functional.pad(part, (0, length - part.shape[1])) for part, _ in explained])
-        if not scores[subject.real].isfinite().all():
+        scores = torch.cat([nn.functional.pad(part, (0, real.shape[1] - part.shape[1])) for part, _ in explained])
+        if not scores[real].isfinite().all():
             raise NonFiniteError(f"{self._name} of {type(self.model).__name__} gives NaN or infinity for these inputs")
-        scores = call.positions.shift_back(scores.masked_fill(~subject.real, 0), 1)
+        scores = call.positions.shift_back(scores.masked_fill(~real, 0), 1)
         attributions = (scores,) if isinstance(inputs, tuple) else scores
         if not return_convergence_delta:
             return attributions
@@ -247,21 +255,32 @@ class TokenAttribution(Attribution):
         return delta_for(attributions, delta)
 
     def _explain(
-        self, subject: "_Subject", replaced: Tensor, baseline: Tensor | None, *, delta: bool
+        self,
+        output_of: "_ExplainedOutput",
+        embeddings: Tensor,
+        replaced: Tensor,
+        baseline: Tensor | None,
+        *,
+        delta: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Run the method: scores (N, S) and convergence deltas (N,)."""
         if self._perturbs and not replaced.any():
             return torch.zeros_like(replaced, dtype=torch.float32), None
-        features, baselines = self._features(subject, replaced, baseline)
         options = self._defaults(replaced) | self._options
-        if baselines is not None:
-            options["baselines"] = baselines
+        if self._perturbs:
+            options["baselines"] = (~replaced).to(embeddings)
+            features = torch.ones_like(options["baselines"])
+        else:
+            features = embeddings.clone().requires_grad_()
+            if baseline is not None:
+                baselines = torch.where(replaced[..., None], baseline.to(embeddings), embeddings)
+                options["baselines"] = baselines.repeat(self._repeats, 1, 1)
         if delta:
             options["return_convergence_delta"] = True
-        module = _Explained(self.model, subject, baseline if self._perturbs else None)
         try:
             with torch.set_grad_enabled(not self._perturbs), gradients_through(self.model):
-                result = self._make(module).attribute(features, additional_forward_args=subject.tensors, **options)
+                method = self._make(output_of)
+                result = method.attribute(features, additional_forward_args=output_of.tensors, **options)
         except (CaptumNormError, torch.OutOfMemoryError):
             raise
         # RuntimeError: torch.compile disables the checks of torch.distributions.
@@ -276,19 +295,8 @@ class TokenAttribution(Attribution):
             scores = attributions.sum(-1) if self.reduction == "sum" else length(attributions)
         return scores, None if error is None else error.detach().reshape(len(replaced), -1).mean(1)
 
-    def _features(self, subject: "_Subject", replaced: Tensor, baseline: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The features to explain, (N, S, D) or (N, S), and their baselines."""
-        if self._perturbs:
-            kept = (~replaced).to(subject.embeddings)
-            return torch.ones_like(kept), kept
-        features = subject.embeddings.clone().requires_grad_()
-        if baseline is None:
-            return features, None
-        baselines = torch.where(replaced[..., None], baseline.to(subject.embeddings), subject.embeddings)
-        return features, baselines.repeat(self._repeats, 1, 1)
-
     def _defaults(self, replaced: Tensor) -> dict[str, Any]:
-        """Arguments whose defaults in Captum are slow, or do not treat tokens as features."""
+        """Return arguments whose defaults in Captum are slow, or do not treat tokens as features."""
         defaults: dict[str, Any] = {
             "perturbations_per_eval": self._batch_size,
             "internal_batch_size": max(self._batch_size, len(replaced)),
@@ -299,106 +307,70 @@ class TokenAttribution(Attribution):
         return {name: value for name, value in defaults.items() if name in self._parameters}
 
 
-@dataclass(frozen=True, eq=False)
-class _Subject:
-    """Examples to explain.
+class _ExplainedOutput(nn.Module):
+    """The function that Captum explains: from features and :attr:`tensors` to the explained output, (N,).
 
-    Attributes:
+    Args:
         call: the call of the model.
-        embeddings: the embeddings of the tokens, (N, S, D).
         real: True at real positions, (N, S).
         read: True where the output is read, (N, S); None for the default.
         target: see :func:`captum_norm.models.outputs.chosen_target`.
         readout: the user's readout.
+        baseline: (D,), for features (N, S) that interpolate between it and the embeddings; None for features that are
+            embeddings, (N, S, D).
     """
 
-    call: ModelCall
-    embeddings: Tensor
-    real: Tensor
-    read: Tensor | None
-    target: Tensor | None
-    readout: Readout | None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The arguments with an entry for each example, except the embeddings."""
-        return tuple(
+    def __init__(
+        self,
+        call: ModelCall,
+        real: Tensor,
+        read: Tensor | None,
+        target: Tensor | None,
+        readout: Readout | None,
+        baseline: Tensor | None,
+    ) -> None:
+        super().__init__()
+        self.model, self._call, self._readout, self._baseline = call.model, call, readout, baseline
+        self._real, self._read, self._target = real, read, target
+        # The arguments with an entry for each example, except the embeddings.
+        self._batched = tuple(
             name
-            for name, value in self.call.arguments.items()
-            if name != EMBEDDINGS and isinstance(value, Tensor) and value.dim() and len(value) == len(self.real)
+            for name, value in call.arguments.items()
+            if name != EMBEDDINGS and isinstance(value, Tensor) and value.dim() and len(value) == len(real)
         )
+
+    def example(self, index: int, end: int) -> "_ExplainedOutput":
+        """Select an example, without what comes from a position on."""
+        call = self._call.examples(torch.tensor([index], device="cpu"), end)
+        read = None if self._read is None else self._read[index, None, :end]
+        target = None if self._target is None else self._target[index, None]
+        return _ExplainedOutput(call, self._real[index, None, :end], read, target, self._readout, self._baseline)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that Captum repeats with the features; with a cache, which it cannot, the examples' indices."""
-        further = [value for value in (self.real, self.target, self.read) if value is not None]
-        if self.call.before.cache is not None:
-            further.append(torch.arange(len(self.real), device=self.real.device))
-        return (*(self.call.arguments[name] for name in self.names), *further)
-
-
-class _Explained(nn.Module):
-    """The function that Captum explains: from features and :attr:`_Subject.tensors` to the explained output, (N,).
-
-    Args:
-        model: the model.
-        subject: the examples; None to inspect the method only.
-        baseline: (D,), for features (N, S) that interpolate between it and the embeddings; None for features that are
-            embeddings.
-    """
-
-    def __init__(self, model: nn.Module, subject: _Subject | None = None, baseline: Tensor | None = None) -> None:
-        super().__init__()
-        self.model = model
-        self._subject = subject
-        self._baseline = baseline
+        further = [value for value in (self._real, self._target, self._read) if value is not None]
+        if self._call.before.cache is not None:
+            further.append(torch.arange(len(self._real), device=self._real.device))
+        return (*(self._call.arguments[name] for name in self._batched), *further)
 
     def forward(self, features: Tensor, *tensors: Tensor) -> Tensor:
-        subject = self._subject
-        if subject is None:
-            raise RuntimeError("called without examples to explain")
-        names = subject.names
-        real, *further = tensors[len(names) :]
-        target = None if subject.target is None else further.pop(0)
-        read = None if subject.read is None else further.pop(0)
-        call = subject.call
+        """Compute the explained output of repeated examples."""
+        real, *further = tensors[len(self._batched) :]
+        target = None if self._target is None else further.pop(0)
+        read = None if self._read is None else further.pop(0)
+        call = self._call
         if call.before.cache is not None:
             index = further.pop(0)
             call = call.map_batched(lambda value: value[index.to(value.device)], index.tolist())
-        call = replace(call, arguments=call.arguments | dict(zip(names, tensors, strict=False)))
+        call = replace(call, arguments=call.arguments | dict(zip(self._batched, tensors, strict=False)))
 
         def embed(original: Tensor) -> Tensor:
             if self._baseline is None:
                 return features
-            kept = features[..., None].to(original)
+            share = features[..., None].to(original)
             # Embeddings given as inputs belong to one example here, and broadcast.
-            return kept * original + (1 - kept) * self._baseline.to(original)
+            return share * original + (1 - share) * self._baseline.to(original)
 
         output = run_with_embeddings(call, embed)
-        return explained_number(read_output(self.model, output, real, read, subject.readout), target)
-
-
-def _subject(call: ModelCall, read: Tensor | None, target: Target, readout: Readout | None) -> _Subject:
-    """Run the model to find the embeddings and the default target."""
-    real = real_positions(call)
-    with torch.no_grad():
-        output, embeddings = run_embedded(call)
-    scores = read_output(call.model, output, real, read, readout)
-    return _Subject(call, embeddings, real, read, chosen_target(target, scores), readout)
-
-
-def _examples(subject: _Subject, replaced: Tensor) -> Iterator[tuple[_Subject, Tensor]]:
-    """Yield each example alone, without trailing padding."""
-    for example, real in enumerate(subject.real):
-        one, end = slice(example, example + 1), int(real.nonzero().max()) + 1
-        yield (
-            replace(
-                subject,
-                call=subject.call.examples(torch.tensor([example], device="cpu"), end),
-                embeddings=subject.embeddings[one, :end],
-                real=subject.real[one, :end],
-                read=None if subject.read is None else subject.read[one, :end],
-                target=None if subject.target is None else subject.target[one],
-            ),
-            replaced[one, :end],
-        )
+        return explained_number(read_output(self.model, output, real, read, self._readout), target)

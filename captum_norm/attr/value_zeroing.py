@@ -1,6 +1,6 @@
 """Measures how much a layer's output changes direction when one token's value vector is zeroed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -77,26 +77,27 @@ class ValueZeroing(AttentionMapAttribution):
             causal = record(call, lambda _: None, session.options).causal
         if not calls:
             raise not_run(self.model, around)
-        shared = self._shared(call, around) if call.batch > 1 else [set[_Path]()] * len(calls)
-        stacks = _stacks(call, list(zip(calls, shared, strict=True)))
+        if call.batch > 1:
+            calls = self._with_shared(call, calls, around)
+        stacks = _stacks(call, calls)
         check_seen(call, stacks, request)
         requested = {
-            role: [(Place(role, index), *layers[index]) for index in layer_indices(request.layers, len(layers))]
+            role: [(Place(role, index), layers[index]) for index in layer_indices(request.layers, len(layers))]
             for role, layers in stacks.items()
             if request.has_stack(role)
         }
         maps: dict[Role, list[tuple[int, Tensor]]] = {}
-        counts = {role: layers[0][0].output.shape[1] for role, layers in stacks.items() if role != "cross"}
+        counts = {role: layers[0].output.shape[1] for role, layers in stacks.items() if role != "cross"}
         # Without its layers, the encoder's output is the input.
         counts["cross"] = counts.get("encoder", call.positions.length or 0)
         counts |= {role: counts[role] + call.before.past for role in counts if role in EXTENDED}
         total = call.batch * sum(counts[role] * len(layers) for role, layers in requested.items())
         with bar(f"values of {session.name}", total, "keys") as shown:
             for role, layers in requested.items():
-                for place, one, common in layers:
-                    examples = (one.example(example, call.batch, common) for example in range(call.batch))
-                    found = [self._distances(call, example, place, counts[role], shown.update) for example in examples]
-                    maps.setdefault(role, []).append((place.index, torch.cat(found)))
+                for place, layer in layers:
+                    examples = (layer.example(example, call.batch) for example in range(call.batch))
+                    rows = [self._distances(call, example, place, counts[role], shown.update) for example in examples]
+                    maps.setdefault(role, []).append((place.index, torch.cat(rows)))
         return of_last_rows(asked, stacked_maps(call, maps, {}, causal=causal))
 
     def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
@@ -107,33 +108,34 @@ class ValueZeroing(AttentionMapAttribution):
         shares = normalize_rows(torch.cat([cross, decoder], -1))[..., : cross.shape[-1]]
         return SourceAndPrefix(*encoder_decoder_rollout(encoder, decoder, shares))
 
-    def _shared(self, call: ModelCall, layers: set[nn.Module]) -> list[set[_Path]]:
-        """Find each layer call's arguments whose first axis only happens to be as long as the batch.
+    def _with_shared(self, call: ModelCall, calls: "list[_LayerCall]", layers: set[nn.Module]) -> "list[_LayerCall]":
+        """Note each layer call's arguments whose first axis only happens to be as long as the batch.
 
         Run alone, one example has them just as long, such as MPT's position biases with as many heads as examples.
         """
         alone: list[_LayerCall] = []
         with torch.no_grad(), _recorded(layers, alone):
             record(call.example(0), lambda _: None, self.session.options)
-        return [one.as_long_as(call.batch) for one in alone]
+        pairs = zip(calls, alone, strict=True)
+        return [replace(together, shared=single.as_long_as(call.batch)) for together, single in pairs]
 
     def _distances(
-        self, call: ModelCall, one: "_LayerCall", place: Place, count: int, advance: Callable[[int], object]
+        self, call: ModelCall, layer: "_LayerCall", place: Place, count: int, advance: Callable[[int], object]
     ) -> Tensor:
         """Compute one example's map of one layer, (1, Q, K), with ``count`` keys."""
-        step, columns = self._copies(one.output, call.budget), []
-        dtype = torch.promote_types(self.session.options.accumulate, one.output.dtype)
+        step, columns = _copies_at_a_time(layer.output, call.budget), []
+        dtype = torch.promote_types(self.session.options.accumulate, layer.output.dtype)
         for start in range(0, count, step):
             keys = slice(start, min(start + step, count))
-            outputs, live = self._zeroed(call, one, keys, place)
+            outputs, live = self._zeroed(call, layer, keys, place)
             outputs = outputs.to(dtype)
-            self._check(outputs[:1], one.output.to(dtype), place, one.output.dtype)
+            self._check(outputs[:1], layer.output.to(dtype), place, layer.output.dtype)
             # Zeroing a key without weight changes only rounding.
             columns.append(cosine_distance(outputs[1:], outputs[:1]).T.where(live, 0))
             advance(keys.stop - keys.start)
         return torch.cat(columns, 1).unsqueeze(0)
 
-    def _zeroed(self, call: ModelCall, one: "_LayerCall", keys: slice, place: Place) -> tuple[Tensor, Tensor]:
+    def _zeroed(self, call: ModelCall, layer: "_LayerCall", keys: slice, place: Place) -> tuple[Tensor, Tensor]:
         """Run a layer on copies of one example: the first unchanged, each other with one key's values zeroed.
 
         Returns:
@@ -154,20 +156,12 @@ class ValueZeroing(AttentionMapAttribution):
             return torch.cat([output, (output - lost).to(output.dtype)])
 
         with call.attention_through(attend):
-            outputs = one.run(1 + keys.stop - keys.start)
+            outputs = layer.run(1 + keys.stop - keys.start)
         if len(live) != 1:
             raise UnsupportedModelError(
                 f"{place} of {type(self.model).__name__}, run alone, called attention {len(live)} times; expected once"
             )
         return outputs, live[0]
-
-    def _copies(self, output: Tensor, budget: MemoryBudget) -> int:
-        """Return how many copies of an example, with output (1, Q, D), to run at a time."""
-        size = output.numel() * output.element_size()
-        copies = budget[output.device] // (size * LAYER_COPIES)
-        if output.device.type == "cpu":
-            copies = min(copies, CHUNK_BYTES // size)
-        return max(1, copies)
 
     def _check(self, again: Tensor, before: Tensor, place: Place, precision: torch.dtype) -> None:
         difference, size = (length(tensor.detach().flatten()) for tensor in (again - before, before))
@@ -183,46 +177,70 @@ class ValueZeroing(AttentionMapAttribution):
             )
 
 
+def _copies_at_a_time(output: Tensor, budget: MemoryBudget) -> int:
+    """Return how many copies of an example, with output (1, Q, D), to run at a time."""
+    size = output.numel() * output.element_size()
+    copies = budget[output.device] // (size * LAYER_COPIES)
+    if output.device.type == "cpu":
+        copies = min(copies, CHUNK_BYTES // size)
+    return max(1, copies)
+
+
 @dataclass(frozen=True)
 class _LayerCall:
-    """A recorded call of a layer, (B, Q, D) in and out; one that ``crosses`` may read an encoder's output, too."""
+    """A recorded call of a layer, (B, Q, D) in and out.
+
+    Attributes:
+        layer: the layer.
+        arguments: its arguments.
+        output: its output, (B, Q, D).
+        crosses: whether it may read an encoder's output, too.
+        shared: the arguments that all examples have in common, though their first axis is as long as the batch.
+    """
 
     layer: nn.Module
     arguments: Received
     output: Tensor
     crosses: bool = False
+    shared: frozenset[_Path] = frozenset()
 
-    def as_long_as(self, batch: int) -> set[_Path]:
+    def as_long_as(self, batch: int) -> frozenset[_Path]:
         """Find the tensors whose first axis is as long as the batch."""
         places = set[_Path]()
 
-        def note(place: _Path, tensor: Tensor) -> Tensor:
-            if tensor.dim() > 1 and tensor.shape[0] == batch:
+        def note(place: _Path, leaf: Tensor | Cache) -> Tensor | Cache:
+            if isinstance(leaf, Tensor) and leaf.dim() > 1 and leaf.shape[0] == batch:
                 places.add(place)
-            return tensor
+            return leaf
 
         _mapped(note, self.arguments)
-        return places
+        return frozenset(places)
 
-    def example(self, index: int, batch: int, shared: set[_Path]) -> "_LayerCall":
-        """Select one example; keep ``shared`` arguments and those without a batch axis, such as a common mask."""
-        batched, only = self.as_long_as(batch) - shared, slice(index, index + 1)
-        arguments = _mapped(lambda place, tensor: tensor[only] if place in batched else tensor, self.arguments)
-        chosen, own = torch.tensor([index], device="cpu"), _cached_layers(self.layer)
-        arguments = _caches_mapped(lambda cache: selected(cache, chosen, own), arguments)
-        return replace(self, arguments=arguments, output=self.output[only])
+    def example(self, index: int, batch: int) -> "_LayerCall":
+        """Select one example; keep shared arguments and those without a batch axis, such as a common mask."""
+        batched, ran = self.as_long_as(batch) - self.shared, _cached_layers(self.layer)
+        row = slice(index, index + 1)
+
+        def select(place: _Path, leaf: Tensor | Cache) -> Tensor | Cache:
+            if isinstance(leaf, Cache):
+                return selected(leaf, torch.tensor([index], device="cpu"), ran)
+            return leaf[row] if place in batched else leaf
+
+        return replace(self, arguments=_mapped(select, self.arguments), output=self.output[row])
 
     def run(self, copies: int) -> Tensor:
         """Run the layer on copies of one example's stream, (copies, Q, D), and of an encoder's output that it reads."""
-        stream = first_argument(*self.arguments)
+        stream, ran = first_argument(*self.arguments), _cached_layers(self.layer)
 
-        def repeat(_: _Path, tensor: Tensor) -> Tensor:
-            if tensor is stream:
-                return tensor.expand(copies, *tensor.shape[1:]).contiguous()
-            return tensor.expand(copies, *tensor.shape[1:]) if self.crosses and _is_sequence(tensor) else tensor
+        def repeat(_: _Path, leaf: Tensor | Cache) -> Tensor | Cache:
+            if isinstance(leaf, Cache):
+                return of_first_copy(leaf, ran)
+            if leaf is stream:
+                return leaf.expand(copies, *leaf.shape[1:]).contiguous()
+            is_sequence = leaf.dim() == 3 and len(leaf) == 1 and leaf.is_floating_point()
+            return leaf.expand(copies, *leaf.shape[1:]) if self.crosses and is_sequence else leaf
 
-        own = _cached_layers(self.layer)
-        args, kwargs = _caches_mapped(lambda cache: of_first_copy(cache, own), _mapped(repeat, self.arguments))
+        args, kwargs = _mapped(repeat, self.arguments)
         try:
             output = first_tensor(self.layer(*args, **kwargs))
         except (CaptumNormError, torch.OutOfMemoryError):
@@ -236,25 +254,15 @@ class _LayerCall:
         return output
 
 
-def _is_sequence(tensor: Tensor) -> bool:
-    return tensor.dim() == 3 and len(tensor) == 1 and tensor.is_floating_point()
-
-
-def _stacks(
-    call: ModelCall, layers: Sequence[tuple[_LayerCall, set[_Path]]]
-) -> dict[Role, list[tuple[_LayerCall, set[_Path]]]]:
-    """Sort recorded calls, with their arguments that are common to all examples, by the stacks whose maps they give."""
+def _stacks(call: ModelCall, calls: list[_LayerCall]) -> dict[Role, list[_LayerCall]]:
+    """Sort recorded calls by the stacks whose maps they give."""
     if call.encoder is None:
-        return {"self": list(layers)}
+        return {"self": calls}
     encoder = frozenset(call.encoder.modules())
-    encoding = [(one, common) for one, common in layers if one.layer in encoder]
-    decoding = [(replace(one, crosses=True), common) for one, common in layers if one.layer not in encoder]
-    stacks: dict[Role, list[tuple[_LayerCall, set[_Path]]]] = {
-        "encoder": encoding,
-        "decoder": decoding,
-        "cross": decoding,
-    }
-    return {role: found for role, found in stacks.items() if found}
+    encoding = [layer for layer in calls if layer.layer in encoder]
+    decoding = [replace(layer, crosses=True) for layer in calls if layer.layer not in encoder]
+    stacks: dict[Role, list[_LayerCall]] = {"encoder": encoding, "decoder": decoding, "cross": decoding}
+    return {role: layers for role, layers in stacks.items() if layers}
 
 
 @contextmanager
@@ -264,8 +272,8 @@ def _recorded(layers: set[nn.Module], calls: list[_LayerCall]) -> Iterator[None]
 
     def enter(layer: nn.Module, received: Received) -> None:
         # The layer extends its cache, in which one run again must not find its own keys.
-        own = _cached_layers(layer)
-        opened[layer] = _caches_mapped(lambda cache: copied(cache, own), received)
+        ran = _cached_layers(layer)
+        opened[layer] = _mapped(lambda _, leaf: copied(leaf, ran) if isinstance(leaf, Cache) else leaf, received)
 
     def leave(layer: nn.Module, stream: Tensor | None) -> None:
         if stream is not None:
@@ -276,9 +284,9 @@ def _recorded(layers: set[nn.Module], calls: list[_LayerCall]) -> Iterator[None]
         yield
 
 
-def _mapped(function: Callable[[_Path, Tensor], Tensor], value: Any, place: _Path = ()) -> Any:
-    """Apply a function to every tensor in nested arguments and its path."""
-    if isinstance(value, Tensor):
+def _mapped(function: Callable[[_Path, Tensor | Cache], Tensor | Cache], value: Any, place: _Path = ()) -> Any:
+    """Apply a function to every tensor and cache in nested arguments, and its path."""
+    if isinstance(value, (Tensor, Cache)):
         return function(place, value)
     if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
         return type(value)(_mapped(function, item, (*place, index)) for index, item in enumerate(value))
@@ -289,16 +297,5 @@ def _mapped(function: Callable[[_Path, Tensor], Tensor], value: Any, place: _Pat
 
 def _cached_layers(layer: nn.Module) -> set[int] | None:
     """Return which layers of a cache the modules of a model's layer extend; None if they do not tell."""
-    named = (getattr(module, "layer_idx", None) for module in layer.modules())
-    return {index for index in named if isinstance(index, int)} or None
-
-
-def _caches_mapped(function: Callable[[Cache], Cache], value: Any) -> Any:
-    """Apply a function to every cache in nested arguments."""
-    if isinstance(value, Cache):
-        return function(value)
-    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
-        return type(value)(_caches_mapped(function, item) for item in value)
-    if isinstance(value, dict):
-        return {name: _caches_mapped(function, item) for name, item in value.items()}
-    return value
+    indices = (getattr(module, "layer_idx", None) for module in layer.modules())
+    return {index for index in indices if isinstance(index, int)} or None

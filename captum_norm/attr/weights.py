@@ -1,22 +1,32 @@
-"""Explains attention by its weights, the baseline."""
+"""Explains attention by its weights, the baseline, and by their rollout over the layers."""
 
 from dataclasses import replace
 from typing import Any, Literal, Unpack, cast
 
+import torch
 from torch import Tensor
 
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.layer_results import maps_of_stacks
 from captum_norm.attr.measurements import Measurements
-from captum_norm.attr.meter import MeterOptions, measure
+from captum_norm.attr.meter import MeterOptions, measure, refuse_unknown
 from captum_norm.attr.segments import summed_columns
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
-from captum_norm.forward.request import Request, Segments
+from captum_norm.forward.request import Request, Segments, layer_indices
+from captum_norm.forward.stacking import of_last_rows
+from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
+from captum_norm.models.known import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.stacks import StackName
-from captum_norm.results.aggregation import add_half_identity, replaced
-from captum_norm.results.maps import AttributionMaps, MapUnits
+from captum_norm.results.aggregation import (
+    add_half_identity,
+    all_replaced,
+    encoder_decoder_rollouts,
+    replaced,
+    rollouts,
+)
+from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
 
 
 class AttentionWeights(AttentionMapAttribution):
@@ -67,7 +77,7 @@ class AttentionWeights(AttentionMapAttribution):
         def choose(name: StackName, stack: Measurements) -> tuple[Tensor, Tensor]:
             if self.scope == "attn":
                 return cast(Tensor, stack.weights), stack.mixing_ratio["weights"]
-            return with_residual(name, stack), stack.mixing_ratio["weights_res"]
+            return _with_residual(name, stack), stack.mixing_ratio["weights_res"]
 
         return maps_of_stacks(call, measured, choose)
 
@@ -83,9 +93,93 @@ class AttentionWeights(AttentionMapAttribution):
         return replace(maps, **stacks, towers=towers, mixing_ratio=ratio, segmented=True)
 
 
-def with_residual(name: StackName, stack: Measurements) -> Tensor:
+class AttentionRollout(AttentionWeights):
+    """Attention rollout: the product of the layers' (A + I)/2 [Abnar & Zuidema 2020].
+
+    The map of layer l is the product of the layers up to l: the share of each input in the layer's output if weights
+    alone decided. ``attribute`` returns a row of the last one, or of layer ``layer``.
+
+    In an encoder–decoder model, decoder layers draw on both sequences: ``cross`` holds the share of each source
+    position, through encoder, cross-attention and decoder layers, ``decoder`` that of each position of the decoder's
+    own input, chained by :func:`captum_norm.results.aggregation.encoder_decoder_rollout` with half of each row of
+    cross-attention. Together, both rows of a real position sum to 1; ``attribute`` returns them.
+
+    Args:
+        model: a Hugging Face model or a fairseq translation model; left unchanged.
+        options: see :class:`captum_norm.MeterOptions`.
+
+    Example:
+        >>> import torch
+        >>> from transformers import GPT2Config, GPT2Model
+        >>> model = GPT2Model(GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=4))
+        >>> AttentionRollout(model).attribute(torch.tensor([[7, 9, 3]]), position=0)
+        tensor([[1., 0., 0.]])
+    """
+
+    name, title, units = "rollout", "attention rollout", MapUnits("share of rollout")
+    single_heads = False
+
+    def __init__(self, model: Explainable, **options: Unpack[MeterOptions]) -> None:
+        refuse_unknown(type(self), options)
+        super().__init__(model, "attn_res", "rollout", **options)
+
+    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
+        """Compute the rollouts up to the layers requested."""
+        refuse_chains(call.before.cached)
+        asked, call = call, replace(call, last=None)
+        layers, requested = request.layers, request.stacks
+        # A decoder's rollout goes through all three stacks.
+        alone = call.towers or (requested is not None and set(requested) == {"encoder"})
+        stacks = requested if alone else None
+        measured = measure(self.session, call, Request(stacks=stacks, weights=True, copied=len(layers or ())))
+        refuse_mixing(self.model)
+        if call.towers and "cross" in measured:
+            raise InvalidInputError(
+                f"the layers of {type(self.model).__name__} attend to its tokens and to a tower's positions in turn, "
+                "which are not rolled out together; leave cross-attention out: maps(..., stacks=['text'])"
+            )
+        rolled = _rolled({name: _with_residual(name, stack) for name, stack in measured.items()})
+
+        def of_layers(stack: Measurements, maps: Tensor) -> Measurements:
+            indices = layer_indices(layers, len(stack.layers))
+            maps = maps if layers is None else maps[:, indices]
+            return replace(stack, weights=maps, mixing_ratio={}, layers=indices)
+
+        chosen = {
+            name: of_layers(stack, rolled[name])
+            for name, stack in measured.items()
+            if alone or requested is None or name in requested
+        }
+        return of_last_rows(asked, maps_of_stacks(call, chosen, lambda _, stack: (cast(Tensor, stack.weights), None)))
+
+    def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
+        """Select rows of the last layer's map, the product of all layers."""
+        return rows @ stack[:, -1]
+
+    def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
+        """Select the last layer's maps, which are chained."""
+        _, decoder, cross = maps.of_three_stacks
+        return SourceAndPrefix(cross[:, -1], decoder[:, -1])
+
+
+def _with_residual(name: StackName, stack: Measurements) -> Tensor:
     """Compute AttnRes-W from a stack's measured weights, in place if no gradient needs them."""
     weights = cast(Tensor, stack.weights)
     # The residual stream of cross-attention belongs to no key.
     halved = (layer / 2 if name.endswith("cross") else add_half_identity(layer) for layer in weights.unbind(1))
     return replaced(weights, halved)
+
+
+def _rolled(maps: dict[StackName, Tensor]) -> dict[StackName, Tensor]:
+    """Roll out the maps of all stacks, those of a decoder and its cross-attention together."""
+    if "decoder" not in maps or "cross" not in maps:
+        return {name: replaced(stack, rollouts(stack)) for name, stack in maps.items()}
+    decoder, cross = maps["decoder"], maps["cross"]
+    rolled: dict[StackName, Tensor] = {}
+    through_encoder = torch.eye(cross.shape[-1], dtype=cross.dtype, device=cross.device)
+    if "encoder" in maps:
+        rolled["encoder"] = replaced(maps["encoder"], rollouts(maps["encoder"]))
+        through_encoder = rolled["encoder"][:, -1]
+    chain = encoder_decoder_rollouts(through_encoder, decoder, cross)
+    rolled["cross"], rolled["decoder"] = all_replaced((cross, decoder), chain)
+    return rolled
