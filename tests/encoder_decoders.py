@@ -151,12 +151,7 @@ NLLB = PRE | {
     )
 }
 PRE_SCOPES = ("attn", "attn_res", "atb")
-RELATIVE: dict[str, Any] = {
-    "stacks": _t5_parts(),
-    "scopes": PRE_SCOPES,
-    "positions": "relative",
-    "single": True,
-}
+RELATIVE: dict[str, Any] = {"stacks": _t5_parts(), "scopes": PRE_SCOPES, "positions": "relative", "single": True}
 
 
 def _bert_parts() -> dict[str, Parts]:
@@ -211,11 +206,7 @@ def _pix2struct() -> nn.Module:
 ENCODER_DECODERS = {
     "marian": EncoderDecoder(new("MarianMTModel", **BART), POST, positions="sinusoidal"),
     "fsmt": EncoderDecoder(
-        new("FSMTForConditionalGeneration", **FSMT),
-        POST,
-        positions="sinusoidal",
-        queries_first=True,
-        narrow=True,
+        new("FSMTForConditionalGeneration", **FSMT), POST, positions="sinusoidal", queries_first=True, narrow=True
     ),
     "bart": EncoderDecoder(new("BartForConditionalGeneration", **BART), POST),
     "plbart": EncoderDecoder(new("PLBartForConditionalGeneration", **BART), POST),
@@ -223,10 +214,7 @@ ENCODER_DECODERS = {
     "blenderbot-small": EncoderDecoder(new("BlenderbotSmallForConditionalGeneration", **BART), POST),
     "blenderbot": EncoderDecoder(new("BlenderbotForConditionalGeneration", **BART), PRE, PRE_SCOPES),
     "whisper": EncoderDecoder(
-        new("WhisperForConditionalGeneration", **WHISPER),
-        PRE,
-        PRE_SCOPES,
-        features="input_features",
+        new("WhisperForConditionalGeneration", **WHISPER), PRE, PRE_SCOPES, features="input_features"
     ),
     "nllb-moe": EncoderDecoder(
         new("NllbMoeForConditionalGeneration", **BART, num_experts=4, encoder_sparse_step=2, decoder_sparse_step=2),
@@ -251,9 +239,7 @@ ENCODER_DECODERS = {
         features="flattened_patches",
     ),
     "switch-transformers": EncoderDecoder(
-        new("SwitchTransformersForConditionalGeneration", **SWITCH),
-        **RELATIVE,
-        special=("mixture of experts",),
+        new("SwitchTransformersForConditionalGeneration", **SWITCH), **RELATIVE, special=("mixture of experts",)
     ),
 }
 

@@ -52,8 +52,7 @@ def opt(*, norm_before: bool) -> nn.Module:
 
 DECODERS = {
     "openai-gpt": Family(
-        new("OpenAIGPTLMHeadModel", **GPT2),
-        **GPT | FUSED | {"style": "post-norm", "final_norm": "ln_1"},
+        new("OpenAIGPTLMHeadModel", **GPT2), **GPT | FUSED | {"style": "post-norm", "final_norm": "ln_1"}
     ),
     "gpt2": Family(new("GPT2LMHeadModel", **GPT2), **GPT | FUSED),
     "gpt-bigcode": Family(
@@ -99,9 +98,7 @@ DECODERS = {
     ),
     "gpt-neox": Family(new("GPTNeoXForCausalLM", **TEXT), **NEOX, style="parallel"),
     "gpt-neox-sequential": Family(
-        new("GPTNeoXForCausalLM", **TEXT, use_parallel_residual=False),
-        **NEOX,
-        style="pre-norm",
+        new("GPTNeoXForCausalLM", **TEXT, use_parallel_residual=False), **NEOX, style="pre-norm"
     ),
     "bloom": Family(
         new("BloomForCausalLM", vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=HEADS),
@@ -133,14 +130,7 @@ DECODERS = {
     ),
     "falcon-40b": Family(
         new("FalconForCausalLM", **EAGER, num_kv_heads=2, new_decoder_architecture=True),
-        **GPT
-        | FALCON
-        | {
-            "values": each_last(2, 8),
-            "style": "parallel",
-            "single": True,
-            "positions": "rotary",
-        },
+        **GPT | FALCON | {"values": each_last(2, 8), "style": "parallel", "single": True, "positions": "rotary"},
     ),
     "falcon-rw": Family(
         new("FalconForCausalLM", **EAGER, alibi=True, parallel_attn=False, multi_query=False, bias=True),
@@ -161,8 +151,5 @@ DECODERS = {
             "special": (),
         },
     ),
-    "phi": Family(
-        new("PhiForCausalLM", **GROUPED),
-        **LLAMA | {"projection": "self_attn.dense", "style": "parallel"},
-    ),
+    "phi": Family(new("PhiForCausalLM", **GROUPED), **LLAMA | {"projection": "self_attn.dense", "style": "parallel"}),
 }

@@ -29,8 +29,7 @@ ENCODERS = {
     "xlm-roberta-xl": Family(new("XLMRobertaXLModel", **TEXT), **BERT_PRE_NORM),
     "roberta-prelayernorm": Family(new("RobertaPreLayerNormModel", **TEXT), **BERT_PRE_NORM),
     "xmod": Family(
-        new("XmodModel", **TEXT, languages=["en_XX"], default_language="en_XX"),
-        **BERT | {"special": ("adapters",)},
+        new("XmodModel", **TEXT, languages=["en_XX"], default_language="en_XX"), **BERT | {"special": ("adapters",)}
     ),
     "data2vec-text": Family(new("Data2VecTextModel", **TEXT), **BERT),
     "electra": Family(new("ElectraModel", **TEXT, embedding_size=16), **BERT),

@@ -61,10 +61,7 @@ FURTHER_DECODERS = {
         ),
         **LLAMA | GATED,
     ),
-    "qwen3-5": Family(
-        new("Qwen3_5ForCausalLM", **GROUPED, **LINEAR_ATTENTION, head_dim=8),
-        **LLAMA | GATED,
-    ),
+    "qwen3-5": Family(new("Qwen3_5ForCausalLM", **GROUPED, **LINEAR_ATTENTION, head_dim=8), **LLAMA | GATED),
     "afmoe": Family(
         new("AfmoeForCausalLM", **ALTERNATING, **EXPERTS, num_shared_experts=1, num_dense_layers=1, head_dim=8),
         **also("sliding window", "mixture of experts", "gated attention")
@@ -106,18 +103,14 @@ FURTHER_DECODERS = {
         **also("residual multiplier", "mixture of experts") | {"branch_factor": "residual_multiplier"},
     ),
     "bitnet": Family(
-        new("BitNetForCausalLM", **GROUPED),
-        **LLAMA | {"gate": ("self_attn.attn_sub_norm", "input", gain_over_sigma)},
+        new("BitNetForCausalLM", **GROUPED), **LLAMA | {"gate": ("self_attn.attn_sub_norm", "input", gain_over_sigma)}
     ),
     "ctrl": Family(
         new("CTRLLMHeadModel", **GPT2, dff=48),
         **GPT | {"value": "multi_head_attention.Wv", "projection": "multi_head_attention.dense"},
         positions="sinusoidal",
     ),
-    "imagegpt": Family(
-        new("ImageGPTModel", **GPT2),
-        **GPT | FUSED | {"layer": "h.{}", "centered": False},
-    ),
+    "imagegpt": Family(new("ImageGPTModel", **GPT2), **GPT | FUSED | {"layer": "h.{}", "centered": False}),
     "xglm": Family(
         new(
             "XGLMForCausalLM",
@@ -156,11 +149,7 @@ FURTHER_DECODERS = {
         ),
         **OPT,
     ),
-    "aria-text": Family(
-        new("AriaTextForCausalLM", **GROUPED, moe_num_experts=4, moe_topk=2),
-        **MIXTURE,
-        narrow=True,
-    ),
+    "aria-text": Family(new("AriaTextForCausalLM", **GROUPED, moe_num_experts=4, moe_topk=2), **MIXTURE, narrow=True),
     "cohere2-moe": Family(
         new("Cohere2MoeForCausalLM", **ALTERNATING, **FEW_EXPERTS, head_dim=8),
         **also("sliding window", "mixture of experts") | {"style": "parallel"},
@@ -184,8 +173,7 @@ FURTHER_DECODERS = {
         **MIXTURE,
     ),
     "exaone-moe": Family(
-        new("ExaoneMoeForCausalLM", **ALTERNATING, **EXPERTS),
-        **also("sliding window", "mixture of experts"),
+        new("ExaoneMoeForCausalLM", **ALTERNATING, **EXPERTS), **also("sliding window", "mixture of experts")
     ),
     "flex-olmo": Family(
         new("FlexOlmoForCausalLM", **GROUPED, **FEW_EXPERTS),
@@ -221,17 +209,11 @@ FURTHER_DECODERS = {
     "helium": Family(new("HeliumForCausalLM", **GROUPED, head_dim=8), **LLAMA),
     "hunyuan-v1-dense": Family(new("HunYuanDenseV1ForCausalLM", **GROUPED, head_dim=8), **LLAMA),
     "hunyuan-v1-moe": Family(
-        new("HunYuanMoEV1ForCausalLM", **GROUPED, num_experts=4, moe_topk=2, head_dim=8, **EAGER),
-        **MIXTURE,
+        new("HunYuanMoEV1ForCausalLM", **GROUPED, num_experts=4, moe_topk=2, head_dim=8, **EAGER), **MIXTURE
     ),
-    "hy-v3": Family(
-        new("HYV3ForCausalLM", **GROUPED, **EXPERTS, head_dim=8),
-        **MIXTURE,
-        narrow=True,
-    ),
+    "hy-v3": Family(new("HYV3ForCausalLM", **GROUPED, **EXPERTS, head_dim=8), **MIXTURE, narrow=True),
     "hyperclovax": Family(
-        new("HyperCLOVAXForCausalLM", **GROUPED, head_dim=8),
-        **LLAMA | SANDWICH | {"branch_norm": "post_norm1"},
+        new("HyperCLOVAXForCausalLM", **GROUPED, head_dim=8), **LLAMA | SANDWICH | {"branch_norm": "post_norm1"}
     ),
     "jais2": Family(new("Jais2ForCausalLM", **GROUPED, head_dim=8), **LLAMA),
     "kolibri1": Family(
@@ -239,8 +221,7 @@ FURTHER_DECODERS = {
         **also("sliding window", "mixture of experts") | SANDWICH | {"branch_norm": "post_self_attn_layernorm"},
     ),
     "mellum": Family(
-        new("MellumForCausalLM", **ALTERNATING, **EXPERTS, head_dim=8),
-        **also("sliding window", "mixture of experts"),
+        new("MellumForCausalLM", **ALTERNATING, **EXPERTS, head_dim=8), **also("sliding window", "mixture of experts")
     ),
     "mimo-v2-flash": Family(
         new(
@@ -266,8 +247,7 @@ FURTHER_DECODERS = {
     "nanochat": Family(new("NanoChatForCausalLM", **GROUPED), **LLAMA),
     "qwen3-vl-text": Family(new("Qwen3VLTextModel", **GROUPED, head_dim=8), **BARE),
     "qwen3-vl-moe-text": Family(
-        new("Qwen3VLMoeTextModel", **GROUPED, **EXPERTS, head_dim=8),
-        **MIXTURE | {"layer": "layers.{}"},
+        new("Qwen3VLMoeTextModel", **GROUPED, **EXPERTS, head_dim=8), **MIXTURE | {"layer": "layers.{}"}
     ),
     "solar-open": Family(new("SolarOpenForCausalLM", **GROUPED, **ROUTED, head_dim=8), **MIXTURE),
     "vaultgemma": Family(

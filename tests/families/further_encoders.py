@@ -29,10 +29,7 @@ FURTHER_ENCODERS = {
     "tapas": Family(new("TapasModel", **TEXT), **BERT),
     "visual-bert": Family(new("VisualBertModel", **TEXT, visual_embedding_dim=16), **BERT),
     "esmc": Family(
-        new("EsmcModel", **TEXT),
-        **NOMIC,
-        branch_factor="1/scaling_factor",
-        special=("residual multiplier",),
+        new("EsmcModel", **TEXT), **NOMIC, branch_factor="1/scaling_factor", special=("residual multiplier",)
     ),
     "roc-bert": Family(
         new(

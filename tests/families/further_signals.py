@@ -34,8 +34,7 @@ FURTHER_VISION = {
         **VIT | LAMBDA | {"layer": "encoder.layer.{}", "projection": "attention.projection_layer"},
     ),
     "qianfan-ocr-vision": Family(
-        new("QianfanOCRVisionModel", **IMAGE),
-        **VIT | LAMBDA | {"projection": "attention.projection_layer"},
+        new("QianfanOCRVisionModel", **IMAGE), **VIT | LAMBDA | {"projection": "attention.projection_layer"}
     ),
     "pixio": Family(new("PixioModel", **IMAGE), **VIT),
     "pixtral-vision": Family(
@@ -61,10 +60,7 @@ FURTHER_VISION = {
     ),
 }
 FURTHER_AUDIO = {
-    "data2vec-audio": Family(
-        new("Data2VecAudioModel", **SOUND, conv_pos_kernel_size=3),
-        **WAV2VEC2,
-    ),
+    "data2vec-audio": Family(new("Data2VecAudioModel", **SOUND, conv_pos_kernel_size=3), **WAV2VEC2),
     "hubert": Family(new("HubertModel", **SOUND), **WAV2VEC2),
     "wav2vec2": Family(new("Wav2Vec2Model", **SOUND), **WAV2VEC2),
     "wav2vec2-large": Family(

@@ -164,19 +164,13 @@ VISION_LANGUAGE = {
         **POOLED,
     ),
     "blip-2": VisionLanguage(
-        Family(blip2, **OPT | {"layer": "language_model.model.decoder.layers.{}"}),
-        BLIP_TOWER,
-        pictures(4),
+        Family(blip2, **OPT | {"layer": "language_model.model.decoder.layers.{}"}), BLIP_TOWER, pictures(4)
     ),
     "instruct-blip": VisionLanguage(
-        Family(instruct_blip, **OPT | {"layer": "language_model.model.decoder.layers.{}"}),
-        BLIP_TOWER,
-        questions,
+        Family(instruct_blip, **OPT | {"layer": "language_model.model.decoder.layers.{}"}), BLIP_TOWER, questions
     ),
     "blip": VisionLanguage(
-        Family(blip, **BERT | {"layer": "text_decoder.bert.encoder.layer.{}"}, causal=True),
-        BLIP_TOWER,
-        pairs,
+        Family(blip, **BERT | {"layer": "text_decoder.bert.encoder.layer.{}"}, causal=True), BLIP_TOWER, pairs
     ),
     "aimv2": VisionLanguage(
         Family(

@@ -54,8 +54,7 @@ LLAMAS = {
     "mixtral": Family(new("MixtralForCausalLM", **GROUPED, **LOCAL_EXPERTS), **MIXTURE),
     "qwen2": Family(new("Qwen2ForCausalLM", **GROUPED), **LLAMA),
     "qwen2-moe": Family(
-        new("Qwen2MoeForCausalLM", **GROUPED, **EXPERTS, shared_expert_intermediate_size=24),
-        **MIXTURE,
+        new("Qwen2MoeForCausalLM", **GROUPED, **EXPERTS, shared_expert_intermediate_size=24), **MIXTURE
     ),
     "qwen3": Family(new("Qwen3ForCausalLM", **GROUPED, head_dim=12), **LLAMA),
     "qwen3-moe": Family(new("Qwen3MoeForCausalLM", **WIDE, **EXPERTS), **MIXTURE),
@@ -64,10 +63,7 @@ LLAMAS = {
         new("Gemma2ForCausalLM", **GEMMA, attn_logit_softcapping=1.0),
         **also("sliding window", "soft-capping") | SANDWICH | {"gain_offset": 1.0},
     ),
-    "gemma3": Family(
-        new("Gemma3ForCausalLM", **GEMMA),
-        **also("sliding window") | SANDWICH | {"gain_offset": 1.0},
-    ),
+    "gemma3": Family(new("Gemma3ForCausalLM", **GEMMA), **also("sliding window") | SANDWICH | {"gain_offset": 1.0}),
     "phi3": Family(
         new("Phi3ForCausalLM", **WINDOWED),
         **also("sliding window") | {"value": "self_attn.qkv_proj", "values": last(16)},
@@ -78,14 +74,10 @@ LLAMAS = {
     "olmo3": Family(new("Olmo3ForCausalLM", **ALTERNATING), **also("sliding window") | ON_OUTPUT),
     "olmoe": Family(new("OlmoeForCausalLM", **GROUPED, **FEW_EXPERTS), **MIXTURE),
     "cohere": Family(new("CohereForCausalLM", **GROUPED), **LLAMA | {"style": "parallel"}),
-    "cohere2": Family(
-        new("Cohere2ForCausalLM", **ALTERNATING),
-        **also("sliding window") | {"style": "parallel"},
-    ),
+    "cohere2": Family(new("Cohere2ForCausalLM", **ALTERNATING), **also("sliding window") | {"style": "parallel"}),
     "stablelm": Family(new("StableLmForCausalLM", **GROUPED), **LLAMA),
     "stablelm-parallel": Family(
-        new("StableLmForCausalLM", **GROUPED, use_parallel_residual=True),
-        **LLAMA | {"style": "parallel"},
+        new("StableLmForCausalLM", **GROUPED, use_parallel_residual=True), **LLAMA | {"style": "parallel"}
     ),
     "starcoder2": Family(new("Starcoder2ForCausalLM", **WINDOWED), **also("sliding window")),
     "granite": Family(
@@ -100,13 +92,11 @@ LLAMAS = {
     ),
     "nemotron": Family(new("NemotronForCausalLM", **GROUPED), **LLAMA),
     "smollm3": Family(
-        new("SmolLM3ForCausalLM", **GROUPED, no_rope_layers=[1, 0]),
-        **LLAMA | {"positions": "rotary in some layers"},
+        new("SmolLM3ForCausalLM", **GROUPED, no_rope_layers=[1, 0]), **LLAMA | {"positions": "rotary in some layers"}
     ),
     "glm": Family(new("GlmForCausalLM", **GROUPED, head_dim=8), **LLAMA),
     "glm4": Family(
-        new("Glm4ForCausalLM", **GROUPED, head_dim=8),
-        **LLAMA | SANDWICH | {"branch_norm": "post_self_attn_layernorm"},
+        new("Glm4ForCausalLM", **GROUPED, head_dim=8), **LLAMA | SANDWICH | {"branch_norm": "post_self_attn_layernorm"}
     ),
     "exaone4": Family(new("Exaone4ForCausalLM", **ALTERNATING), **also("sliding window") | ON_OUTPUT),
     "apertus": Family(new("ApertusForCausalLM", **GROUPED), **LLAMA),
@@ -114,8 +104,7 @@ LLAMAS = {
     "ernie4-5": Family(new("Ernie4_5ForCausalLM", **GROUPED, head_dim=12), **LLAMA),
     "seed-oss": Family(new("SeedOssForCausalLM", **GROUPED, head_dim=12), **LLAMA),
     "llama4": Family(
-        new("Llama4ForCausalLM", **GROUPED, head_dim=8, intermediate_size_mlp=48, **LOCAL_EXPERTS),
-        **MIXTURE,
+        new("Llama4ForCausalLM", **GROUPED, head_dim=8, intermediate_size_mlp=48, **LOCAL_EXPERTS), **MIXTURE
     ),
     "deepseek-v2": Family(new("DeepseekV2ForCausalLM", **LATENT), **MLA),
     "deepseek-v3": Family(new("DeepseekV3ForCausalLM", **LATENT), **MLA),

@@ -39,9 +39,7 @@ def llava() -> nn.Module:
 def vip_llava() -> nn.Module:
     return hf.VipLlavaForConditionalGeneration(
         hf.VipLlavaConfig(
-            vision_config=clip_vision(),
-            text_config=llama(),
-            **TOKEN | {"vision_feature_layers": [-2, -1]},
+            vision_config=clip_vision(), text_config=llama(), **TOKEN | {"vision_feature_layers": [-2, -1]}
         )
     )
 
@@ -93,13 +91,7 @@ def qwen(model: Any, config: Any, **changes: Any) -> Callable[[], nn.Module]:
 
 def idefics3(model: Any, config: Any, vision: Any) -> Callable[[], nn.Module]:
     return lambda: model(
-        config(
-            vision_config=vision(**IMAGE),
-            text_config=llama(),
-            **TOKEN,
-            scale_factor=2,
-            pad_token_id=0,
-        )
+        config(vision_config=vision(**IMAGE), text_config=llama(), **TOKEN, scale_factor=2, pad_token_id=0)
     )
 
 
@@ -108,12 +100,7 @@ def internvl() -> nn.Module:
         **IMAGE | {"image_size": [16, 16], "patch_size": [4, 4], "layer_scale_init_value": 0.5}
     )
     return hf.InternVLForConditionalGeneration(
-        hf.InternVLConfig(
-            vision_config=vision,
-            text_config=hf.Qwen2Config(**GROUPED),
-            **TOKEN,
-            downsample_ratio=0.5,
-        )
+        hf.InternVLConfig(vision_config=vision, text_config=hf.Qwen2Config(**GROUPED), **TOKEN, downsample_ratio=0.5)
     )
 
 

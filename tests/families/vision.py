@@ -24,11 +24,7 @@ VIT: dict[str, Any] = {
     "single": True,
 }
 LAMBDA = {"branch_factor": "lambda_1", "special": ("layer scale",)}
-DINO = VIT | {
-    "layer": "encoder.layer.{}",
-    "branch_factor": "layer_scale1.lambda1",
-    "special": ("layer scale",),
-}
+DINO = VIT | {"layer": "encoder.layer.{}", "branch_factor": "layer_scale1.lambda1", "special": ("layer scale",)}
 CLIP = VIT | {"layer": "encoder.layers.{}", "value": "self_attn.v_proj", "projection": "self_attn.out_proj"}
 CLIP_TEXT = CLIP | {"signal": ()}
 
@@ -37,8 +33,7 @@ VISION = {
     "deit": Family(new("DeiTModel", **IMAGE), **VIT),
     "ijepa": Family(new("IJepaModel", **IMAGE), **VIT),
     "beit": Family(
-        new("BeitModel", **SCALED, use_relative_position_bias=True),
-        **VIT | LAMBDA | {"positions": "relative"},
+        new("BeitModel", **SCALED, use_relative_position_bias=True), **VIT | LAMBDA | {"positions": "relative"}
     ),
     "data2vec-vision": Family(
         new("Data2VecVisionModel", **SCALED, **EAGER, use_shared_relative_position_bias=True),
@@ -63,8 +58,7 @@ VISION = {
     "siglip-vision": Family(new("SiglipVisionModel", **IMAGE), **CLIP),
     "siglip-text": Family(new("SiglipTextModel", **TEXT), **CLIP_TEXT),
     "aimv2-vision": Family(
-        new("Aimv2VisionModel", **IMAGE),
-        **CLIP | {"value": "attention.v_proj", "projection": "attention.out_proj"},
+        new("Aimv2VisionModel", **IMAGE), **CLIP | {"value": "attention.v_proj", "projection": "attention.out_proj"}
     ),
     "blip-vision": Family(
         new("BlipVisionModel", **IMAGE, initializer_range=0.02),
@@ -73,10 +67,6 @@ VISION = {
     "dpt": Family(
         new("DPTModel", **IMAGE),
         **VIT
-        | {
-            "layer": "encoder.layer.{}",
-            "value": "attention.attention.value",
-            "projection": "attention.output.dense",
-        },
+        | {"layer": "encoder.layer.{}", "value": "attention.attention.value", "projection": "attention.output.dense"},
     ),
 }

@@ -61,14 +61,8 @@ GATES: dict[str, tuple[Between, Callable[[Layer, Tensor, Tensor], Tensor]]] = {
         lambda layer, read, context: context * layer.gate(read).sigmoid(),
         lambda layer, read, _: layer.gate(read).sigmoid(),
     ),
-    "heads": (
-        lambda layer, read, context: context * by_head(layer, read),
-        lambda layer, read, _: by_head(layer, read),
-    ),
-    "rms norm": (
-        lambda layer, _, context: layer.rms(context),
-        lambda layer, _, context: over_sigma(layer, context),
-    ),
+    "heads": (lambda layer, read, context: context * by_head(layer, read), lambda layer, read, _: by_head(layer, read)),
+    "rms norm": (lambda layer, _, context: layer.rms(context), lambda layer, _, context: over_sigma(layer, context)),
     "both": (
         lambda layer, read, context: layer.rms(context) * layer.gate(read),
         lambda layer, read, context: over_sigma(layer, context) * layer.gate(read),

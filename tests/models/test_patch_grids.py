@@ -22,10 +22,7 @@ PLAIN = {
     "dinov3-vit with registers": (lambda: hf.DINOv3ViTModel(REGISTERS), "model.layer.0"),
     "metaclip-2": (lambda: hf.MetaClip2VisionModel(hf.MetaClip2VisionConfig(**IMAGE)), "encoder.layers.0"),
     "vit classifier": (lambda: hf.ViTForImageClassification(hf.ViTConfig(**IMAGE)), "vit.layers.0"),
-    "deit classifier": (
-        lambda: hf.DeiTForImageClassificationWithTeacher(hf.DeiTConfig(**IMAGE)),
-        "deit.layers.0",
-    ),
+    "deit classifier": (lambda: hf.DeiTForImageClassificationWithTeacher(hf.DeiTConfig(**IMAGE)), "deit.layers.0"),
     "clip classifier": (
         lambda: hf.CLIPForImageClassification(hf.CLIPConfig(vision_config=IMAGE)),
         "vision_model.encoder.layers.0",
