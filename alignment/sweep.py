@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from statistics import correlation, fmean, pstdev
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 AttentionMethod = Literal["norm", "weights"]
 Method = AttentionMethod | GradientKind
+ATTENTION: tuple[AttentionMethod, ...] = get_args(AttentionMethod)
 AUTO, AUTO_HEAD = "auto", "auto, one head"
 
 
@@ -104,33 +105,6 @@ class NormCorrelation(NamedTuple):
     pearson: float
 
 
-@dataclass
-class AllMaps:
-    """Piece maps of all norms and weights from one forward pass: every layer, heads together and one by one."""
-
-    meter: NormMeter
-    labels: Sequence[tuple[AttentionMethod, int, int | None]] = ()
-
-    def __call__(self, batch: TeacherForcedBatch) -> Tensor:
-        """(B, 2L + 2LH, T, S)."""
-        cross = self.meter.measure(
-            batch.inputs, scopes=["attn"], weights=True, per_head=True, head_norms=True, stacks=["cross"]
-        )["cross"]
-        norms: Tensor = cross.norms["attn"]
-        weights: Any = cross.weights
-        head_norms: Any = cross.head_norms
-        _, layers, heads, _, _ = weights.shape
-        together: list[int | None] = [None]
-        self.labels = [
-            (method, layer, head)
-            for every in (together, list(range(heads)))
-            for method in get_args(AttentionMethod)
-            for layer in range(layers)
-            for head in every
-        ]
-        return torch.cat([norms, weights.mean(2), head_norms.flatten(1, 2), weights.flatten(1, 2)], dim=1)
-
-
 def sweep(
     model: nn.Module,
     tokenizer: TranslationTokenizer,
@@ -185,7 +159,7 @@ def sweep(
         for rule in (AUTO, AUTO_HEAD)
         for recipe in RECIPES
         if recipe != "paper"
-        for method in get_args(AttentionMethod)
+        for method in ATTENTION
     ]
     metric = AER([corpus.gold])
     results = {}
@@ -206,10 +180,30 @@ def attention_word_maps(
     max_tokens: int = 4096,
 ) -> dict[tuple[Method, Choice], list[WordMap]]:
     """Compute each pair's word maps of norms and weights at every place, (T, S + 1) in float64, in one forward pass."""
-    everything = AllMaps(NormMeter(without_head(model)))
+    meter = NormMeter(without_head(model))
+    labels: list[tuple[AttentionMethod, int, int | None]] = []
+
+    def every_map(batch: TeacherForcedBatch) -> Tensor:
+        """(B, 2L + 2LH, T, S): norms and weights of every layer, of all heads together and then of each."""
+        cross = meter.measure(
+            batch.inputs, scopes=["attn"], weights=True, per_head=True, head_norms=True, stacks=["cross"]
+        )["cross"]
+        weights, head_norms = cast(Tensor, cross.weights), cast(Tensor, cross.head_norms)
+        _, layers, heads, _, _ = weights.shape
+        together: list[int | None] = [None]
+        labels[:] = [
+            (method, layer, head)
+            for places in (together, range(heads))
+            for method in ATTENTION
+            for layer in range(layers)
+            for head in places
+        ]
+        maps = [cross.norms["attn"], weights.mean(2), head_norms.flatten(1, 2), weights.flatten(1, 2)]
+        return torch.cat(maps, dim=1)
+
     maps = dict[tuple[Method, Choice], list[WordMap]]()
-    for setting, number, stack in _stacks(model, tokenizer, pairs, everything, max_tokens):
-        method, layer, head = everything.labels[number]
+    for setting, number, stack in _stacks(model, tokenizer, pairs, every_map, max_tokens):
+        method, layer, head = labels[number]
         maps[method, Choice(setting, layer, head)] = stack
     return maps
 
@@ -253,7 +247,6 @@ TITLES: Mapping[Method, str] = {
     "saliency": "saliency",
     "gradient_x_input": "gradient × input",
 }
-ATTENTION: tuple[AttentionMethod, ...] = get_args(AttentionMethod)
 SIGNIFICANT = 0.05
 
 

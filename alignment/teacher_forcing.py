@@ -210,14 +210,9 @@ def _fairseq_inputs(_: Any, source: list[list[int]], labels: Tensor) -> dict[str
     }
 
 
-def _fairseq_limits(model: Any) -> tuple[int | None, int | None]:
-    source, target = model.max_positions()
-    return source, target
-
-
 _FAMILIES = (
     _Family(("input_ids", "attention_mask", "decoder_input_ids"), _huggingface_inputs, _huggingface_limits),
-    _Family(("src_tokens", "src_lengths", "prev_output_tokens"), _fairseq_inputs, _fairseq_limits),
+    _Family(("src_tokens", "src_lengths", "prev_output_tokens"), _fairseq_inputs, lambda model: model.max_positions()),
 )
 
 

@@ -3,9 +3,9 @@
 import html
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from io import BytesIO
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from alignment.commands import aligners, models
 from alignment.commands.aligners import AlignerOptions
@@ -179,20 +179,18 @@ def _read(block: Block) -> dict[int, _Line | InvalidInputError]:
 
 def _parsed(texts: Sequence[str], number: int, block: Block) -> _Line | InvalidInputError:
     """Parse the source of a line and, if they are given, its translation and links."""
-    part = iter(block.parts)
-    try:
-        name = next(part).source
-        line = _Line(parse_markup(texts[0]))
-        if len(texts) > 1:
-            name = next(part).source
-            check_plain(texts[1])
-            line = replace(line, target=texts[1])
-        if len(texts) > 2:
-            name = next(part).source
-            line = replace(line, links=parse_pharaoh(texts[2]))
-    except InvalidInputError as error:
-        return error_at(name, number, str(error))
-    return line
+    values: list[Any] = []
+    for text, part, parse in zip(texts, block.parts, (parse_markup, _plain, parse_pharaoh), strict=False):
+        try:
+            values.append(parse(text))
+        except InvalidInputError as error:
+            return error_at(part.source, number, str(error))
+    return _Line(*values)
+
+
+def _plain(text: str) -> str:
+    check_plain(text)
+    return text
 
 
 def _by_given_links(lines: Mapping[int, _Line]) -> _Answers:
