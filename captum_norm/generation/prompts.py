@@ -32,20 +32,11 @@ _BETWEEN: Mapping[str, re.Pattern[str]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt in tokens.
-
-    Attributes:
-        ids: the N token ids.
-        text: the text that was tokenized; None if ids were given.
-        offsets: the characters of each token in the text, (0, 0) for a special token; None if the tokenizer does not
-            tell.
-        messages: of a conversation, the characters of each turn's content.
-        roles: their roles.
-    """
+    """A prompt in tokens; of a conversation with the characters and the role of each turn's content."""
 
     ids: list[int]
-    text: str | None = None
-    offsets: Sequence[Span] | None = None
+    text: str | None = None  # None if ids were given
+    offsets: Sequence[Span] | None = None  # of each token in the text, (0, 0) if special; None if not known
     messages: Sequence[Span] = ()
     roles: Sequence[str] = ()
 
@@ -207,10 +198,8 @@ def _rendered(messages: Sequence[Message], tokenizer: Any) -> str:
 
 
 def _turns(messages: Sequence[Message], text: str, tokenizer: Any) -> list[Span]:
-    """Find the content of each turn in the rendered text, between what the template puts around marks in its place.
-
-    The words of a turn may be the template's own, such as ``user``.
-    """
+    """Find the content of each turn in the rendered text, between what the template puts around marks in its place."""
+    # The words of a turn may be the template's own, such as "user".
     marked = [{**message, "content": f"\ue000{index}\ue001"} for index, message in enumerate(messages)]
     first, *frame = re.split("\ue000(\\d+)\ue001", _rendered(marked, tokenizer))
     order, behind = frame[::2], frame[1::2]
@@ -232,15 +221,7 @@ def _turns(messages: Sequence[Message], text: str, tokenizer: Any) -> list[Span]
 
 
 def segments_of(prompt: Prompt, segmentation: Segmentation) -> tuple[Sequence[str], Sequence[int]]:
-    """Group the tokens of a prompt: the text of each group, or the role of a turn, and each token's group, −1 for none.
-
-    A token at a border belongs to the group that has its first character.
-
-    Example:
-        >>> prompt = Prompt([5, 6, 7], "A man. He", offsets=[(0, 1), (1, 6), (6, 9)])
-        >>> segments_of(prompt, "sentence")
-        (['A man.', 'He'], [0, 0, 1])
-    """
+    """Return the text of each segment, or the role of a turn, and the segment of each token, −1 for none."""
     if prompt.text is None or prompt.offsets is None:
         raise InvalidInputError(
             "got segments=, but the tokens' characters are not known: pass the prompt as a text, with a fast tokenizer"

@@ -43,12 +43,7 @@ _CONES_TO_RGB = np.array(
 
 
 def color_of(share: float) -> Rgb:
-    """Return the colour of a share of the largest absolute score, between -1 and 1; clipped outside.
-
-    Example:
-        >>> sum(color_of(0.1)) > sum(color_of(0.9)), color_of(-0.5) == color_of(0.5)
-        (True, False)
-    """
+    """Return the colour of a share of the largest absolute score, between -1 and 1; clipped outside."""
     red, green, blue = color_table(below=share < 0)[round(min(abs(share), 1.0) * (STEPS - 1))].tolist()
     return red, green, blue
 

@@ -99,16 +99,17 @@ class Scores:
         method: the method's name, as on the command line.
         unit: what the scores are.
         values: (K,), any array or tensor.
-        signed: whether scores below zero mean something, and are shown in the other colour.
+        signed: whether scores below zero mean something, and are shown in the other colour; None: whether there are
+            some.
     """
 
     method: str
     unit: str
     values: Any
-    signed: bool = False
+    signed: bool | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", _finite(self.values, (1,), f"the scores of {self.method}"))
+        _set_values(self, (1,), f"the scores of {self.method}")
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class Maps:
         layers: the numbers of the L layers, from 0; ascending.
         stack: the layers' stack. Maps of no single layer, which need one number all the same: ``"answer"``, what an
             answer rests on, and ``"links"``, what links were read from.
-        signed: whether entries below zero mean something.
+        signed: whether entries below zero mean something; None: whether there are some.
         residual: whether the residual connection is part of the entries; if not, their rollout gives it as much as
             attention. None: the layers have no rollout.
     """
@@ -135,11 +136,11 @@ class Maps:
     values: Any
     layers: Sequence[int]
     stack: Stack = "encoder"
-    signed: bool = False
+    signed: bool | None = None
     residual: bool | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", _finite(self.values, (3, 4), f"the maps of {self.method}"))
+        _set_values(self, (3, 4), f"the maps of {self.method}")
         _check_count("layers", self.layers, "layers of maps", len(self.values))
 
 
@@ -377,16 +378,16 @@ def _check_count(what: str, entries: Sequence[Any], of: str, count: int) -> None
         raise InvalidInputError(f"{len(entries)} {what} do not fit {count} {of}: give one for each")
 
 
-def _finite(values: Any, axes: tuple[int, ...], what: str) -> npt.NDArray[np.float32]:
-    """Convert to a finite array with one of these numbers of axes."""
-    if hasattr(values, "detach"):
-        values = values.detach().float().cpu()
+def _set_values(data: Scores | Maps, axes: tuple[int, ...], what: str) -> None:
+    """Convert the values to a finite array with one of these numbers of axes, and note whether some are negative."""
+    values = data.values.detach().float().cpu() if hasattr(data.values, "detach") else data.values
     array = np.asarray(values, dtype=np.float32)
     if array.ndim not in axes:
         raise InvalidInputError(f"{what} have the shape {tuple(array.shape)}; give {' or '.join(map(str, axes))} axes")
     if not np.isfinite(array).all():
         raise InvalidInputError(f"{what} are not all finite; a page shows finite numbers only")
-    return array
+    object.__setattr__(data, "values", array)
+    object.__setattr__(data, "signed", bool((array < 0).any()) if data.signed is None else data.signed)
 
 
 def render(page: Page) -> str:

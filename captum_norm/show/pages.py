@@ -117,15 +117,14 @@ def _text_example(explanations: Sequence[Explanation]) -> Example:
             raise InvalidInputError("got explanations with different tokens; a page compares methods of one model")
         scopes = {other.scope for other in explanations if other.method == explanation.method}
         name = f"{explanation.method} ({explanation.scope})" if len(scopes) > 1 else explanation.method
-        values, squares = explanation.scores[0], explanation.squares
-        scores.setdefault(name, Scores(name, explanation.unit, values, _is_signed(values)))
+        squares = explanation.squares
+        scores.setdefault(name, Scores(name, explanation.unit, explanation.scores[0]))
         if squares is not None and explanation.maps is not None:
             stack: Stack = "encoder" if explanation.maps.decoder is None else "decoder"
             # The rollout of weights is usual.
             rolled = explanation.aggregation == "rollout" or explanation.method == "weights"
             residual = explanation.scope != "attn" if rolled and explanation.method not in _NO_ROLLOUT else None
-            layers, signed = list(explanation.layers), _is_signed(squares)
-            maps.append(Maps(name, explanation.map_unit, squares[0], layers, stack, signed, residual))
+            maps.append(Maps(name, explanation.map_unit, squares[0], explanation.layers, stack, residual=residual))
     return Example(
         title=_beginning(first),
         inputs=tokens_of(first.words_of_tokens[0]),
@@ -161,10 +160,6 @@ def _beginning(explanation: Explanation) -> str:
     return shortened(" ".join(explanation.texts[0].split()), _TITLE)
 
 
-def _is_signed(values: Tensor) -> bool:
-    return bool((values < 0).any())
-
-
 def render_answer(result: GenerationResult) -> str:
     """Render what an answer rests on as one page: the input, coloured for each token of the answer, and segments.
 
@@ -191,7 +186,7 @@ def answer_page(result: GenerationResult) -> Page:
     """Collect what an answer rests on; see :func:`render_answer`."""
     method, unit = result.explained.method, result.explained.unit
     scores, rows, segments, graph = result.seq_attr, result.token_attr, result.segment_attr, result.graph
-    signed = any(values is not None and _is_signed(values) for values in (scores, rows, segments))
+    signed = any(values is not None and bool((values < 0).any()) for values in (scores, rows, segments))
     shown = None
     if graph is not None:
         # The last output is at the last input, whatever comes before its stack.
@@ -239,7 +234,7 @@ def _stack_examples(stacks: Sequence[MapStack]) -> list[Example]:
                 # A page has every layer once, in the model's order.
                 place = {layer: index for index, layer in enumerate(stack.layers)}
                 values = stack.of(example)[[place[layer] for layer in sorted(place)]]
-                maps.append(Maps(stack.name, stack.unit, values, sorted(place), signed=_is_signed(values)))
+                maps.append(Maps(stack.name, stack.unit, values, sorted(place)))
             examples.append(Example(title, columns, None if columns.texts == rows.texts else rows, maps=maps))
     return examples
 
@@ -297,8 +292,8 @@ def render_patches(
             Example(
                 f"example {number}",
                 Tokens(_patch_names(of_example, len(values), None if texts is None else texts[number])),
-                scores=[Scores(method, unit, values, _is_signed(values))],
-                maps=[Maps(method, "entry", stack, range(len(stack)), signed=_is_signed(stack)) for stack in stacks],
+                scores=[Scores(method, unit, values)],
+                maps=[Maps(method, "entry", stack, range(len(stack))) for stack in stacks],
                 pictures=[Picture(_png(pictures[patch.picture]), patch.positions.tolist()) for patch in of_example],
             )
         )
@@ -380,10 +375,7 @@ def _compared_example(comparison: Comparison, example: int) -> Example:
         shortened(" ".join(tokens), _TITLE),
         tokens_of(words_of_tokens(tokens)),
         facts={"explained": example_title(comparison, example)},
-        scores=[
-            Scores(name, "score", row, signed=any(score < 0 for score in row))
-            for name, row in zip(comparison.ranking, rows, strict=True)
-        ],
+        scores=[Scores(name, "score", row) for name, row in zip(comparison.ranking, rows, strict=True)],
         counted=removable,
     )
 

@@ -25,12 +25,7 @@ Numbers = Any
 
 
 def printable(token: str) -> str:
-    r"""Spell out the unprintable characters of a token, and show an empty one as ∅.
-
-    Example:
-        >>> printable("a\x1b[31m"), printable("")
-        ('a\\x1b[31m', '∅')
-    """
+    """Spell out the unprintable characters of a token, and show an empty one as ∅."""
     return spelled_out(token) or "∅"
 
 
@@ -41,12 +36,7 @@ def shortened(token: str, width: int) -> str:
 
 
 def formatted(scores: Sequence[float]) -> list[str]:
-    """Format scores with the same number of decimals, which gives the largest one four significant digits.
-
-    Example:
-        >>> formatted([0.1234567, 0.01]), formatted([12.3456, 1.0])
-        (['0.1235', '0.0100'], ['12.35', '1.00'])
-    """
+    """Format scores with the same number of decimals, which gives the largest one four significant digits."""
     top = max(map(abs, scores), default=0.0)
     decimals = min(max(3 - math.floor(math.log10(top)), 0), 12) if top > 0 else 4
     return [f"{score:.{decimals}f}" for score in scores]
