@@ -340,17 +340,6 @@ def _segment_sums(scores: Tensor, numbers: Sequence[int], count: int) -> Tensor:
     return scores.new_zeros(count).index_add(0, segments[inside], scores[: len(segments)][inside])
 
 
-def _segment_norms(method: Any, inputs: Inputs, numbers: Sequence[int], last: int) -> Tensor:
-    """Score segments by the norms of their vectors' sum for the last outputs, averaged over layers, (G,)."""
-    ids = inputs["input_ids"]
-    segments = torch.tensor([[*numbers, *[-1] * (ids.shape[1] - len(numbers))]], device=ids.device)
-    translated = "decoder_input_ids" in inputs
-    stacks = ["cross"] if translated else None
-    maps = method.maps(dict(inputs), stacks=stacks, last=last, segments=segments, together=True)
-    stack: Tensor = maps.cross if translated else maps.self_attention
-    return stack[0, :, 0].mean(0).cpu()
-
-
 def answer_rows(
     method: Any,
     inputs: Inputs,
@@ -376,15 +365,28 @@ def answer_rows(
 
 
 def _span_row(method: Any, inputs: Inputs, last: int) -> Rows:
-    """Score inputs by the vectors that they give to the last tokens of an answer together, averaged over layers."""
-    translated = "decoder_input_ids" in inputs
-    parts = [
-        method.maps(dict(inputs), stacks=stacks, last=last, together=True)
-        for stacks in ([["cross"], ["decoder"]] if translated else [None])
-    ]
-    stacks = [parts[0].cross, parts[1].decoder] if translated else [parts[0].self_attention]
-    deltas = [part.convergence_delta.amax(1) for part in parts if part.convergence_delta is not None]
-    return torch.cat([stack.mean(1)[0] for stack in stacks], -1), torch.stack(deltas).amax(0) if deltas else None
+    """Score inputs by the vectors that they give to the last tokens of an answer together."""
+    stacks = ("cross", "decoder") if "decoder_input_ids" in inputs else (None,)
+    parts = [_added_vectors(method, inputs, stack, last) for stack in stacks]
+    deltas = [delta for _, delta in parts if delta is not None]
+    return torch.cat([scores for scores, _ in parts], -1), torch.stack(deltas).amax(0) if deltas else None
+
+
+def _segment_norms(method: Any, inputs: Inputs, numbers: Sequence[int], last: int) -> Tensor:
+    """Score segments by the vectors that their tokens together give to the last tokens, (G,)."""
+    ids = inputs["input_ids"]
+    segments = torch.tensor([[*numbers, *[-1] * (ids.shape[1] - len(numbers))]], device=ids.device)
+    stack = "cross" if "decoder_input_ids" in inputs else None
+    scores, _ = _added_vectors(method, inputs, stack, last, segments)
+    return scores[0].cpu()
+
+
+def _added_vectors(method: Any, inputs: Inputs, stack: str | None, last: int, segments: Tensor | None = None) -> Rows:
+    """Return the norms of the vectors that the last tokens receive, added up, as a mean over layers, (1, K)."""
+    stacks = None if stack is None else [stack]
+    maps = method.maps(dict(inputs), stacks=stacks, last=last, segments=segments, together=True)
+    layers = maps.self_attention if stack is None else getattr(maps, stack)
+    return layers.mean(1)[0], None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
 
 
 def _logit_rows(

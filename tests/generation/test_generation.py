@@ -255,13 +255,9 @@ def test_what_a_template_adds_has_no_score_unless_it_is_kept() -> None:
     assert torch.equal(result.seq_attr[~template], kept.seq_attr[~template])
 
 
-@pytest.mark.parametrize("name", ["weights", "alti", "decompx", "alti-logit", "input × gradient"])
+@pytest.mark.parametrize("name", ["weights", "alti", "decompx", "alti-logit"])
 def test_an_encoder_decoder_rests_on_its_source_and_its_own_prefix(name: str) -> None:
     model = t5()
-    if name == "input × gradient":
-        with pytest.raises(UnsupportedModelError):
-            TokenAttribution(model, InputXGradient)
-        return
     method = AttentionWeights(model, aggregation="mean") if name == "weights" else (OF_STATES | OF_OUTPUTS)[name](model)
     answer = tokens_of_answer()
     result = GenerationAttribution(method, tokenizer()).attribute(PROMPT, torch.tensor(answer))

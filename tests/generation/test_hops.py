@@ -15,8 +15,9 @@ def test_importance_takes_all_walks(seed: int, hops: int) -> None:
     importance = torch.rand(size, dtype=torch.float64)
     step = torch.eye(size, dtype=torch.float64)
     step[first : first + count] = rows / rows.sum(1, keepdim=True)
-    expected = importance @ torch.linalg.matrix_power(step, hops)
+    expected, before = importance @ torch.linalg.matrix_power(step, hops), importance.clone()
     found = handed_on(importance, rows, first, hops)
+    assert torch.equal(importance, before)
     assert torch.allclose(found, expected, rtol=1e-12)
     assert torch.allclose(found.sum(), importance.sum(), rtol=1e-12)
     if hops > count:
@@ -27,9 +28,3 @@ def test_a_token_that_rests_on_nothing_keeps_what_it_has() -> None:
     rows = torch.tensor([[0.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
     found = handed_on(torch.tensor([0.0, 0.4, 0.6]), rows, 1, 1)
     assert torch.allclose(found, torch.tensor([0.3, 0.7, 0.0]))
-
-
-def test_the_arguments_are_unchanged() -> None:
-    importance = torch.tensor([0.2, 0.0, 0.8])
-    handed_on(importance, torch.tensor([[1.0, 3.0, 0.0]]), 2, 3)
-    assert importance.tolist() == torch.tensor([0.2, 0.0, 0.8]).tolist()

@@ -128,16 +128,8 @@ def test_one_scale_for_two_units_is_refused() -> None:
         draw_heatmaps(panels, ["a"], shared_scale=True)
 
 
-def landscape(height: int = 60, width: int = 80) -> Any:
-    """A picture that looks like a photo: a sun in a sky above hills, with a little noise."""
-    y, x = np.mgrid[0:height, 0:width] / height
-    sky = np.stack([0.45 + 0.3 * y, 0.65 + 0.2 * y, 0.95 - 0.1 * y], -1)
-    sun = np.exp(-((x - 1.0) ** 2 + (y - 0.25) ** 2) / 0.01)[..., None]
-    hills = y > 0.65 + 0.08 * np.sin(6 * x) + 0.04 * np.sin(17 * x)
-    picture = np.where(hills[..., None], np.stack([0.2 + 0 * y, 0.55 - 0.2 * y, 0.2 + 0 * y], -1), sky)
-    picture = picture * (1 - sun) + sun * np.array([1.0, 0.95, 0.7])
-    noise = np.random.default_rng(0).normal(0, 0.02, picture.shape)
-    return np.rint((picture + noise).clip(0, 1) * 255).astype(np.uint8)
+def picture_of(height: int = 60, width: int = 80) -> Any:
+    return np.random.default_rng(0).integers(0, 256, (height, width, 3)).astype(np.uint8)
 
 
 def heat_of(figure: Any) -> Any:
@@ -147,7 +139,7 @@ def heat_of(figure: Any) -> Any:
 
 
 def test_the_heat_map_lies_over_the_picture_patch_by_patch() -> None:
-    picture = landscape()
+    picture = picture_of()
     scores = torch.arange(12.0).reshape(3, 4)
     figure = draw_patches(picture, scores, unit="share", title="what the answer reads")
     axes: list[Any] = figure.axes
@@ -170,7 +162,7 @@ def test_the_heat_map_lies_over_the_picture_patch_by_patch() -> None:
 
 def test_negative_scores_have_a_scale_of_their_own() -> None:
     scores = torch.tensor([[-2.0, 0.0], [1.0, 4.0]])
-    heat = heat_of(draw_patches(landscape(), scores))
+    heat = heat_of(draw_patches(picture_of(), scores))
     colors = heat.cmap(heat.norm(scores.numpy()))[..., :3] * 255
     for place, share in (((0, 0), -0.5), ((1, 0), 0.25), ((1, 1), 1.0)):
         assert np.abs(colors[place] - color_of(share)).max() <= 2  # a step of the table
@@ -178,7 +170,7 @@ def test_negative_scores_have_a_scale_of_their_own() -> None:
 
 @pytest.mark.parametrize("form", ["tensor", "tensor of bytes", "rows first", "grey", "fractions"])
 def test_a_picture_may_come_in_any_form(form: str) -> None:
-    picture = landscape(6, 8)
+    picture = picture_of(6, 8)
     forms = {
         "tensor": torch.tensor(picture / 255).permute(2, 0, 1),
         "tensor of bytes": torch.tensor(picture).permute(2, 0, 1),
@@ -208,7 +200,7 @@ def test_what_is_no_picture_is_refused_in_a_sentence(picture: Any, scores: Any, 
 
 
 def test_scores_all_zero_are_drawn() -> None:
-    assert heat_of(draw_patches(landscape(), torch.zeros(2, 2))).norm.vmax == 1
+    assert heat_of(draw_patches(picture_of(), torch.zeros(2, 2))).norm.vmax == 1
 
 
 def test_panels_show_what_was_found() -> None:
