@@ -216,7 +216,9 @@ class Picture:
         """Check that the patches are a rectangle of indices of so many inputs."""
         inside = all(0 <= position < columns for row in self.positions for position in row)
         if not inside or len({len(row) for row in self.positions}) != 1:
-            raise InvalidInputError(f"the patches of a picture are no rectangle of indices among {columns} inputs")
+            raise InvalidInputError(
+                f"got patches of a picture that are no rectangle; expected rows of indices from 0 to {columns - 1}"
+            )
 
 
 @dataclass(frozen=True)

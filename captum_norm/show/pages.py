@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -62,7 +61,6 @@ _MOST_SHOWN = 1000
 _MOST_EXAMPLES = 20
 # Their maps are combined otherwise, or are rolled out already.
 _NO_ROLLOUT = ("attention-gradient", "rollout")
-_NOWHERE: Mapping[str, int] = MappingProxyType({})
 # The frame of the curves in a drawing of 200 × 120.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34.0, 194.0, 6.0, 100.0
 _LIGHT, _DARK = (
@@ -323,10 +321,9 @@ def _png(picture: Any) -> bytes:
     return buffer.getvalue()
 
 
-def flow_graph(
-    graph: FlowGraph, method: str = "information-flow", *, starts: Mapping[str, int] = _NOWHERE, first: int = 0
-) -> Graph:
+def flow_graph(graph: FlowGraph, method: str, *, starts: Mapping[str, int] | None = None, first: int = 0) -> Graph:
     """Put a graph of information flow on a page, whose stacks start at these inputs and whose first row is this one."""
+    starts = starts or {}
     index = {node: place for place, node in enumerate(graph.nodes)}
     return Graph(
         [(*node[:3], node.position + starts.get(node.stack, 0)) for node in graph.nodes],

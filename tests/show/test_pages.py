@@ -108,7 +108,7 @@ def test_edges_and_nodes_are_those_of_the_graph(model: tuple[nn.Module, Any]) ->
     (graph,) = InformationFlow(model[0]).graphs(
         model[1]("So it goes.", return_tensors="pt"), position=1, threshold=0.05
     )
-    shown = flow_graph(graph)
+    shown = flow_graph(graph, "information-flow")
     assert [tuple(node) for node in graph.nodes] == list(shown.nodes)
     assert [(row, graph.nodes[index]) for row, index in shown.outputs] == [(1, graph.output)]
     assert len(graph.edges) == len(shown.edges) > 10
