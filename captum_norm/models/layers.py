@@ -94,11 +94,11 @@ def on_excerpt(call: ModelCall, work: Callable[[ModelCall], Result]) -> Result:
 
 def stack_sizes(call: ModelCall) -> Sizes:
     """Return the sizes of a model's stacks of layers on an excerpt of these inputs, or of earlier ones."""
-    return on_excerpt(call, seen_stacks).sizes if call.known.sizes is None else call.known.sizes
+    return on_excerpt(call, seen_stacks)[0].sizes if call.known.sizes is None else call.known.sizes
 
 
-def seen_stacks(call: ModelCall, outputs: list[Any] | None = None) -> Stacks:
-    """Run a call, and return the stacks of layers that it went through; add its output to ``outputs``."""
+def seen_stacks(call: ModelCall) -> tuple[Stacks, Any]:
+    """Run a call; return the stacks of layers that it went through, and its output."""
     stacks = call.stacks()
 
     def attend(attention: AttentionCall) -> Tensor:
@@ -106,25 +106,21 @@ def seen_stacks(call: ModelCall, outputs: list[Any] | None = None) -> Stacks:
         return attention.output()
 
     with torch.no_grad(), call.attention_through(attend):
-        output = call.run()
-    if outputs is not None:
-        outputs.append(output)
-    return stacks
+        return stacks, call.run()
 
 
 def _expect_same_output(call: ModelCall) -> Stacks:
     """See a model's stacks; refuse a model that computes something else while observed, as by fused operations."""
-    outputs: list[Any] = []
     devices = {parameter.device for parameter in call.model.parameters() if parameter.device.type == "cuda"}
     # A model may draw random numbers, such as which patches it sees.
     with torch.random.fork_rng(devices):
-        stacks = seen_stacks(call, outputs)
+        stacks, output = seen_stacks(call)
     with torch.random.fork_rng(devices), torch.no_grad(), evaluating(call.model):
-        outputs.append(call.run())
-    observed, plain = (_real(first_tensor(output), call) for output in outputs)
+        again = call.run()
+    observed, plain = (_real(first_tensor(returned), call) for returned in (output, again))
     if observed is None or plain is None or observed.shape != plain.shape:
         return stacks
-    error, size = ((difference).float().norm() for difference in (observed - plain, plain))
+    error, size = (difference.float().norm() for difference in (observed - plain, plain))
     accepted = step_of(coarsest(torch.float32, plain.dtype)) ** 0.5  # half of the digits
     if error > accepted * size:
         raise UnsupportedModelError(

@@ -12,7 +12,7 @@ from torch import nn
 
 from captum_norm.checks import quoted, quoted_name
 from captum_norm.errors import InvalidInputError
-from captum_norm.text.lines import error_at, read_text
+from captum_norm.text.lines import read_text
 
 Style = Literal["post-norm", "pre-norm", "parallel", "sandwich", "norm-on-output"]
 Scope = Literal["attn", "attn_res", "attn_res_ln", "atb", "atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln"]
@@ -199,8 +199,6 @@ Described = TypeVar("Described", Layout, FeedForwardLayout)
 _FEED_FORWARD = "feed_forward"
 """The key of the table, inside that of a class in a file, that describes its feed-forward block."""
 
-_LONGEST_LINE = 2_000
-
 
 def register_layout(layer_class: str, layout: Layout) -> None:
     """Declare where the parts of a layer are, for layers whose structure is not found automatically.
@@ -285,13 +283,8 @@ def register_layouts(path: str | Path) -> tuple[str, ...]:
         ...     register_layouts(file.name)
         ('FiledLayer',)
     """
-    text = read_text(path)
-    # tomllib's memory for a key a.b.c… grows with the square of its parts.
-    for number, line in enumerate(text.split("\n"), 1):
-        if len(line) > _LONGEST_LINE:
-            raise error_at(path, number, f"got {len(line)} characters, expected at most {_LONGEST_LINE}")
     try:
-        tables = tomllib.loads(text)
+        tables = tomllib.loads(read_text(path))
     except (RecursionError, ValueError) as error:  # ValueError: also numbers of too many digits
         raise InvalidInputError(f"cannot read layouts from {path}: {error}") from error
     attention: dict[str, Layout] = {}

@@ -79,7 +79,7 @@ def test_encoder_decoders_are_chained() -> None:
     """As all families of the matrix are."""
     for name in ENCODER_DECODERS:
         call = bind_inputs(encoder_decoders.build(name), encoder_decoders.inputs(name)).excerpt(16)
-        assert mixing_layer(call, seen_stacks(call).queries) is None, name
+        assert mixing_layer(call, seen_stacks(call)[0].queries) is None, name
 
 
 class Convolved(nn.Module):
