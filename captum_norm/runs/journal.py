@@ -1,24 +1,19 @@
 """Stores the finished blocks of a run in a folder beside its output, so that a killed run can be resumed.
 
-The folder has ``job.json``, which describes the run, and a file for each block: ``block-N`` if it is finished,
-``half-N`` if not. Each has a checksum, a line of JSON with notes, then the content, and is written atomically. The
-checksum depends on block and job, so a file that was changed or belongs elsewhere is not used.
-
-A folder without a valid ``job.json`` is refused, neither emptied nor removed: it may belong to the user.
+The folder has ``job.json``, which describes the run, and a file for each block: ``block-N`` if it is finished, else
+``half-N``. Each is written atomically: a checksum, which depends on block and job, notes, then the content. A folder
+without a valid ``job.json`` is refused, neither emptied nor removed: it may belong to the user.
 """
 
 import errno
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from io import BytesIO
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
-from pathlib import Path
 from secrets import token_hex
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -36,8 +31,6 @@ SAVE_SECONDS = 5.0
 
 _FORMAT = 3
 _READ_AHEAD = 16
-_MOST_JOB = 1 << 20
-_MOST_LABEL = 64  # a checksum of 32 digits, a space, a size, a line feed
 _JOB, _LOCK, _STATUS = "job.json", "lock", "status.json"
 
 _BEFORE_JOB = re.compile(r"lock|\.job\.json\.[0-9a-f]+\.tmp")
@@ -91,7 +84,11 @@ class Journal:
                 self.check()
                 self._folder.make()
                 if isinstance(self._folder, Local):
-                    stack.enter_context(self._locked(self._folder.path))
+                    try:
+                        stack.enter_context(FileLock(self._folder.path / _LOCK, timeout=0))
+                    except Timeout as error:
+                        message = f"another run is writing {self._output}; wait for it or stop it"
+                        raise InvalidInputError(message) from error
                 names = self.check()
                 blocks = sum(name.startswith("block-") for name in names)
                 if not restart and (blocks or any(name.startswith("half-") for name in names)):
@@ -103,18 +100,6 @@ class Journal:
                     self._remove(lambda name: name not in (_JOB, _LOCK))
                     (self._folder / _JOB).write(_job_text(self.job))
             yield
-
-    @contextmanager
-    def _locked(self, folder: Path) -> Iterator[None]:
-        lock = FileLock(folder / _LOCK)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout as error:
-            raise InvalidInputError(f"another run is writing {self._output}; wait for it or stop it") from error
-        try:
-            yield
-        finally:
-            lock.release()
 
     @contextmanager
     def plainly(self) -> Iterator[None]:
@@ -232,7 +217,7 @@ class Journal:
     def read_status(self) -> Mapping[str, Any] | None:
         """Read how far a run is; None if there is no run, or it has not said so yet."""
         with self.plainly(), suppress(ValueError):
-            status = json.loads(self._text(_STATUS) or b"null")
+            status = json.loads(self._read(_STATUS) or b"null")
             return status if isinstance(status, dict) else None
         return None
 
@@ -253,17 +238,11 @@ class Journal:
             self._folder.remove(*names)
             before = names
 
-    def _open(self, name: str) -> BinaryIO | None:
-        """Open a file for reading; None if there is none."""
-        place = self._folder / name
+    def _read(self, name: str) -> bytes | None:
+        """Read a file; None if there is none."""
         with suppress(FileNotFoundError):
-            return place.open() if isinstance(place, Local) else BytesIO(place.read())
+            return (self._folder / name).read()
         return None
-
-    def _text(self, name: str) -> bytes | None:
-        """Read a small file; None if there is none."""
-        with self._open(name) or nullcontext() as file:
-            return None if file is None else file.read(_MOST_JOB)
 
     def _key(self, name: str) -> bytes:
         return hashlib.blake2b(_job_text(self.job) + name.encode()).digest()
@@ -276,24 +255,20 @@ class Journal:
 
     def _record(self, name: str) -> Record | None:
         """Read a record; None if there is none, or it is damaged, which is reported."""
-        with self.plainly(), self._open(name) or nullcontext() as file:
-            if file is None:
-                return None
-            label = file.readline(_MOST_LABEL)
-            # The size detects a truncated or overgrown file before it is read.
-            size = file.seek(0, os.SEEK_END) - len(label)
-            if label.endswith(f" {size}\n".encode()):
-                file.seek(len(label))
-                content = file.read(size)
-                if label == _label(content, self._key(name)):
-                    header, _, content = content.partition(b"\n")
-                    return Record(json.loads(header), content)
-        self.report(f"{self.folder}/{name} is damaged; its work is repeated")
-        return None
+        with self.plainly():
+            file = self._read(name)
+        if file is None:
+            return None
+        label, _, content = file.partition(b"\n")
+        if label + b"\n" != _label(content, self._key(name)):
+            self.report(f"{self.folder}/{name} is damaged; its work is repeated")
+            return None
+        notes, _, content = content.partition(b"\n")
+        return Record(json.loads(notes), content)
 
     def _read_job(self) -> Identity | None:
         """Read the job; None if there is none, InvalidInputError if it is damaged or has another format."""
-        content = self._text(_JOB)
+        content = self._read(_JOB)
         if content is None:
             return None
         try:

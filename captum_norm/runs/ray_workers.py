@@ -1,8 +1,4 @@
-"""Shares the blocks of a job among workers on Ray, on this machine or a cluster.
-
-The driver gives each worker a call at a time, and again to another if the worker dies. Workers share the memory of
-models' weights on each machine.
-"""
+"""Shares the blocks of a job among workers on Ray, which share the memory of models' weights on each machine."""
 
 import logging
 import math
@@ -16,7 +12,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -25,9 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.runs.blocks import Block
-from captum_norm.runs.job import Job, Parts, RayBackend, Step, Work, finish_block, finished_step
+from captum_norm.runs.job import Job, Monitor, Parts, RayBackend, Step, Work, finish_block, finished_step
 from captum_norm.runs.journal import Journal, Record
-from captum_norm.runs.monitor import Monitor
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
@@ -41,7 +36,6 @@ T = TypeVar("T")
 
 _POLL_SECONDS = 1.0
 _SCALE_SECONDS = 5.0
-_NODE_SECONDS = 20.0
 _CONNECT_SECONDS = 10.0
 _PATIENCE_SECONDS = 60.0
 _MOST_FAILED_STARTS = 3
@@ -50,11 +44,11 @@ _LEAST_BYTES = 1 << 16
 
 @dataclass(eq=False)
 class _Call:
-    """A call of a worker's method, and the nodes of workers that died of it, but for nodes known to be lost."""
+    """A call of a worker's method, and how many workers have died of it."""
 
     method: str
     arguments: tuple[Any, ...] = ()
-    deaths: list[str] = field(default_factory=list)
+    deaths: int = 0
 
     def __str__(self) -> str:
         if self.method != "work":
@@ -64,11 +58,11 @@ class _Call:
 
 
 class _WorkerHandle:
-    """The driver's record of a worker: actor, call in progress, and node, once it has loaded the job."""
+    """The driver's record of a worker: actor, call in progress, and whether it has loaded the job."""
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
-        self.node: str | None = None
+        self.ready = False
         self.start(_Call("prepare"))
 
     def start(self, call: _Call) -> None:
@@ -78,12 +72,7 @@ class _WorkerHandle:
 
 
 def run_on_ray(job: Job[Result], backend: RayBackend, journal: Journal, monitor: Monitor) -> Result:
-    """Run a job by workers on Ray; its journal is open.
-
-    Raises:
-        InvalidInputError: Ray is not installed or not reached, a worker cannot load the job, or a block kills its
-            workers.
-    """
+    """Run a job by workers on Ray; its journal is open."""
 
     def calls() -> Iterator[_Call]:
         for block in job.blocks():
@@ -121,14 +110,10 @@ class _Driver:
             self._ray.kill(worker.actor)
 
     def answers(self, calls: Iterable[_Call]) -> Iterator[tuple[_Call, Any]]:
-        """Let the workers do the calls, in any order; yield each with what it returned.
-
-        Raises:
-            InvalidInputError: one failed, or its workers died as often as they may.
-        """
+        """Let the workers do the calls, in any order; yield each with what it returned."""
         todo = iter(calls)
         more = True
-        while more or self._again or any(worker.call and worker.node for worker in self._workers):
+        while more or self._again or any(worker.call and worker.ready for worker in self._workers):
             self._scale()
             for worker in self._workers:
                 if worker.call is None and (more or self._again):
@@ -141,7 +126,7 @@ class _Driver:
             answered = self._ray.wait(list(working), timeout=_POLL_SECONDS)[0] if working else []
             for reference in answered:
                 yield from self._take(*working[reference])
-            self._monitor.workers = sum(worker.node is not None for worker in self._workers)
+            self._monitor.workers = sum(worker.ready for worker in self._workers)
             self._monitor.tick()
             self._say_if_waiting()
 
@@ -167,19 +152,19 @@ class _Driver:
             self._workers.remove(worker)
             self._ray.kill(worker.actor)
             self._scaled = -math.inf
-            yield from self._begin_again(call, worker.node, _reason(error))
+            yield from self._begin_again(call, _reason(error))
             return
         worker.call = None
         if isinstance(answer, Failure):
             raise InvalidInputError(answer.message)
         if call.method == "prepare":
-            worker.node, self._failed_starts = answer, 0
+            worker.ready, self._failed_starts = True, 0
         else:
             yield call, answer
 
-    def _begin_again(self, call: _Call, node: str | None, reason: str) -> Iterator[tuple[_Call, Any]]:
+    def _begin_again(self, call: _Call, reason: str) -> Iterator[tuple[_Call, Any]]:
         """Begin the call of a dead worker again, unless it was finished, or has killed as many workers as it may."""
-        if node is None:
+        if call.method == "prepare":
             self._failed_starts += 1
             self._monitor.retry("loading the job", reason)
             if self._failed_starts >= _MOST_FAILED_STARTS * (len(self._workers) + 1):
@@ -190,17 +175,14 @@ class _Driver:
             yield call, step
             return
         self._monitor.retry(str(call), reason)
-        call.deaths.append(node)
-        if len(call.deaths) > self._backend.retries:
-            # A lost node is no fault of the block.
-            call.deaths = [node for node in call.deaths if self._lives(node)]
-        if len(call.deaths) <= self._backend.retries:
+        call.deaths += 1
+        if call.deaths <= self._backend.retries:
             self._again.append(call)
         elif call.method == "work" and self._backend.skip_bad_blocks:
             yield call, self._set_aside(*call.arguments)
         else:
             advice = "; set such blocks aside with --skip-bad-blocks (skip_bad_blocks=True)" * (call.method == "work")
-            raise InvalidInputError(f"{call} killed {len(call.deaths)} workers ({reason}){advice}")
+            raise InvalidInputError(f"{call} killed {call.deaths} workers ({reason}){advice}")
 
     def _set_aside(self, block: Block) -> Step:
         record = self._job.set_aside(block)
@@ -225,16 +207,6 @@ class _Driver:
             )
             self._workers.append(_WorkerHandle(actor_class.remote(*self._arguments)))
 
-    def _lives(self, node: str) -> bool:
-        """Whether a node answers: Ray itself notices seconds later that one is lost."""
-        here = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-        ping = self._ray.remote(lambda: None).options(num_cpus=0, scheduling_strategy=here, max_retries=0)
-        try:
-            self._ray.get(ping.remote(), timeout=_NODE_SECONDS)
-        except self._ray.exceptions.RayError:
-            return False
-        return True
-
     def _room(self) -> int:
         """The number of workers that the cluster has room for, at least 1."""
         needed = {"CPU": self._backend.cpus_per_worker, "GPU": self._backend.gpus_per_worker}
@@ -251,11 +223,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _connected(backend: RayBackend) -> Iterator[Any]:
-    """Connect to Ray; a connection that exists is used and stays.
-
-    Raises:
-        InvalidInputError: Ray is not installed, or the cluster is not reached.
-    """
+    """Connect to Ray; a connection that exists is used and stays."""
     # Deaths of workers are told by the monitor.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed|Raylet is terminated")
     try:
@@ -284,11 +252,7 @@ def _connected(backend: RayBackend) -> Iterator[Any]:
 
 
 def _check_address(address: str | None) -> None:
-    """Refuse an address that does not answer, for which Ray itself would wait for many minutes.
-
-    Raises:
-        InvalidInputError: it does not answer.
-    """
+    """Refuse an address that does not answer, for which Ray itself would wait for many minutes."""
     if parts := re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:(\d{1,5})/?", address or ""):
         try:
             socket.create_connection((parts[1], int(parts[2])), timeout=_CONNECT_SECONDS).close()
@@ -303,17 +267,7 @@ class Failure(NamedTuple):
 
 
 class Worker:
-    """Loads a job once, then works on its blocks.
-
-    Each method returns a :class:`Failure` for an error that the user can mend; the process survives it.
-
-    Args:
-        content: the pickled job, see :func:`dumps`.
-        arrays: the weights of its models.
-        expected: the versions of packages in the driver.
-        folder: the driver's working directory, from which relative paths start.
-        threads: the number of threads of torch.
-    """
+    """Loads a job once, then works on its blocks; its methods return a :class:`Failure` for an error of the user's."""
 
     def __init__(
         self, content: bytes, arrays: "Arrays", expected: Mapping[str, str], folder: str, threads: int
@@ -321,17 +275,15 @@ class Worker:
         # Ray sets it, too, but not if the driver has another number. Torch is not imported yet.
         os.environ["OMP_NUM_THREADS"] = str(threads)
         self._content, self._arrays, self._expected = content, arrays, expected
-        with suppress(OSError):  # this node may not have it
+        with suppress(OSError):  # this node may not have the driver's folder, from which relative paths start
             os.chdir(folder)
 
-    def prepare(self) -> str | Failure:
-        """Load the job and check that the folder of the run is here; return the node's ID."""
-        import ray
+    def prepare(self) -> Failure | None:
+        """Load the job and check that the folder of the run is here."""
 
-        def prepare() -> str:
+        def prepare() -> None:
             self._work  # noqa: B018
             self._journal.expect_job()
-            return ray.get_runtime_context().get_node_id()
 
         return _answer(prepare)
 
@@ -374,10 +326,7 @@ def _answer(do: Callable[[], T]) -> T | Failure:
 
 
 def dumps(value: object) -> "tuple[bytes, Arrays]":
-    """Pickle an object, with functions and classes of scripts; the memory of large CPU tensors comes apart, as arrays.
-
-    Ray stores arrays once on each machine and maps them into the memory of its workers.
-    """
+    """Pickle an object; the memory of large CPU tensors comes apart, as arrays, which Ray stores once on a machine."""
     from ray import cloudpickle
 
     torch = sys.modules.get("torch")  # if nothing has imported it, there are no tensors
@@ -391,11 +340,10 @@ def dumps(value: object) -> "tuple[bytes, Arrays]":
             storage = item.untyped()
             if storage.device.type != "cpu" or storage.nbytes() < _LEAST_BYTES:
                 return None
-            place = storage.data_ptr(), storage.nbytes()
-            if place not in indices:
-                indices[place] = len(arrays)
+            index = indices.setdefault((storage.data_ptr(), storage.nbytes()), len(arrays))
+            if index == len(arrays):
                 arrays.append(torch.empty(0, dtype=torch.uint8).set_(storage).numpy())
-            return indices[place], item.dtype
+            return index, item.dtype
 
     stream = BytesIO()
     with _quiet():

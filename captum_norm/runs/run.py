@@ -10,9 +10,8 @@ from typing import TypeVar
 
 from captum_norm import bars
 from captum_norm.errors import InvalidInputError
-from captum_norm.runs.job import Backend, Job, Parts, RayBackend, Work, finish_block
+from captum_norm.runs.job import Backend, Job, Monitor, Parts, RayBackend, Work, finish_block
 from captum_norm.runs.journal import Journal
-from captum_norm.runs.monitor import Monitor
 from captum_norm.runs.ray_workers import run_on_ray
 
 Result = TypeVar("Result")

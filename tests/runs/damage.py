@@ -102,11 +102,6 @@ def _swap(folder: Path, rng: random.Random) -> None:
     other.write_bytes(content)
 
 
-def _sparse(folder: Path, rng: random.Random) -> None:
-    with rng.choice(files(folder)).open("r+b") as file:
-        file.truncate(1 << 40)
-
-
 def _piped_lock(folder: Path, _: random.Random) -> None:
     (folder / "lock").unlink()
     os.mkfifo(folder / "lock")
@@ -145,7 +140,6 @@ PLACES: dict[str, Damage] = {
     "pipe for a file": _replaced(os.mkfifo),
     "pipe for the lock": _piped_lock,
     "two exchanged": _swap,
-    "a terabyte of nothing": _sparse,
     "job of another program": _job_of_another,
     "another file": lambda folder, _: (folder / "notes.txt").write_text("of the user\n"),
     "torn file": lambda folder, rng: (folder / f".block-000000002.{rng.randrange(9)}.tmp").write_bytes(b"0"),
