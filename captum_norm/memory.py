@@ -1,8 +1,4 @@
-"""Finds the free memory, and the budget of computations in pieces.
-
-Pieces are bounded by the budget; on a CPU, small pieces are also faster, since they stay in the cache. See
-:func:`captum_norm.functional.chunks`.
-"""
+"""Finds the free memory, and the budget of computations in pieces, see :func:`captum_norm.functional.chunks`."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -22,21 +18,7 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the free memory of a device.
-
-    Args:
-        device: a CPU or CUDA device.
-
-    Returns:
-        bytes: for a CPU, the memory available in the system, whatever a container or batch job may use of it; for a
-        GPU, the memory left in the driver and torch's cache. None if unknown: for other devices, and on systems without
-        ``/proc/meminfo``.
-
-    Example:
-        >>> free = free_bytes(torch.device("cpu"))
-        >>> free is None or free > 0
-        True
-    """
+    """Return the free bytes of a CPU or CUDA device, whatever a container may use of them; None if unknown."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -48,39 +30,27 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 class MemoryBudget(dict[torch.device, int]):
-    """The memory that a computation in pieces may use at a time, by device.
+    """The bytes that a computation in pieces may use at a time, by device; by default a quarter of the free memory."""
 
-    Args:
-        given: bytes; None for a quarter of the memory that is free when a device is first used.
-
-    Example:
-        >>> MemoryBudget(2**20)[torch.device("cpu")]
-        1048576
-    """
-
-    def __init__(self, given: int | None = None) -> None:
+    def __init__(self, limit: int | None = None) -> None:
         super().__init__()
-        self._given = given
+        self._limit = limit
 
     def __missing__(self, device: torch.device) -> int:
-        if self._given is None:
+        if self._limit is None:
             free = free_bytes(device)
             self[device] = (UNKNOWN_FREE if free is None else free) // SHARE
         else:
-            self[device] = self._given
+            self[device] = self._limit
         return self[device]
 
-    def granted(self, device: torch.device, wanted: int) -> int:
-        """Limit the bytes that a piece wants to the budget."""
-        if self._given is None and device.type == "cpu" and wanted <= SMALL:
-            return wanted
-        return min(wanted, self[device])
+    def granted(self, device: torch.device, size: int) -> int:
+        """Limit the size of a piece to the budget."""
+        if self._limit is None and device.type == "cpu" and size <= SMALL:
+            return size
+        return min(size, self[device])
 
 
 def readable(size: int) -> str:
-    """Format a number of bytes.
-
-    >>> readable(3 * 2**29), readable(5 * 2**20)
-    ('1.5 GiB', '5.0 MiB')
-    """
+    """Format a number of bytes, such as ``1.5 GiB``."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

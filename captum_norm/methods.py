@@ -112,9 +112,8 @@ def register_method(method: "Method") -> "Method":
     from captum_norm.attr.base import AttentionMapAttribution as Base
     from captum_norm.results.maps import MapUnits
 
-    found: Any = method
-    if not (isinstance(found, type) and issubclass(found, Base)):
-        got = getattr(found, "__name__", found)
+    if not (isinstance(method, type) and issubclass(method, Base)):
+        got = getattr(method, "__name__", method)
         raise InvalidInputError(f"got {got}; expected a class derived from AttentionMapAttribution")
     missing = [attribute for attribute in ("name", "title", "units") if not hasattr(method, attribute)]
     if missing:
@@ -150,16 +149,17 @@ def import_method(path: str) -> str:
 
     module, _, class_name = path.partition(":")
     try:
-        found = getattr(import_module(module), class_name, None)
+        method: Any = getattr(import_module(module), class_name, None)
     except CaptumNormError:
         raise
     except Exception as error:
         reason = str(error) if isinstance(error, ImportError | ValueError) else f"{type(error).__name__}: {error}"
         hint = f"; write {module.removesuffix('.py')}:{class_name}" * module.endswith(".py")
         raise InvalidInputError(f"cannot import {quoted_name(module)}: {reason}{hint}") from error
-    if not (isinstance(found, type) and issubclass(found, AttentionMapAttribution)):
+    if not (isinstance(method, type) and issubclass(method, AttentionMapAttribution)):
         raise InvalidInputError(
             f"{quoted_name(module)} has no method {quoted_name(class_name)}; expected a class derived from "
             "AttentionMapAttribution"
         )
-    return register_method(found).name
+    name: str = register_method(method).name
+    return name

@@ -25,7 +25,7 @@ from tests.tiny import WORDS, bert_config, marian_config, save_tiny
 
 Damage = Callable[[Path], object]
 NONSENSE: tuple[Any, ...] = (
-    *("pipeline", "x", "", "../x", "\0", None, True, 0, -1, 1.5, float("nan"), float("inf"), 10**12, -(10**12), 10**30),
+    *("pipeline", "x", "", "../x", "\0", None, True, 0, -1, 1.5, float("nan"), float("inf"), -(10**12)),
     *([], [1], [[]], ["pipeline"], ["BertTokenizer"], ["a"] * 3, {}, {"a": 1}, {"0": "x"}),
 )
 WEIGHT, QUERY = "bert.embeddings.word_embeddings.weight", "bert.encoder.layer.0.attention.self.query.weight"
@@ -117,10 +117,6 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "a list": (setting(num_hidden_layers=[2]), "num_hidden_layers"),
     "negative": (setting(hidden_size=-8), ""),
     "not a number": (setting(hidden_size=float("nan")), "hidden_size"),
-    "layers for hours": (setting(num_hidden_layers=10**6), "got num_hidden_layers 1000000 in its configuration"),
-    "vocabulary without end": (setting(vocab_size=10**12), "got vocab_size 1000000000000 in its configuration"),
-    "labels without end": (setting(num_labels=10**9), "got num_labels 1000000000 in its configuration"),
-    "inner numbers": (setting(sub_config={"depths": [2, 10**12]}), "got depths 1000000000000"),
     "missing type": (lambda folder: edit(folder / "config.json", lambda content: content.pop("model_type")), ""),
     "unknown type": (setting(model_type="no-such"), "no-such"),
     "type that is a list": (setting(model_type=[]), ""),

@@ -19,7 +19,6 @@ from captum_norm.commands.program import Command, argument, option
 from captum_norm.commands.shared import Workers, output_path, positive, share, status_of, write_outputs
 from captum_norm.loading import on_device
 from captum_norm.runs import Journal, cut
-from captum_norm.text.files import check_writable, is_url
 from captum_norm.text.lines import error_at
 from captum_norm.versions import versions
 
@@ -211,11 +210,8 @@ def _check_outputs(options: ExtractOptions, inputs: Sequence[TextSource], *, rer
     file = None if options.out is None else output_file(options.out, [*inputs, *used], replace=options.overwrite)
     if options.save_lexicon is not None:
         lexicon_file(options.save_lexicon, file, inputs, overwrite=options.overwrite, restart=options.restart)
-    if file is not None:
-        if not is_url(file):
-            check_writable(Path(file).parent)
-        if rereadable:
-            Journal(file, {}).check()
+    if file is not None and rereadable:
+        Journal(file, {}).check()
 
 
 def _first_pairs(

@@ -17,9 +17,8 @@ from alignment.tokenization import IdentifiedTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.bars import to_stderr
 from captum_norm.commands.program import Options, option
-from captum_norm.commands.shared import positive, quantize_option, whole_number
+from captum_norm.commands.shared import number_of_threads, positive, quantize_option
 from captum_norm.loading import Quantization
-from captum_norm.text.files import check_writable, is_url
 from captum_norm.text.lines import is_regular_file
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ Loaded = tuple["nn.Module", IdentifiedTokenizer]
 PAUSE = 0.05
 """Seconds without a new line after which the lines of a stream are processed."""
 
-_MOST_THREADS = 1024  # torch kills the process if the system cannot start so many
 # The options for one kind of model alone.
 _OF_KIND = {
     "a shipped model": (),
@@ -84,7 +82,7 @@ class RunOptions(Options, title="the run"):
     max_tokens: int = option("the largest batch, in pieces, padding included", 4096, parse=positive, metavar="N")
     threads: int | None = option(
         "CPU threads (default: torch's choice)",
-        parse=whole_number(f"a number from 1 to {_MOST_THREADS}", lambda number: 0 < number <= _MOST_THREADS),
+        parse=number_of_threads,
         metavar="N",
     )
     quiet: bool = option("write only errors to standard error", False)
@@ -234,8 +232,6 @@ def regular_output(out: str, inputs: Sequence[TextSource], *, overwrite: bool) -
     file = output_file(out, inputs, replace=overwrite)
     if file is None:
         raise InvalidInputError(f"cannot write {out}: it is no regular file; write to standard output instead")
-    if not is_url(file):
-        check_writable(Path(file).parent)
     return file
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from captum_norm.bars import progress
 from captum_norm.commands.program import Command, argument, option
 from captum_norm.commands.shared import (
     Subject,
+    file_content,
     given_text,
     index_or,
     method_name,
@@ -21,9 +22,6 @@ from captum_norm.commands.shared import (
 )
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
-
-if TYPE_CHECKING:
-    from captum_norm.lab.comparison import Comparison
 
 _SLOW = ("shapley", "lime")
 _CAPTIONS = 6
@@ -81,7 +79,7 @@ def _run(options: CompareOptions) -> None:
     from captum_norm.explanation.run import numbered
     from captum_norm.lab.comparison import compare
     from captum_norm.models.objects import SentenceEncoder
-    from captum_norm.show import show_comparison
+    from captum_norm.show import draw_comparison, render_comparison, show_comparison
 
     texts, labels = _examples(options)
     model, tokenizer = options.load()
@@ -102,7 +100,7 @@ def _run(options: CompareOptions) -> None:
             batch_size=options.batch_size,
             name=options.model,
         )
-    contents = {path: _file(comparison, path.suffix.lower()) for path in options.out}
+    contents = {path: file_content(comparison, path, draw_comparison, render_comparison) for path in options.out}
     if options.scores is not None:
         contents[options.scores] = comparison.to_csv("scores").encode()
     write_outputs(contents)
@@ -110,17 +108,6 @@ def _run(options: CompareOptions) -> None:
     show_comparison(comparison, console, words=options.words)
     for path in contents:
         console.say(f"wrote {path}")
-
-
-def _file(comparison: "Comparison", suffix: str) -> bytes:
-    """Format a comparison as a file with this suffix."""
-    from captum_norm.show import draw_comparison, figure_bytes, render_comparison
-
-    if suffix == ".png":
-        return figure_bytes(draw_comparison(comparison))
-    if suffix == ".html":
-        return render_comparison(comparison).encode()
-    return (comparison.to_json() if suffix == ".json" else comparison.to_csv()).encode()
 
 
 def _examples(options: CompareOptions) -> tuple[list[str], dict[int, str] | None]:

@@ -1,7 +1,6 @@
 """Runs ``captum-norm explain``, which shows how much each token of a text, or of a prompt, contributes."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -11,6 +10,7 @@ from captum_norm.checks import quoted_name
 from captum_norm.commands.program import Command, Options, argument, option
 from captum_norm.commands.shared import (
     Subject,
+    file_content,
     given_text,
     index_or,
     method_name,
@@ -53,10 +53,9 @@ class Answers(Options, title="generated text: the text is a prompt, and what a l
         "explain why the answer begins to differ from this one, with a method that explains outputs", metavar="TEXT"
     )
 
-    def is_asked(self) -> bool:
+    def explains_answer(self) -> bool:
         """Whether an answer is explained."""
-        given = (self.generate, self.answer, self.chat, self.segments, self.contrast)
-        return any(value is not None for value in given)
+        return any(getattr(self, name) is not None for name in ("generate", "answer", "chat", "segments", "contrast"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,25 +116,26 @@ class ExplainOptions(Subject, Answers):
 
 def _run(options: ExplainOptions) -> None:
     from captum_norm.commands.terminal import Terminal
+    from captum_norm.explanation import Explanation
+    from captum_norm.show import draw_answer, render_answer, render_explanation
+    from captum_norm.show.terminal import print_result
 
-    if options.is_asked():
+    if options.explains_answer():
         result = _answer(options)
-        contents = {path: _answer_file(result, path.suffix.lower()) for path in options.out}
+        contents = {path: file_content(result, path, draw_answer, render_answer) for path in options.out}
     else:
-        explanation, others = _explanation(options)
+        explanation, companions = _explanation(options)
         by_word = explanation
         if options.words and options.word_score != "norm":
             by_word = explanation.words(options.word_score or "sum")  # type: ignore[arg-type]
-        # A page has both, tokens and words.
-        contents = {
-            path: _file(explanation if path.suffix.lower() == ".html" else by_word, others, path.suffix.lower())
-            for path in options.out
-        }
-    write_outputs(contents)
-    from captum_norm.show.terminal import print_result
 
+        def page(_: object) -> str:
+            return render_explanation(explanation, companions)  # tokens and words
+
+        contents = {path: file_content(by_word, path, Explanation.plot, page) for path in options.out}
+    write_outputs(contents)
     console = Terminal()
-    if options.is_asked():
+    if options.explains_answer():
         print_result(result, console, words=options.words, top=options.top)
     else:
         print_result(by_word, console, top=options.top)
@@ -144,7 +144,7 @@ def _run(options: ExplainOptions) -> None:
 
 
 def _explanation(options: ExplainOptions) -> "tuple[Explanation, list[Explanation]]":
-    """Explain the texts; also return what a page shows beside."""
+    """Explain the texts; also return the explanations that a page shows beside: single heads, and attention weights."""
     from captum_norm.explanation import explain
     from captum_norm.explanation.run import default_position
     from captum_norm.lab.analysis import contextualization_change
@@ -170,13 +170,13 @@ def _explanation(options: ExplainOptions) -> "tuple[Explanation, list[Explanatio
     norms = options.word_score == "norm"
     with progress(terminal_only=True):
         explanation = explained(head=options.head, words="norm" if norms else None)
-        others: list[Explanation] = []
+        companions: list[Explanation] = []
         if options.has_page() and options.head is None and not norms and explanation.squares is not None:
             other = "norm" if options.method == "weights" else "weights"
-            others.append(explained(method=other))
+            companions.append(explained(method=other))
             for method in (options.method, other) if explanation.squares.numel() <= _MOST_ENTRIES else ():
                 try:
-                    others.append(explained(method=method, per_head=True))
+                    companions.append(explained(method=method, per_head=True))
                 except InvalidInputError:  # this method, or its scope, does not divide into heads
                     continue
     if options.changes:
@@ -184,7 +184,7 @@ def _explanation(options: ExplainOptions) -> "tuple[Explanation, list[Explanatio
         explanation = replace(explanation, changes=changes)
     if options.has_page() and not norms:
         explanation = replace(explanation, graphs=_flows(model, explanation, tokenizer))
-    return explanation, others
+    return explanation, companions
 
 
 def _texts(options: ExplainOptions) -> list[str]:
@@ -215,17 +215,6 @@ def _flows(model: Any, explanation: "Explanation", tokenizer: Any) -> "list[Flow
             tokenized(model, [text], tokenizer), position="all", threshold=_LEAST_IMPORTANCE, per_head=False
         )
     ]
-
-
-def _file(explanation: "Explanation", others: "Sequence[Explanation]", suffix: str) -> bytes:
-    """Format an explanation as a file with this suffix; a page shows others beside it."""
-    from captum_norm.show import figure_bytes, render_explanation
-
-    if suffix == ".png":
-        return figure_bytes(explanation.plot())
-    if suffix == ".html":
-        return render_explanation(explanation, others).encode()
-    return (explanation.to_json() if suffix == ".json" else explanation.to_csv()).encode()
 
 
 def _answer(options: ExplainOptions) -> "GenerationResult":
@@ -302,17 +291,6 @@ def _segments(name: str | None) -> Any:
         expected = f"{', '.join(kinds)}, or a file with a part in each line"
         raise InvalidInputError(f"got --segments {quoted_name(name)}; expected {expected}")
     return [line.strip() for line in read_text(name).splitlines() if line.strip()]
-
-
-def _answer_file(result: "GenerationResult", suffix: str) -> bytes:
-    """Format an explained answer as a file with this suffix."""
-    from captum_norm.show import draw_answer, figure_bytes, render_answer
-
-    if suffix == ".png":
-        return figure_bytes(draw_answer(result))
-    if suffix == ".html":
-        return render_answer(result).encode()
-    return (result.to_json() if suffix == ".json" else result.to_csv()).encode()
 
 
 COMMAND = Command("explain", "show how much each token of a text contributes", ExplainOptions, _run)

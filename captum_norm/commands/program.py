@@ -61,6 +61,7 @@ def option(
     *,
     flag: str | None = None,
     exclusive: bool = False,
+    positional: bool = False,
     parse: Callable[[str], Any] | None = None,
     **settings: Any,
 ) -> Any:
@@ -74,37 +75,22 @@ def option(
         default: the value if the option is not given.
         flag: the option, if it is not the name of the field.
         exclusive: whether it excludes the other such options of its class.
+        positional: whether it is given without a name.
         parse: parses its text, and raises ``argparse.ArgumentTypeError``; the type of the field if None.
         settings: further arguments of ``argparse``, such as ``metavar``.
     """
-    return _field(explanation, default, parse, settings, flag=flag, exclusive=exclusive)
-
-
-def argument(
-    explanation: str, default: Any = None, *, parse: Callable[[str], Any] | None = None, **settings: Any
-) -> Any:
-    """Declare an argument without a name as a field of a dataclass; see :func:`option`."""
-    return _field(explanation, default, parse, settings, positional=True)
-
-
-def _field(
-    explanation: str,
-    default: Any,
-    parse: Callable[[str], Any] | None,
-    settings: dict[str, Any],
-    *,
-    positional: bool = False,
-    flag: str | None = None,
-    exclusive: bool = False,
-) -> Any:
-    told = default is None or default is False or default == [] or "(default" in explanation
-    if not told:
+    if not (default is None or default is False or default == [] or "(default" in explanation):
         explanation += " (default: %(default)s)"
     settings = {"help": explanation, **settings} | ({} if parse is None else {"type": parse})
     metadata = {"settings": settings, "positional": positional, "flag": flag, "exclusive": exclusive}
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def argument(explanation: str, default: Any = None, **settings: Any) -> Any:
+    """Declare an argument without a name as a field of a dataclass; see :func:`option`."""
+    return option(explanation, default, positional=True, **settings)
 
 
 def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None:
@@ -124,17 +110,13 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None
             if field.metadata["exclusive"]:
                 alternatives = alternatives or group.add_mutually_exclusive_group()
             settings = _type_settings(types[name]) | field.metadata["settings"]
+            settings["default"] = field.default_factory() if field.default is dataclasses.MISSING else field.default
             if field.metadata["positional"]:
                 settings.pop("action", None)  # a list has several words
-                group.add_argument(name, default=_default(field), **settings)
+                group.add_argument(name, **settings)
             else:
                 flag = field.metadata["flag"] or f"--{name.replace('_', '-')}"
-                target = alternatives if field.metadata["exclusive"] else group
-                target.add_argument(flag, dest=name, default=_default(field), **settings)
-
-
-def _default(field: Any) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+                (alternatives if field.metadata["exclusive"] else group).add_argument(flag, dest=name, **settings)
 
 
 def _type_settings(kind: Any) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from captum_norm.commands.program import Options, option
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL, Precision, Quantization
 from captum_norm.methods import import_method
-from captum_norm.runs import Backend, Journal, RayBackend, describe
-from captum_norm.text.files import check_file, check_folder, check_writable, is_url, place_of, write_whole
+from captum_norm.runs import MOST_CORES, Backend, Journal, RayBackend, describe
+from captum_norm.text.files import check_file, check_folder, is_url, place_of, write_whole
 from captum_norm.text.lines import read_text
 
 _MOST_DIGITS = 9
@@ -45,6 +45,7 @@ def whole_number(expected: str, accepts: Callable[[int], bool]) -> Callable[[str
 positive = whole_number("a number from 1", lambda number: number > 0)
 natural = whole_number("a number from 0", lambda _: True)
 resamples = whole_number("0 for none, or at least 2", lambda number: number != 1)
+number_of_threads = whole_number(f"a number from 1 to {MOST_CORES}", lambda number: 0 < number <= MOST_CORES)
 
 
 def _decimal(pattern: str, expected: str) -> Callable[[str], float]:
@@ -115,13 +116,10 @@ def output_path(*suffixes: str, urls: bool = False) -> Callable[[str], Any]:
             raise ArgumentTypeError(
                 f"cannot write {quoted_name(name)}: the name must end in one of {', '.join(suffixes)}"
             )
+        file = name if urls and is_url(name) else Path(name)
         with _for_argparse(name):
-            if urls and is_url(name):
-                check_file(name)
-                return name
-            check_file(Path(name))
-            check_writable(Path(name).parent)
-        return Path(name)
+            check_file(file)
+        return file
 
     return parse
 
@@ -130,14 +128,10 @@ def output_folder(name: str, *, urls: bool = False) -> Any:
     """Parse a folder to write into, which exists, or whose parent does: its path, or its URL as it is."""
     if not name:
         raise ArgumentTypeError("cannot write into a folder without a name")
+    folder = name if urls and is_url(name) else Path(name)
     with _for_argparse(name):
-        if urls and is_url(name):
-            check_folder(name)
-            return name
-        path = Path(name)
-        check_folder(path)
-        check_writable(path if path.exists() else path.parent)
-    return path
+        check_folder(folder)
+    return folder
 
 
 @contextmanager
@@ -161,6 +155,19 @@ def local_folder(out: Path | str) -> Iterator[Path]:
         yield Path(name)
         for path in sorted(Path(name).iterdir()):
             (place_of(out) / path.name).write(path.read_bytes())
+
+
+def file_content(result: Any, path: Path, draw: Callable[[Any], Any], render: Callable[[Any], str]) -> bytes:
+    """Format a result by the suffix of a file: as a picture, a page, JSON or CSV."""
+    from captum_norm.show import figure_bytes
+
+    suffix = path.suffix.lower()
+    if suffix == ".png":
+        return figure_bytes(draw(result))
+    if suffix == ".html":
+        return render(result).encode()
+    text: str = result.to_json() if suffix == ".json" else result.to_csv()
+    return text.encode()
 
 
 def write_outputs(contents: Mapping[Path, bytes]) -> None:
@@ -233,10 +240,12 @@ class Subject(Layouts, title="the model and the output"):
         from captum_norm.models import Difference
 
         target: Any = self.target
-        if target is None and self.against is not None:
+        if self.against is None:
+            return target
+        if target is None:
             raise InvalidInputError("got --against without --target; name the output to subtract it from")
-        against: Any = self.against
-        return target if against is None else Difference(target, against)
+        rival: Any = self.against
+        return Difference(target, rival)
 
     def load(self) -> tuple[Any, Any]:
         """Load the model, which must not be an encoder–decoder, and its tokenizer.
@@ -280,7 +289,7 @@ class Workers(Options, title="the workers"):
         metavar="ADDRESS",
     )
     cpus_per_worker: int | None = option(
-        "cores for each worker, and its threads (default: 1)", metavar="N", parse=positive
+        "cores for each worker, and its threads (default: 1)", metavar="N", parse=number_of_threads
     )
     gpus_per_worker: float = option(
         "GPUs for each worker, or a share of one, such as 0.5; the model then runs on cuda (default: 0)",

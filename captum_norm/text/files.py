@@ -311,15 +311,17 @@ def check_file(name: str | PathLike[str]) -> Kind | None:
     """Check that a path or URL is a file or can become one; return what it is, None if it does not exist.
 
     Raises:
-        InvalidInputError: it is a folder, or its folder does not exist.
+        InvalidInputError: it is a folder, or its folder does not exist or cannot be written to.
         OSError: it cannot be examined.
     """
     place = place_of(name)
     kind = place.kind()
     if kind == "directory":
         raise InvalidInputError(f"cannot write {place}: it is a folder")
-    if isinstance(place, Local) and not place.path.parent.is_dir():
-        raise InvalidInputError(f"cannot write {place}: there is no folder {place.path.parent}")
+    if isinstance(place, Local) and kind != "other":
+        if not place.path.parent.is_dir():
+            raise InvalidInputError(f"cannot write {place}: there is no folder {place.path.parent}")
+        _check_writable(place.path.parent)
     return kind
 
 
@@ -327,23 +329,21 @@ def check_folder(name: str | PathLike[str]) -> None:
     """Check that a path or URL is a folder or can become one.
 
     Raises:
-        InvalidInputError: it is a file, or its parent does not exist.
+        InvalidInputError: it is a file, its parent does not exist, or it cannot be written to.
         OSError: it cannot be examined.
     """
     place = place_of(name)
     kind = place.kind()
     if kind not in ("directory", None):
         raise InvalidInputError(f"cannot use {place} as a folder: it is a file")
-    if kind is None and isinstance(place, Local) and not place.path.parent.is_dir():
-        raise InvalidInputError(f"cannot make the folder {place}: there is no folder {place.path.parent}")
+    if isinstance(place, Local):
+        if kind is None and not place.path.parent.is_dir():
+            raise InvalidInputError(f"cannot make the folder {place}: there is no folder {place.path.parent}")
+        _check_writable(place.path.parent if kind is None else place.path)
 
 
-def check_writable(folder: Path) -> None:
-    """Check that files can be created in a local folder, without leaving any.
-
-    Raises:
-        InvalidInputError: they cannot.
-    """
+def _check_writable(folder: Path) -> None:
+    """Check that files can be created in a local folder, without leaving any."""
     try:
         with TemporaryFile(dir=folder):
             pass

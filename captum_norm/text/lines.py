@@ -29,8 +29,6 @@ _BOM = "\ufeff"
 _NOTHING = (_BOM, _BOM.encode())  # an empty file, as some editors write it
 _LONGEST_LINE = 1 << 26
 _LARGEST_TEXT = 1 << 28
-# gzip compresses up to 1032:1, but text of any language less than 10:1; more than this is a decompression bomb.
-_UNPACKED, _RATIO = 1 << 26, 250
 _REASONS: Mapping[type, str] = {FileNotFoundError: "there is no such file", IsADirectoryError: "it is a folder"}
 
 
@@ -121,8 +119,8 @@ def raw_lines(source: TextSource, name: str | None = None, first: int = 1) -> It
     """Yield the lines of a text as they are, with line ends; strings if the source is a stream of text.
 
     Raises:
-        InvalidInputError: the file cannot be read, a compressed one is damaged or unpacks to more than 250 times its
-            size, a line is longer than 64 MiB, or a stream of text (rather than of bytes) is not UTF-8.
+        InvalidInputError: the file cannot be read, a compressed one is damaged, a line is longer than 64 MiB, or a
+            stream of text (rather than of bytes) is not UTF-8.
     """
     called = source_name(source) if name is None else name
     number = first
@@ -188,42 +186,25 @@ def suffix_of(source: str | PathLike[str]) -> str:
     return os.path.splitext(os.fspath(source))[1]  # noqa: PTH122  # URLs are no paths
 
 
-class _Unpacked:
-    """Reads lines of a compressed file, unless it is a decompression bomb."""
-
-    def __init__(self, stream: BinaryIO, size: int, name: str) -> None:
-        self._stream = stream
-        self._left = max(_UNPACKED, _RATIO * size)
-        self._name = name
-
-    def readline(self, limit: int, /) -> bytes:
-        line = self._stream.readline(min(limit, self._left + 1))
-        self._left -= len(line)
-        if self._left < 0:
-            message = f"the file unpacks to more than {_RATIO} times its size; unpack it first if that is intended"
-            raise InvalidInputError(f"{self._name}: {message}")
-        return line
-
-
 @contextmanager
 def _open(source: str | PathLike[str]) -> Iterator[_Stream]:
-    place, opener = place_of(source), COMPRESSED.get(suffix_of(source))
-    with place.open() as plain:
+    opener = COMPRESSED.get(suffix_of(source))
+    with place_of(source).open() as plain:
         if opener is None:
             yield plain
         else:
-            with cast(BinaryIO, opener(plain)) as unpacking:
-                yield _Unpacked(unpacking, place.status()[1] or 0, str(place))
+            with cast(BinaryIO, opener(plain)) as unpacked:
+                yield unpacked
 
 
 def _not_utf8(error: UnicodeDecodeError, of: str) -> str:
-    found = f"byte 0x{error.object[error.start]:02x} at byte {error.start + 1} of the {of}"
-    return f"got {found}, expected UTF-8; convert the file"
+    byte = f"byte 0x{error.object[error.start]:02x} at byte {error.start + 1}"
+    return f"got {byte} of the {of}, expected UTF-8; convert the file"
 
 
 def _nul(text: str, of: str) -> str:
-    found = f"the character NUL at character {text.index(chr(0)) + 1} of the {of}"
-    return f"got {found}, as in UTF-16 and in binary files, expected UTF-8; convert the file"
+    character = f"the character NUL at character {text.index(chr(0)) + 1} of the {of}"
+    return f"got {character}, as in UTF-16 and in binary files, expected UTF-8; convert the file"
 
 
 def _unreadable(called: str, error: Exception) -> InvalidInputError:

@@ -11,7 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,21 +21,6 @@ from captum_norm.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-__all__ = [
-    "BYTE_CHARACTERS",
-    "WORD_MEASURES",
-    "Span",
-    "WordMeasure",
-    "WordScore",
-    "Words",
-    "joined_spans",
-    "token_texts",
-    "word_spans",
-    "words_of",
-    "words_of_text",
-    "words_of_tokens",
-]
 
 Span = tuple[int, int]
 """The first character of a piece of text, and the one behind its last."""
@@ -179,8 +164,7 @@ def words_of(tokenizer: Any, ids: Any, text: str | tuple[str, str] | None = None
     located = None if text is None else _offsets(tokenizer, ids, text)
     if located is None and pieces.scheme == "plain":
         located = _decoded(token_texts(ids, tokenizer))
-    whole, offsets = pieces.located() if located is None else located
-    return _grouped(pieces, whole, offsets)
+    return _grouped(pieces, *(pieces.located() if located is None else located))
 
 
 def words_of_tokens(
@@ -206,41 +190,26 @@ def words_of_tokens(
 
 
 def words_of_text(parts: Sequence[str], special: Sequence[int | bool] | None = None) -> Words:
-    """Find the words of a text in parts that follow each other, such as what each token adds to a decoded text.
-
-    Args:
-        parts: the parts.
-        special: see :func:`words_of_tokens`.
-
-    Example:
-        >>> words_of_text(["Cl", "ara", " slept", "."]).texts
-        ('Clara', 'slept', '.')
-    """
+    """Find the words of a text in parts that follow each other, such as what each token adds to a decoded text."""
     ends = list(accumulate((len(part) for part in parts), initial=0))
     return words_of_tokens(parts, special, list(pairwise(ends)))
 
 
 def word_spans(text: str, start: int = 0, end: int | None = None) -> list[Span]:
-    """Find the characters of each word of a text; see :mod:`captum_norm.text.words` for what a word is.
-
-    Example:
-        >>> text = "Don't, she said -- 日本!"
-        >>> [text[start:end] for start, end in word_spans(text)]
-        ["Don't", ',', 'she', 'said', '--', '日', '本', '!']
-    """
+    """Find the characters of each word of a text; see the top of this file for what a word is."""
     return [match.span() for match in _WORD.finditer(text, start, len(text) if end is None else end)]
 
 
 def joined_spans(spans: Sequence[Span], tokens: Sequence[Span]) -> list[Span]:
     """Join spans that share a token; ``tokens`` are the characters of each."""
-    joined = {place for token in tokens for place in _touched(spans, token)[:-1]}
-    found: list[Span] = []
+    continued = {place for token in tokens for place in _touched(spans, token)[:-1]}
+    joined: list[Span] = []
     for place, (start, end) in enumerate(spans):
-        if place - 1 in joined:
-            found[-1] = (found[-1][0], end)
+        if place - 1 in continued:
+            joined[-1] = (joined[-1][0], end)
         else:
-            found.append((start, end))
-    return found
+            joined.append((start, end))
+    return joined
 
 
 def token_texts(ids: Sequence[int], tokenizer: Any) -> list[str]:
@@ -248,12 +217,12 @@ def token_texts(ids: Sequence[int], tokenizer: Any) -> list[str]:
     texts, begin, done = [], 0, 0
     for end in range(1, len(ids) + 1):
         # Some tokenizers decode a token by what comes before it.
-        before, whole = (tokenizer.decode(ids[begin:to], clean_up_tokenization_spaces=False) for to in (done, end))
+        before, text = (tokenizer.decode(ids[begin:to], clean_up_tokenization_spaces=False) for to in (done, end))
         # A character of several tokens appears with its last one; ByT5's decoder leaves the others out.
-        if end < len(ids) and (whole.endswith("�") or whole == before):
+        if end < len(ids) and (text.endswith("�") or text == before):
             texts.append("")
         else:
-            texts.append(whole[len(before) :])
+            texts.append(text[len(before) :])
             begin, done = done, end
     return texts
 
@@ -294,9 +263,9 @@ class _Pieces:
             follows = offsets is not None and index > 0 and offsets[index][0] == offsets[index - 1][1] > 0
             if self.special[index] or (self.scheme == "plain" and not follows):
                 data += b" "
-            own = surface.lstrip() if self.scheme == "wordpiece" and follows else surface
-            places.append((len(data), len(data) + len(own)))
-            data += own
+            piece = surface.lstrip() if self.scheme == "wordpiece" and follows else surface
+            places.append((len(data), len(data) + len(piece)))
+            data += piece
         text = data.decode(errors="surrogateescape")
         owners = _character_of_bytes(text)
         return text, [(owners[start], owners[end - 1] + 1 if end > start else owners[start]) for start, end in places]
@@ -318,37 +287,28 @@ def _grouped(pieces: _Pieces, text: str, offsets: Sequence[Span]) -> Words:
     ordinary = [(0, 0) if flag else span for span, flag in zip(offsets, pieces.special, strict=True)]
     spans = joined_spans(word_spans("".join(characters)), ordinary)
     shown = [pieces.shown(index) for index in range(len(pieces.tokens))]
-    # Of each token: its span, or −1 − its index if it stands for itself, or None if it is white space.
+    # Of each token: the number of its span, −1 − its index if it stands for itself, or None if it is white space.
     keys: list[int | None] = []
     for index, token in enumerate(ordinary):
         touched = _touched(spans, token)
         alone = pieces.special[index] or shown[index].startswith("↵")
         keys.append(touched[0] if touched else -1 - index if alone else None)
-    for order in (range(len(keys) - 2, -1, -1), range(1, len(keys))):
-        step = 1 if order.step < 0 else -1
+    # White space belongs to the word behind it, or else to the one before.
+    for order, step in ((range(len(keys) - 2, -1, -1), 1), (range(1, len(keys)), -1)):
         for index in order:
-            beside = keys[index + step]
-            if keys[index] is None and beside is not None and beside >= 0:
-                keys[index] = beside
-    numbers: dict[int, int] = {}
-    names: list[str] = []
-    for index, key in enumerate(keys):
-        own = -1 - index if key is None else key
-        keys[index] = own
-        if own not in numbers:
-            numbers[own] = len(names)
-            names.append(shown[index] if own < 0 else text[slice(*spans[own])])
-    return Words(tuple(names), tuple(numbers[key] for key in keys if key is not None), tuple(shown))
+            neighbour = keys[index + step]
+            if keys[index] is None and neighbour is not None and neighbour >= 0:
+                keys[index] = neighbour
+    every = [-1 - index if key is None else key for index, key in enumerate(keys)]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(every))}
+    texts = tuple(shown[-1 - key] if key < 0 else text[slice(*spans[key])] for key in numbers)
+    return Words(texts, tuple(numbers[key] for key in every), tuple(shown))
 
 
 def _touched(spans: Sequence[Span], token: Span) -> list[int]:
     """Return the numbers of the spans that share characters with a token, in order."""
     first = bisect_right(spans, token[0], key=lambda span: span[1])
-    found = []
-    while first < len(spans) and spans[first][0] < token[1]:
-        found.append(first)
-        first += 1
-    return found
+    return list(takewhile(lambda place: spans[place][0] < token[1], range(first, len(spans))))
 
 
 def _offsets(tokenizer: Any, ids: list[int], text: str | tuple[str, str]) -> tuple[str, list[Span]] | None:
@@ -357,15 +317,15 @@ def _offsets(tokenizer: Any, ids: list[int], text: str | tuple[str, str]) -> tup
         return None
     texts = (text,) if isinstance(text, str) else text
     for special in (True, False):
-        found = tokenizer(
+        encoded = tokenizer(
             *texts, add_special_tokens=special, return_offsets_mapping=True, truncation=False, verbose=False
         )
-        if list(found["input_ids"]) == ids:
-            before = [0, len(texts[0]) + 1]
-            shifts = [before[number or 0] for number in found.sequence_ids(0)]
-            moved = [(start + by, end + by) for (start, end), by in zip(found["offset_mapping"], shifts, strict=True)]
-            whole = " ".join(texts)
-            return whole, list(_by_bytes(whole, moved))
+        if list(encoded["input_ids"]) == ids:
+            starts = [0, len(texts[0]) + 1]
+            shifts = [starts[number or 0] for number in encoded.sequence_ids(0)]
+            moved = [(start + by, end + by) for (start, end), by in zip(encoded["offset_mapping"], shifts, strict=True)]
+            joined = " ".join(texts)
+            return joined, list(_by_bytes(joined, moved))
     return None
 
 
@@ -375,9 +335,9 @@ def _by_bytes(text: str, offsets: Sequence[Span]) -> Iterator[Span]:
     while index < len(offsets):
         start, end = offsets[index]
         count = next((n for n, span in enumerate(offsets[index:]) if span != (start, end)), len(offsets) - index)
-        own = _character_of_bytes(text[start:end])[:-1]
-        if end - start > 1 and count == len(own):
-            yield from ((start + place, start + place + 1) for place in own)
+        characters = _character_of_bytes(text[start:end])[:-1]
+        if end - start > 1 and count == len(characters):
+            yield from ((start + place, start + place + 1) for place in characters)
         else:
             yield from offsets[index : index + count]
         index += count

@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from captum_norm import Comparison, Difference, cli, compare, progress
+from captum_norm import Comparison, Difference, cli, compare
 from captum_norm.commands.compare import CompareOptions
 from captum_norm.loading import load
 from captum_norm.methods import METHODS as METHODS_BY_NAME
@@ -106,25 +105,12 @@ def test_labels_give_accuracy_by_number_and_by_name(classifier: str, tmp_path: P
     assert json.loads(out.read_text(encoding="utf-8"))["accuracy"] == 1.0
 
 
-def test_standard_input(classifier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(TEXTS).encode())))
-    out = tmp_path / "c.json"
-    assert run("-", "--model", classifier, "--out", str(out)) == 0
-    same(out, direct(classifier, TEXTS))
-
-
 def test_lines_end_at_newlines_alone_and_a_byte_order_mark_is_no_text(classifier: str, tmp_path: Path) -> None:
     file, out = tmp_path / "texts.txt", tmp_path / "c.json"
     texts = ["a dog\u2028sees\x85the\x0bcat\x0cruns", TEXTS[1]]
     file.write_bytes(("\r\n".join(texts) + "\r\n").encode())
     assert run(str(file), "--model", classifier, "--out", str(out)) == 0
     same(out, direct(classifier, texts))
-
-
-def test_a_text_longer_than_any_file_name_is_a_text(classifier: str, tmp_path: Path) -> None:
-    text, out = TEXTS[0] + " " * 300 + "runs", tmp_path / "c.json"
-    assert run(text, "--model", classifier, "--out", str(out)) == 0
-    same(out, direct(classifier, [text]))
 
 
 def test_next_token_of_a_causal_model_without_padding_token(gpt2: str, tmp_path: Path) -> None:
@@ -206,21 +192,3 @@ def test_slow_methods_are_asked_for() -> None:
     quick = parsed(CompareOptions).methods
     assert [name for name in METHODS_BY_NAME if name not in quick] == ["shapley", "lime"]
     assert parsed(CompareOptions, "--methods", "all").methods == list(METHODS_BY_NAME)
-
-
-def test_a_bar_shows_the_time_that_is_left(classifier: str, capsys: pytest.CaptureFixture[str]) -> None:
-    model, tokenizer = load(classifier)
-    inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
-    with progress(delay=0):
-        compare(model, inputs, methods=METHODS, tokenizer=tokenizer)
-    shown = [line for line in re.split(r"[\r\n]", capsys.readouterr().err) if line.startswith("comparing")]
-    assert all(re.fullmatch(r"comparing: +\d+%\|.*\| (\?|[\d:]+) left *", line) for line in shown), shown
-    assert shown, "at least when it begins"
-
-
-def test_dtype(classifier: str, tmp_path: Path) -> None:
-    out = tmp_path / "c.json"
-    assert run(*TEXTS[:1], "--model", classifier, "--dtype", "float64", "--out", str(out)) == 0
-    model, tokenizer = load(classifier)
-    inputs = tokenizer(TEXTS[:1], return_tensors="pt")
-    same(out, compare(model.double(), inputs, methods=METHODS, tokenizer=tokenizer, name=classifier))

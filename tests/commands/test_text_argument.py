@@ -129,6 +129,10 @@ REFUSED = [
     ["explain", "a dog", "--out=/proc/x.json"],
     ["models", "--check=MODEL", "--out=nosuch/x.json"],
     ["demo", "--out=/proc/x.png"],
+    ["explain", "two.txt", f"--layouts={'x' * 300}"],
+    ["compare", "two.txt", f"--scores={'x' * 300}.csv"],
+    ["models", f"--check={'x' * 300}"],
+    ["analyze", "frequency", f"--frequencies={'x' * 300}"],
     *(["analyze", "mixing-ratio", f"--corpus={name}.txt"] for name in ("nosuch", "latin", "utf16", "utf16le")),
     *(["analyze", "mixing-ratio", f"--out={out}"] for out in ("two.txt", "two.txt/x", "no/such", "/proc/x")),
     *(["analyze", "mixing-ratio", f"--tokens={out}"] for out in ("two.parquet/x.parquet", "folder", "x.csv")),
@@ -153,7 +157,10 @@ ALIGN = [
     *(["extract", "two.txt", "two.txt", f"--out={out}"] for out in ("no/such", "folder", "/proc/x", "two.txt")),
     *(["translate", f"{name}.txt"] for name in ("nosuch", "latin", "utf16", "utf16le")),
     *(["translate", "two.txt", f"--references={name}.txt"] for name in ("nosuch", "latin", "utf16")),
-    *(["sweep", f"--out={out}"] for out in ("nosuch/folder", "two.txt", "/proc")),
+    *(["sweep", f"--out={out}"] for out in ("nosuch/folder", "two.txt", "/proc", "x" * 300)),
+    *(["extract", "two.txt", "two.txt", f"--{name}={'x' * 300}"] for name in ("out", "model", "data")),
+    ["evaluate", "two.txt", "x" * 300, "--gold-base=0"],
+    ["translate", "x" * 300],
 ]
 
 

@@ -1,11 +1,9 @@
 """What can happen to the files of a run that was killed: damage that is drawn from a seeded generator."""
 
-import io
 import json
 import os
 import random
 import shutil
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,13 +29,6 @@ def _other_digit(content: bytes, rng: random.Random) -> bytes:
     return content[:place] + bytes([digit]) + content[place + 1 :]
 
 
-def _bomb() -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("total.npy", bytes(1 << 22))
-    return stream.getvalue()
-
-
 CONTENTS: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "cut": lambda content, rng: content[: rng.randrange(len(content))],
     "empty": lambda _, __: b"",
@@ -46,14 +37,8 @@ CONTENTS: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "longer": lambda content, rng: content + rng.choice([b"\n", b"0", content, rng.randbytes(50)]),
     "binary": lambda content, rng: rng.randbytes(len(content)),
     "zeros": lambda content, _: bytes(len(content)),
-    "hole": lambda content, rng: content[: (place := rng.randrange(len(content)))] + content[place + 1 :],
-    "other encoding": lambda content, rng: content.decode("latin-1").encode(
-        rng.choice(["utf-16", "utf-32-be", "cp037"])
-    ),
     "line ends": lambda content, _: content.replace(b"\n", b"\r\n"),
     "without its first line": lambda content, _: content.partition(b"\n")[2],
-    "lines turned round": lambda content, _: b"\n".join(content.split(b"\n")[::-1]),
-    "bomb": lambda content, _: content.partition(b"\n")[0] + b"\n" + _bomb(),
 }
 """New content for old."""
 
@@ -77,7 +62,7 @@ JSONS: dict[str, Callable[[Any, random.Random], str]] = {
     "nothing": lambda _, __: "null",
     "other spaces": lambda told, _: json.dumps(told, separators=(",", ":")),
 }
-"""New JSON for old, in a job or in the notes of a block."""
+"""New JSON for old, in a job."""
 
 
 def _replaced(put: Callable[[Path], object]) -> Damage:
@@ -172,13 +157,7 @@ def damages() -> Iterator[tuple[str, Damage]]:
             text = write(told["job"] if inner else told, rng)
             path.write_text(json.dumps(told | {"job": None}).replace("null", text) if inner else text, encoding="utf-8")
 
-        def notes(folder: Path, rng: random.Random, write: Callable[[Any, random.Random], str] = write) -> None:
-            path = rng.choice([path for path in files(folder) if path.name.startswith(("block", "half"))])
-            label, header, content = path.read_bytes().split(b"\n", 2)
-            path.write_bytes(b"\n".join([label, write(json.loads(header), rng).encode(), content]))
-
         yield f"job: {name}", job
-        yield f"notes: {name}", notes
     yield from PLACES.items()
 
 

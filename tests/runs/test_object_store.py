@@ -12,7 +12,7 @@ from captum_norm import InvalidInputError
 from captum_norm.runs import RayBackend
 from captum_norm.text.files import Remote
 from tests.fuzzing import FACTOR
-from tests.object_store import DENIED, FULL, ObjectStore, Refusal, Request, environment
+from tests.object_store import DENIED, ObjectStore, Refusal, Request, environment
 from tests.runs import extractions
 from tests.runs.extractions import interrupt, run
 from tests.runs.test_storage import PAIRS, check_result, names, put_text
@@ -125,25 +125,4 @@ def test_workers_that_are_refused_say_so(object_store: ObjectStore, ray: RayBack
         run(source, out, backend=ray)
     assert "\n" not in str(found.value)
     run(source, out, backend=ray)
-    check_result("s3://bucket", PAIRS)
-
-
-def test_the_storage_is_full(object_store: ObjectStore) -> None:
-    source, out = put_text("s3://bucket/text", PAIRS), "s3://bucket/out"
-    written = 0
-
-    def full(request: Request) -> Refusal | None:
-        nonlocal written
-        written += request.method == "PUT"
-        return FULL if request.method == "PUT" and written > 3 else None
-
-    with (
-        object_store.refusing(full),
-        pytest.raises(
-            InvalidInputError, match=r"^cannot read or write .*-000000002: .* bucket is exceeded; fix it and"
-        ),
-    ):
-        run(source, out)
-    assert len(object_store.tree("out.parts/block")) == 2
-    run(source, out)
     check_result("s3://bucket", PAIRS)

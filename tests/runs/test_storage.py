@@ -3,9 +3,6 @@
 import gzip
 import hashlib
 import json
-import random
-import shutil
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,13 +15,10 @@ from alignment.pipeline import ExtractionCounts, extract
 from captum_norm import InvalidInputError
 from captum_norm.runs import Journal, journal, published
 from captum_norm.text.files import is_url, place_of
-from tests.fuzzing import FACTOR
 from tests.runs import extractions
-from tests.runs.damage import damages
 from tests.runs.extractions import Batch, align, expected, interrupt, run, scored
 
 PAIRS = extractions.text(4 * extractions.BLOCK_LINES - 1)
-SETTINGS = {"settings": {"layer": 1, "é": None}}
 
 
 def put(name: str, content: str | bytes) -> str:
@@ -268,56 +262,6 @@ def test_a_file_where_the_folder_should_be_is_refused(place: str) -> None:
     with pytest.raises(InvalidInputError, match="not an unfinished run: it is not a folder; move it away"):
         run(source, out)
     assert place_of(f"{out}.parts").read() == b"of the user"
-
-
-@pytest.mark.fuzz
-def test_damaged_journals(place: str, tmp_path: Path) -> None:
-    """Does all damage to an interrupted run that leaves regular files."""
-    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
-    interrupt(source, out, 2, **SETTINGS)
-    template = tree(f"{out}.parts")
-    results = refusals = 0
-    kinds = dict(damages())
-    chosen = list(kinds) if "memory" in place else random.Random(0).sample(sorted(kinds), min(4 * FACTOR, len(kinds)))
-    for name in chosen:
-        local = tmp_path / "local" / "out.parts"
-        local.mkdir(parents=True)
-        (local / "lock").touch()
-        for file, content in template.items():
-            (local / file).write_bytes(content)
-        kinds[name](local, random.Random(name))
-        regular = local.is_dir() and all(path.is_file() and not path.is_symlink() for path in local.iterdir())
-        if regular and all(path.stat().st_size < 1 << 24 for path in local.iterdir()):
-            damaged = {path.name: path.read_bytes() for path in local.iterdir() if path.name != "lock"}
-            refused = damaged_run(place, source, out, damaged, name)
-            results, refusals = results + (not refused), refusals + refused
-        shutil.rmtree(tmp_path / "local")
-    assert results
-    assert refusals or len(chosen) < len(kinds)
-
-
-def damaged_run(place: str, source: str, out: str, files: Mapping[str, bytes], case: str) -> bool:
-    """Go on with a damaged run, if need be with restart; return whether that was needed or refused, too."""
-    folder = place_of(f"{out}.parts")
-    folder.make()
-    folder.remove(*names(str(folder)))
-    for name, content in files.items():
-        (folder / name).write(content)
-    try:
-        run(source, out, overwrite=True, **SETTINGS)
-    except InvalidInputError:
-        assert tree(str(folder)) == files, case
-    else:
-        assert place_of(out).read().decode() == expected(PAIRS), case
-        assert names(place) == ["out", *["out.manifest.json"] * is_url(place), "text"] or "notes.txt" in files, case
-        return False
-    try:
-        run(source, out, overwrite=True, restart=True, **SETTINGS)
-    except InvalidInputError:
-        assert tree(str(folder)) == files, case
-    else:
-        assert place_of(out).read().decode() == expected(PAIRS), case
-    return True
 
 
 def test_the_status_of_a_run_is_told(place: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,26 +1,20 @@
 """Words of tokens, for tokenizers of every kind; scores of words against those added token by token."""
 
 import random
-import re
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, BertTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
-import alignment
-from captum_norm import InvalidInputError, NormAttribution
+from captum_norm import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL, LANGUAGE_MODEL
 from captum_norm.loading.files import place_of
 from captum_norm.text.words import WordScore, joined_spans, word_spans, words_of, words_of_tokens
-from tests import families, oracle
 from tests.alignment.translation_models import fsmt_tokenizer, m2m100_tokenizer, marian_tokenizer
-from tests.families import EVERY
 
 # The words of a text, and the white space before each.
 WORDS = [
@@ -276,25 +270,6 @@ def test_maps_and_further_positions() -> None:
     assert (behind.numbers, behind.texts) == ((0, 1, 1, 2), ("[virtual 1]", "ab", "c"))
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_norms_of_words_are_those_of_vectors_added_slowly(name: str) -> None:
-    model, ids = families.build(name, 0), families.inputs(name, 0, batch=1, length=7)
-    words = words_of_tokens(["a", "##b", "##c", "d", ".", "e", "##f"])
-    found = words.rows(NormAttribution(model).maps(ids, segments=words.segments()).self_attention[0].double())
-    for index, layer in enumerate(oracle.layers(EVERY[name], model, ids)):
-        vectors = layer.vectors("attn")[0][0]
-        expected = torch.zeros(len(words.texts), len(words.texts), dtype=torch.float64)
-        for row in range(len(words.texts)):
-            queries = [query for query, number in enumerate(words.numbers) if number == row]
-            for column in range(len(words.texts)):
-                keys = [key for key, number in enumerate(words.numbers) if number == column]
-                norms = [torch.stack([vectors[query, key] for key in keys]).sum(0).norm() for query in queries]
-                expected[row, column] = sum(norms) / len(norms)
-        torch.testing.assert_close(found[index], expected, rtol=1e-6, atol=1e-6 * float(expected.max()))
-        single = layer.vectors("attn")[0][0].norm(dim=-1)
-        assert (found[index] < words.maps(single) - 1e-6).any(), "the norm of a sum is less than the sum of norms"
-
-
 @pytest.mark.parametrize(
     ("scores", "score", "message"),
     [(torch.ones(4), "sum", "for 3 tokens"), (torch.ones(3), "median", "expected sum, mean or max")],
@@ -302,12 +277,3 @@ def test_norms_of_words_are_those_of_vectors_added_slowly(name: str) -> None:
 def test_scores_that_are_refused(scores: torch.Tensor, score: Any, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         words_of_tokens(["a", "##b", "c"]).scores(scores, score)
-
-
-def test_pieces_of_the_shipped_translation_models() -> None:
-    processor = SentencePieceProcessor(model_file=str(Path(alignment.__file__).parent / "models" / "pieces.model"))
-    text = "the unbelievable blue beard, of course, opened twenty-seven doors!"
-    tokens = processor.encode(text, out_type=str)
-    found = words_of_tokens(tokens)
-    assert len(found.numbers) == len(tokens) > len(found.texts)
-    assert found.texts == tuple(re.findall(r"[a-z-]+|[,!]", text))
