@@ -112,8 +112,9 @@ def register_method(method: "Method") -> "Method":
     from captum_norm.attr.base import AttentionMapAttribution as Base
     from captum_norm.results.maps import MapUnits
 
-    if not (isinstance(method, type) and issubclass(method, Base)):
-        got = getattr(method, "__name__", method)
+    argument: Any = method
+    if not (isinstance(argument, type) and issubclass(argument, Base)):
+        got = getattr(argument, "__name__", argument)
         raise InvalidInputError(f"got {got}; expected a class derived from AttentionMapAttribution")
     missing = [attribute for attribute in ("name", "title", "units") if not hasattr(method, attribute)]
     if missing:

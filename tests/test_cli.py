@@ -1,14 +1,20 @@
-"""The command line as a whole: version, help, and arguments that are refused before a model is loaded."""
+"""The command line as a whole: version, help, completion, the reference, and arguments that are refused early."""
 
+import argparse
+import contextlib
+import io
+import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
 import alignment.cli
 from captum_norm import cli
-from captum_norm.commands.program import Program
+from captum_norm.commands.program import Command, Program, add_options
+from captum_norm.methods import METHODS
 from tests.commands.calls import refused
 
 PROGRAMS: list[Program] = [main.__self__ for main in (cli.main, alignment.cli.main)]  # type: ignore[attr-defined]
@@ -69,3 +75,81 @@ def test_a_command_line_runs_as_a_module(module: str, program: str) -> None:
     done = subprocess.run([sys.executable, "-m", module, "nonsense"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith(f"{program}: error: argument COMMAND: invalid choice: 'nonsense'")
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripts of both programs, as users write them to a file."""
+    folder = tmp_path_factory.mktemp("completion")
+    for name, main in (("captum-norm", cli.main), ("norm-align", alignment.cli.main)):
+        for shell in ("bash", "zsh"):
+            printed = io.StringIO()
+            with redirect_stdout(printed), contextlib.suppress(SystemExit):
+                main(["--completion", shell])
+            (folder / f"{name}.{shell}").write_text(printed.getvalue(), encoding="utf-8")
+        assert printed.getvalue().startswith(f"#compdef {name}")
+    return folder
+
+
+def offered(scripts: Path, *words: str, folder: Path) -> list[str]:
+    """What bash offers for the last of these words."""
+    line = " ".join(words)
+    script = f"""
+        source {scripts / words[0]}.bash
+        COMP_WORDS=({line}{' ""' if words[-1] == "" else ""}); COMP_CWORD={len(words) - 1}
+        COMP_LINE="{line}"; COMP_POINT={len(line)}
+        function=$(complete -p {words[0]} | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+        $function {words[0]} "{words[-1]}" "{words[-2]}"
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    environment = {"PATH": os.environ["PATH"]}
+    found = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=True, cwd=folder, env=environment
+    )
+    return sorted(filter(None, found.stdout.split("\n")))
+
+
+OFFERED = [
+    (("captum-norm", "co"), ["compare"]),
+    (("norm-align", "ev"), ["evaluate"]),
+    (("captum-norm", "explain", "--ag"), ["--against", "--aggregation"]),
+    (("captum-norm", "explain", "--method", "at"), sorted(name for name in METHODS if name.startswith("at"))),
+    (("captum-norm", "explain", "--out", "gui"), ["guitar.html"]),
+    (("norm-align", "extract", "--recipe", "mut"), ["mutual"]),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), OFFERED)
+def test_bash_offers(scripts: Path, words: tuple[str, ...], expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "guitar.html").touch()
+    assert offered(scripts, *words, folder=tmp_path) == expected
+
+
+def test_other_shells_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--completion", "fish"]) == 2
+    output, error = capsys.readouterr()
+    assert (output, "expected" in error or "choose from" in error, error.count("\n")) == ("", True, 1)
+
+
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
+# Pages of options that several commands share.
+SHARED = {
+    "captum-norm": ("captum-norm-options", "captum-norm-explain-answers", "worker-options"),
+    "norm-align": ("norm-align-options", "worker-options"),
+}
+COMMANDS = [
+    pytest.param(program.name, command, id=f"{program.name} {command.name}")
+    for program in PROGRAMS
+    for command in program.commands
+]
+
+
+@pytest.mark.parametrize(("program", "command"), COMMANDS)
+def test_a_command_has_a_page_with_all_its_options(program: str, command: Command) -> None:
+    own = f"{program}-{command.name}"
+    text = "".join((REFERENCE / f"{name}.md").read_text(encoding="utf-8") for name in (own, *SHARED[program]))
+    parser = argparse.ArgumentParser(add_help=False)
+    add_options(parser, command.options)
+    options = {option for action in parser._actions for option in action.option_strings}
+    assert {option for option in options if f"`{option}" not in text} == set()
+    assert f"[`{program} {command.name}`]({own}.md)" in (REFERENCE / "command-line.md").read_text(encoding="utf-8")

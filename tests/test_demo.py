@@ -87,14 +87,6 @@ def test_output_has_the_table_the_definition_and_both_colourings(findings: demo.
     assert "guitar█" in by_norm or "man█" in by_norm or "stage█" in by_norm
 
 
-def test_figure_shows_both_maps(findings: demo.Findings) -> None:
-    figure = demo.draw(findings)
-    weights, norms = (axes for axes in figure.axes if axes.images)
-    torch.testing.assert_close(torch.as_tensor(weights.images[0].get_array()), findings.weights.double())
-    torch.testing.assert_close(torch.as_tensor(norms.images[0].get_array()), findings.norms.double())
-    assert "layer 4" in figure.get_suptitle()
-
-
 def test_command_writes_the_picture_and_says_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,14 +12,7 @@ import torch
 from captum_norm.errors import InvalidInputError
 from captum_norm.identity import configuration_digest, tokenizer_digest, weights_digest
 from captum_norm.loading import load_tokenizer
-from captum_norm.models import (
-    FeedForwardLayout,
-    Layout,
-    Site,
-    layouts,
-    register_feed_forward,
-    register_layout,
-)
+from captum_norm.models import FeedForwardLayout, Layout, Site, layouts, register_feed_forward, register_layout
 from tests.alignment.translation_models import FAMILIES
 from tests.lab.analysis.small import bert, tokenizer
 

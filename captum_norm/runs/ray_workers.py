@@ -10,18 +10,17 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.runs.blocks import Block
-from captum_norm.runs.job import Job, Monitor, Parts, RayBackend, Step, Work, finish_block, finished_step
+from captum_norm.runs.job import Job, Monitor, Parts, RayBackend, Step, finish_block, finished_step
 from captum_norm.runs.journal import Journal, Record
 from captum_norm.versions import versions
 
@@ -57,18 +56,18 @@ class _Call:
         return f"{block} ({', '.join(part.source for part in block.parts)})"
 
 
-class _WorkerHandle:
+class WorkerHandle:
     """The driver's record of a worker: actor, call in progress, and whether it has loaded the job."""
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
         self.ready = False
-        self.start(_Call("prepare"))
+        self.start(_Call("load"))
 
     def start(self, call: _Call) -> None:
         """Let the worker do a call."""
         self.call: _Call | None = call
-        self.answer = getattr(self.actor, call.method).remote(*call.arguments)
+        self.answer = self.actor.call.remote(call.method, *call.arguments)
 
 
 def run_on_ray(job: Job[Result], backend: RayBackend, journal: Journal, monitor: Monitor) -> Result:
@@ -98,7 +97,7 @@ class _Driver:
         content, arrays = dumps(job)
         threads = max(1, int(backend.cpus_per_worker))
         self._arguments = ray.put(content), ray.put(arrays), versions(), str(Path.cwd()), threads
-        self._workers: list[_WorkerHandle] = []
+        self._workers: list[WorkerHandle] = []
         self._again = deque[_Call]()
         self._started = self._failed_starts = 0
         self._scaled = -math.inf
@@ -142,7 +141,7 @@ class _Driver:
             )
             self._monitor.report(f"still waiting for a worker, which needs {needed}; the cluster has {there}")
 
-    def _take(self, worker: _WorkerHandle, call: _Call) -> Iterator[tuple[_Call, Any]]:
+    def _take(self, worker: WorkerHandle, call: _Call) -> Iterator[tuple[_Call, Any]]:
         """Take what a worker has answered; if it died, it is removed and its call begun again."""
         try:
             answer = self._ray.get(worker.answer)
@@ -155,16 +154,16 @@ class _Driver:
             yield from self._begin_again(call, _reason(error))
             return
         worker.call = None
-        if isinstance(answer, Failure):
-            raise InvalidInputError(answer.message)
-        if call.method == "prepare":
+        if isinstance(answer, InvalidInputError):
+            raise answer
+        if call.method == "load":
             worker.ready, self._failed_starts = True, 0
         else:
             yield call, answer
 
     def _begin_again(self, call: _Call, reason: str) -> Iterator[tuple[_Call, Any]]:
         """Begin the call of a dead worker again, unless it was finished, or has killed as many workers as it may."""
-        if call.method == "prepare":
+        if call.method == "load":
             self._failed_starts += 1
             self._monitor.retry("loading the job", reason)
             if self._failed_starts >= _MOST_FAILED_STARTS * (len(self._workers) + 1):
@@ -205,7 +204,7 @@ class _Driver:
                 num_cpus=backend.cpus_per_worker,
                 num_gpus=backend.gpus_per_worker,
             )
-            self._workers.append(_WorkerHandle(actor_class.remote(*self._arguments)))
+            self._workers.append(WorkerHandle(actor_class.remote(*self._arguments)))
 
     def _room(self) -> int:
         """The number of workers that the cluster has room for, at least 1."""
@@ -260,14 +259,8 @@ def _check_address(address: str | None) -> None:
             raise InvalidInputError(f"cannot reach a Ray cluster at {address}: {error}") from error
 
 
-class Failure(NamedTuple):
-    """An error that ends the job, as a worker answers it instead of a result."""
-
-    message: str
-
-
 class Worker:
-    """Loads a job once, then works on its blocks; its methods return a :class:`Failure` for an error of the user's."""
+    """Loads a job, then works on its blocks."""
 
     def __init__(
         self, content: bytes, arrays: "Arrays", expected: Mapping[str, str], folder: str, threads: int
@@ -278,51 +271,36 @@ class Worker:
         with suppress(OSError):  # this node may not have the driver's folder, from which relative paths start
             os.chdir(folder)
 
-    def prepare(self) -> Failure | None:
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method; an error of the user's is returned, since the process survives it."""
+        try:
+            return {"load": self._load, "work": self._work, "finish": self._finish}[method](*arguments)
+        except CaptumNormError as error:
+            return InvalidInputError(f"{error} (a worker on {socket.gethostname()}, process {os.getpid()})")
+
+    def _load(self) -> None:
         """Load the job and check that the folder of the run is here."""
-
-        def prepare() -> None:
-            self._work  # noqa: B018
-            self._journal.expect_job()
-
-        return _answer(prepare)
-
-    def work(self, block: Block) -> Step | Failure:
-        """Finish a block."""
-        return _answer(lambda: finish_block(self._job, self._journal, self._work, block))
-
-    def finish(self, number: int) -> Any:
-        """Make the result of the job, of so many blocks."""
-        return _answer(lambda: self._job.finish(Parts(self._job, self._journal, number)))
-
-    @cached_property
-    def _job(self) -> Job[Any]:
         here = versions()
         for name, version in self._expected.items():
             if here.get(name) != version:
                 message = f"got {name} {here.get(name)}, expected {version} as in the process that started the job"
                 raise InvalidInputError(f"{message}; install the same versions on all nodes")
         try:
-            job: Job[Any] = loads(self._content, self._arrays)
+            self._job: Job[Any] = loads(self._content, self._arrays)
         except Exception as error:
             reason = f"cannot load the job ({type(error).__name__}: {error})"
             raise InvalidInputError(f"{reason}; its code must be installed on all nodes") from error
-        return job
+        self._do = self._job.worker()
+        self._journal = Journal(self._job.output, self._job.identity)
+        self._journal.expect_job()
 
-    @cached_property
-    def _work(self) -> Work:
-        return self._job.worker()
+    def _work(self, block: Block) -> Step:
+        """Finish a block."""
+        return finish_block(self._job, self._journal, self._do, block)
 
-    @cached_property
-    def _journal(self) -> Journal:
-        return Journal(self._job.output, self._job.identity)
-
-
-def _answer(do: Callable[[], T]) -> T | Failure:
-    try:
-        return do()
-    except CaptumNormError as error:
-        return Failure(f"{error} (a worker on {socket.gethostname()}, process {os.getpid()})")
+    def _finish(self, number: int) -> Any:
+        """Make the result of the job, of so many blocks."""
+        return self._job.finish(Parts(self._job, self._journal, number))
 
 
 def dumps(value: object) -> "tuple[bytes, Arrays]":

@@ -22,6 +22,21 @@ from captum_norm.errors import InvalidInputError
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = [
+    "BYTE_CHARACTERS",
+    "WORD_MEASURES",
+    "Span",
+    "WordMeasure",
+    "WordScore",
+    "Words",
+    "joined_spans",
+    "token_texts",
+    "word_spans",
+    "words_of",
+    "words_of_text",
+    "words_of_tokens",
+]
+
 Span = tuple[int, int]
 """The first character of a piece of text, and the one behind its last."""
 

@@ -90,21 +90,8 @@ def test_norms_of_words_are_of_vectors_added(tmp_path: Path, capsys: pytest.Capt
     assert torch.tensor(content["map"]["values"]).shape == (1, len(WORDS), len(WORDS))
     # An index is that of a token.
     place = words.numbers.index(WORDS.index("unbelievably")) + 2
-    assert (
-        explained(
-            "--words",
-            "--word-score",
-            "norm",
-            "--layer",
-            "3",
-            "--position",
-            str(place),
-            "--out",
-            str(path),
-            text=SENTENCE,
-        )
-        == 0
-    )
+    given[given.index("first")] = str(place)
+    assert explained(*given, text=SENTENCE) == 0
     content = written(path)
     row = words.rows(maps)[0, 0, WORDS.index("unbelievably")]
     torch.testing.assert_close(torch.tensor(content["scores"]), row)

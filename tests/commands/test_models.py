@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers as hf
@@ -125,14 +124,3 @@ def test_a_model_is_checked_in_few_bits(quantization: str, tmp_path: Path, capsy
     with torch.no_grad():
         error = (linear(inputs) - linear.bias - inputs @ whole.T).norm() / (inputs @ whole.T).norm()
     assert 1e-4 < error < 0.15
-
-
-def test_an_adapter_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.manual_seed(0)
-    base = hf.BertModel.from_pretrained(save_tiny(hf.BertModel(bert_config()), tmp_path / "base"))
-    adapted = peft.get_peft_model(
-        base, peft.LoraConfig(target_modules=["value", "output.dense"], init_lora_weights=False)
-    )
-    adapted.save_pretrained(str(tmp_path / "adapter"))
-    assert main(["models", "--check", str(tmp_path / "adapter")]) == 0
-    assert "(bert, PeftModel, float32)" in capsys.readouterr().out

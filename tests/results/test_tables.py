@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 
 from captum_norm.results.tables import csv_records, csv_text, json_text
-from tests.text.test_characters import ALL, OBEYED
+from tests.text.test_lines import ALL, OBEYED
 
 
 def test_json_comes_back_as_it_was_and_holds_nothing_that_is_obeyed() -> None:

@@ -117,17 +117,6 @@ def start(source: Path, out: Path, **options: Any) -> ForkServerProcess:
     return process
 
 
-def kill_at_random(process: ForkServerProcess, out: Path, rng: random.Random, seconds: float = 0.01) -> None:
-    """Ends a run, as nothing can keep one from, some blocks and some milliseconds later."""
-    goal, deadline = finished(out) + rng.randrange(7), time.monotonic() + 60
-    while finished(out) < goal and not out.exists() and process.exitcode is None:
-        assert time.monotonic() < deadline, "the run hangs"
-        time.sleep(0.001)
-    time.sleep(rng.uniform(0, seconds))
-    process.kill()
-    process.join()
-
-
 def run_until_killed(source: Path, out: Path, operation: int) -> bool:
     """Runs in a process that is killed just before its n-th file operation; False if it has fewer and finishes."""
     process = _CONTEXT.Process(target=_run_until, args=(source, out, operation))

@@ -2,10 +2,8 @@
 
 import math
 import os
-import random
 import shutil
 from collections.abc import Container, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,19 +33,6 @@ def test_killed_before_any_file_operation_it_goes_on(tmp_path: Path) -> None:
             run(source, out)
         check_result(source, out, pairs)
     assert operation > 30
-
-
-@pytest.mark.long
-def test_killed_at_random_until_it_is_through(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    pairs = extractions.text(40 * extractions.BLOCK_LINES + 1)
-    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
-    kills = 0
-    while not out.exists() and kills < 100:
-        extractions.kill_at_random(extractions.start(source, out, align=partial(align, delay=0.001)), out, rng)
-        kills += 1
-    check_result(source, out, pairs)
-    assert kills > 3
 
 
 def test_torn_block_is_made_again(tmp_path: Path) -> None:

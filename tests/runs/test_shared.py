@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification
 
-from captum_norm import ALTI, DecompX, NormAttribution
 from captum_norm.runs.ray_workers import dumps, loads
 
 
@@ -74,19 +72,6 @@ def test_memory_that_starts_at_the_same_place_may_end_elsewhere() -> None:
     assert values[0].data_ptr() == values[1].data_ptr()
     for found, value in zip(loads(*read_only(values)), values, strict=True):
         assert torch.equal(found, value)
-
-
-def test_meters_that_were_used_can_be_pickled() -> None:
-    config = BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=4)
-    model, ids = BertForSequenceClassification(config).train(False), torch.tensor([[2, 7, 9, 3]])
-    methods: list[tuple[Any, dict[str, int]]] = [
-        (NormAttribution(model), {}),
-        (ALTI(model), {}),
-        (DecompX(model), {"target": 1}),
-    ]
-    for method, options in methods:
-        scores = method.attribute(ids, **options)
-        assert torch.equal(loads(*dumps(method)).attribute(ids, **options), scores)
 
 
 def test_what_has_no_tensors_needs_no_torch() -> None:

@@ -4,11 +4,7 @@ import errno
 import gc
 import gzip
 import os
-import random
-import socket
 import sys
-import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Never
@@ -59,15 +55,6 @@ def test_a_file_is_written_read_and_removed(place: str) -> None:
         remote.read()
 
 
-def test_a_bucket_is_a_folder(object_store: ObjectStore) -> None:
-    for name in ("a", "b/c", "d", "e"):
-        object_store.put(name, b"")
-    assert sorted(place_of("s3://bucket").entries()) == [("a", True), ("b", False), ("d", True), ("e", True)]
-    place_of("s3://bucket").remove("a", "d")
-    place_of("s3://bucket").remove("e")
-    assert names("s3://bucket") == ["b"]
-
-
 def test_files_below_are_not_files_of_the_folder(place: str) -> None:
     place_of(f"{place}/below").make()
     place_of(f"{place}/below/a").write(b"a")
@@ -116,11 +103,7 @@ def interrupted(size: int, error: type[BaseException]) -> Iterator[bytes]:
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("size", [0, 12 << 20])
 def test_nothing_is_published_if_writing_is_interrupted(
-    place: str,
-    error: type[BaseException],
-    size: int,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
+    place: str, error: type[BaseException], size: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "_PART_BYTES", 5 << 20)
     place_of(f"{place}/a").write(b"old")
@@ -145,17 +128,6 @@ def test_large_files_appear_when_they_are_complete(place: str, monkeypatch: pyte
     assert names(place) == ["a"]
     with remote.open() as opened:
         assert opened.read() == chunk * 17
-
-
-def test_a_temporary_file_may_be_elsewhere(place: str) -> None:
-    place_of(f"{place}/parts").make()
-    remote: Any = place_of(f"{place}/a")
-    temporary: Any = place_of(f"{place}/parts/merged")
-    with remote.whole(temporary) as file:
-        file.write(b"new")
-        assert names(place) in ([], ["parts"])
-    assert remote.read() == b"new"
-    assert temporary.kind() is None
 
 
 def test_removing_many_objects_takes_few_requests(object_store: ObjectStore) -> None:
@@ -217,25 +189,6 @@ def test_a_bucket_that_does_not_exist_is_named_and_not_made(object_store: Object
     assert object_store.files.ls("") == ["bucket"]
 
 
-@pytest.mark.long
-def test_a_server_that_is_gone_is_an_error_soon(monkeypatch: pytest.MonkeyPatch, object_store_port: int) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{closed.getsockname()[1]}")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"another than {object_store_port}")
-        start = time.monotonic()
-        from s3fs import S3FileSystem
-
-        S3FileSystem.clear_instance_cache()
-        try:
-            with pytest.raises(OSError, match="Could not connect to the endpoint URL") as found:
-                place_of("s3://bucket/a").read()
-        finally:
-            S3FileSystem.clear_instance_cache()
-        assert found.value.errno == errno.EIO
-        assert time.monotonic() - start < 60
-
-
 def test_a_connection_that_breaks_while_text_is_read_is_one_sentence(object_store: ObjectStore) -> None:
     for suffix, content in (("", b"line\n" * 10), (".gz", gzip.compress(b"line\n" * 10))):
         url = object_store.put(f"text{suffix}", content)
@@ -267,21 +220,6 @@ def test_unknown_protocols_and_missing_packages_are_one_sentence(monkeypatch: py
             with pytest.raises(InvalidInputError, match=f"^{message}") as found:
                 use(url)
             assert "\n" not in str(found.value)
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_text_that_is_replaced_while_it_is_read_is_refused(object_store: ObjectStore, suffix: str) -> None:
-    def content(seed: int) -> bytes:
-        text = random.Random(seed).randbytes(9 << 20).hex().encode()
-        lines = b"\n".join(text[start : start + 100] for start in range(0, len(text), 100))
-        return gzip.compress(lines, 1) if suffix else lines
-
-    url = object_store.put(f"text{suffix}", content(1))
-    lines = read_lines(url)
-    next(lines)
-    object_store.put(f"text{suffix}", content(2))
-    with pytest.raises(InvalidInputError, match=f"^cannot read {url}: .* no longer exists"):
-        deque(lines, maxlen=0)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("two\nlines"), KeyError("key"), OSError("no number"), Exception()])

@@ -1,9 +1,11 @@
-"""Text as numbered lines, from plain and compressed files, and what is wrong with files that are no text."""
+"""Text as numbered lines, what is wrong with files that are no text, and unprintable characters spelled out."""
 
 import bz2
 import gzip
 import io
 import lzma
+import sys
+import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from captum_norm import InvalidInputError
 from captum_norm.text import lines as texts
+from captum_norm.text.characters import spelled_lines, spelled_out
 from captum_norm.text.lines import read_lines, read_text, scan_lines
 
 COMPRESS: Mapping[str, Callable[[bytes], bytes]] = {
@@ -118,3 +121,36 @@ def test_a_line_of_exactly_the_longest_length_is_read(tmp_path: Path, monkeypatc
     path.write_bytes(b"abcd\n")
     with pytest.raises(InvalidInputError, match="got a longer line"):
         list(read_lines(path))
+
+
+ALL = [chr(code) for code in range(sys.maxunicode + 1)]
+OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def test_no_control_character_is_left() -> None:
+    for character in ALL:
+        obeyed = unicodedata.category(character) in OBEYED
+        if obeyed or not character.isascii():  # the others are as they are
+            shown, lines = spelled_out(character), spelled_lines(character)
+            assert shown.isprintable()
+            assert (lines == character) >= (shown == character)
+            assert not obeyed or lines.isprintable() or character == "\n"
+        else:
+            assert spelled_out(character) == spelled_lines(character) == character
+
+
+@pytest.mark.parametrize(
+    ("text", "one", "several"),
+    [
+        ("plain é 好", "plain é 好", "plain é 好"),
+        ("\x1b]8;;u\x07", "\\x1b]8;;u\\x07", "\\x1b]8;;u\\x07"),
+        ("\x9b31m", "\\x9b31m", "\\x9b31m"),
+        ("a\nb\tc\rd", "a\\x0ab\\x09c\\x0dd", "a\nb\\x09c\\x0dd"),
+        ("\u202e\u200b\ufeff\u2028", "\\u202e\\u200b\\ufeff\\u2028", "\\u202e\\u200b\\ufeff\\u2028"),
+        ("\U000e0041\udce9", "\\U000e0041\\udce9", "\\U000e0041\\udce9"),
+        ("1\xa0000\u3000x", "1\\xa0000\\u3000x", "1\xa0000\u3000x"),
+        ("", "", ""),
+    ],
+)  # fmt: skip
+def test_spelling(text: str, one: str, several: str) -> None:
+    assert (spelled_out(text), spelled_lines(text)) == (one, several)

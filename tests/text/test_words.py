@@ -48,17 +48,7 @@ def _bytes(*, trim: bool, size: int = 290) -> Any:
 
 def _unigram(*, fallback: bool) -> Any:
     """SentencePiece's Unigram with Metaspace; unknown characters are bytes, or the unknown token."""
-    scores = {
-        "▁": -2.0,
-        "▁stop": -1.0,
-        "key": -2.0,
-        "s": -3.0,
-        "日": -4.0,
-        "本": -4.0,
-        "語": -4.0,
-        "D": -3.0,
-        "on": -3.0,
-    }
+    scores = {"▁": -2, "▁stop": -1, "key": -2, "s": -3, "日": -4, "本": -4, "語": -4, "D": -3, "on": -3}
     pieces = [("<unk>", 0.0), ("</s>", 0.0), *((piece, float(score)) for piece, score in scores.items())]
     if fallback:
         pieces += [(f"<0x{byte:02X}>", -9.0) for byte in range(256)]
@@ -70,22 +60,8 @@ def _unigram(*, fallback: bool) -> Any:
 
 def _characters() -> Any:
     """CJK characters and WordPiece pieces, as BERT cuts them, in lower case and without accents."""
-    vocabulary = [
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "don",
-        "'",
-        "t",
-        "sto",
-        "##p",
-        "日",
-        "本",
-        "keys",
-        "naive",
-        "[PAD]",
-        "[MASK]",
-    ]
+    special, pieces = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"], ["don", "'", "t", "sto", "##p", "日", "本"]
+    vocabulary = [*special, *pieces, "keys", "naive"]
     return BertTokenizer(vocab={token: index for index, token in enumerate(vocabulary)})
 
 
@@ -157,13 +133,8 @@ def test_offsets_tell_what_stood_close_together() -> None:
 def test_any_text(tokenizer: Any, seed: int) -> None:
     """No character of a text is lost or doubled, no word is divided where its tokens are not."""
     generator = random.Random(seed)
-    alphabet = [
-        *["a", "keys", "'", "-", ".", "é", "é", "日", "ー", "🙂", "👩\u200d👧", "ש", "กิ", "9", "_", "▁"],
-        " ",
-        "  ",
-        "\n",
-        "\t",
-    ]
+    alphabet = ["a", "keys", "'", "-", ".", "é", "é", "日", "ー", "🙂", "👩\u200d👧", "ש", "กิ", "9", "_", "▁"]
+    alphabet += [" ", "  ", "\n", "\t"]
     text = "x" + "".join(generator.choice(alphabet) for _ in range(30)) + "x"
     ids = tokenizer(text)["input_ids"]
     words = words_of(tokenizer, ids, text)
