@@ -76,16 +76,28 @@ def option(
         flag: the option, if it is not the name of the field.
         exclusive: whether it excludes the other such options of its class.
         positional: whether it is given without a name.
-        parse: parses its text, and raises ``argparse.ArgumentTypeError``; the type of the field if None.
+        parse: parses its text, and may raise InvalidInputError; the type of the field if None.
         settings: further arguments of ``argparse``, such as ``metavar``.
     """
     if not (default is None or default is False or default == [] or "(default" in explanation):
         explanation += " (default: %(default)s)"
-    settings = {"help": explanation, **settings} | ({} if parse is None else {"type": parse})
+    settings = {"help": explanation, **settings} | ({} if parse is None else {"type": _argument_type(parse)})
     metadata = {"settings": settings, "positional": positional, "flag": flag, "exclusive": exclusive}
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def _argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Make a parser one of ``argparse``, which tells its own errors from others."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except InvalidInputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parsed
 
 
 def argument(explanation: str, default: Any = None, **settings: Any) -> Any:

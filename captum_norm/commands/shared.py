@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from argparse import ArgumentTypeError
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ def whole_number(expected: str, accepts: Callable[[int], bool]) -> Callable[[str
     def parse(text: str) -> int:
         if text.isdecimal() and len(text) <= _MOST_DIGITS and accepts(int(text)):
             return int(text)
-        raise ArgumentTypeError(f"got {quoted_name(text)}; expected {expected}")
+        raise InvalidInputError(f"got {quoted_name(text)}; expected {expected}")
 
     return parse
 
@@ -54,7 +53,7 @@ def _decimal(pattern: str, expected: str) -> Callable[[str], float]:
     def parse(text: str) -> float:
         if re.fullmatch(pattern, text):
             return float(text)
-        raise ArgumentTypeError(f"got {quoted_name(text)}; expected {expected}")
+        raise InvalidInputError(f"got {quoted_name(text)}; expected {expected}")
 
     return parse
 
@@ -71,7 +70,7 @@ def index_or(*names: str) -> Callable[[str], int | str]:
             return text
         if re.fullmatch(rf"-?[0-9]{{1,{_MOST_DIGITS}}}", text):
             return int(text)
-        raise ArgumentTypeError(
+        raise InvalidInputError(
             f"got {quoted_name(text)}; expected {', '.join(['a number', *names[:-1]])} or {names[-1]}"
         )
 
@@ -88,16 +87,13 @@ def method_name(names: Collection[str]) -> Callable[[str], str]:
         if text in names:
             return text
         if ":" not in text:
-            raise ArgumentTypeError(
+            raise InvalidInputError(
                 f"got {quoted_name(text)}; expected one of {', '.join(names)}, or package.module:Class"
             )
         folder = str(Path.cwd())
         if folder not in sys.path:  # the folder of the command's script is there instead
             sys.path.append(folder)
-        try:
-            return import_method(text)
-        except InvalidInputError as error:
-            raise ArgumentTypeError(str(error)) from error
+        return import_method(text)
 
     return parse
 
@@ -113,12 +109,11 @@ def output_path(*suffixes: str, urls: bool = False) -> Callable[[str], Any]:
 
     def parse(name: str) -> Path | str:
         if Path(name).suffix.lower() not in suffixes:
-            raise ArgumentTypeError(
+            raise InvalidInputError(
                 f"cannot write {quoted_name(name)}: the name must end in one of {', '.join(suffixes)}"
             )
         file = name if urls and is_url(name) else Path(name)
-        with _for_argparse(name):
-            check_file(file)
+        check_file(file)
         return file
 
     return parse
@@ -127,22 +122,10 @@ def output_path(*suffixes: str, urls: bool = False) -> Callable[[str], Any]:
 def output_folder(name: str, *, urls: bool = False) -> Any:
     """Parse a folder to write into, which exists, or whose parent does: its path, or its URL as it is."""
     if not name:
-        raise ArgumentTypeError("cannot write into a folder without a name")
+        raise InvalidInputError("cannot write into a folder without a name")
     folder = name if urls and is_url(name) else Path(name)
-    with _for_argparse(name):
-        check_folder(folder)
+    check_folder(folder)
     return folder
-
-
-@contextmanager
-def _for_argparse(name: str) -> Iterator[None]:
-    """Convert errors for ``argparse``."""
-    try:
-        yield
-    except InvalidInputError as error:
-        raise ArgumentTypeError(str(error)) from error
-    except OSError as error:
-        raise ArgumentTypeError(f"cannot write {quoted_name(name)}: {error.strerror}") from error
 
 
 @contextmanager

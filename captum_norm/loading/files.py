@@ -36,7 +36,7 @@ def file_at(place: str, name: str) -> str | None:
         return None
 
 
-def place_of(name_or_path: str) -> str:
+def model_location(name_or_path: str) -> str:
     """The folder of a model, or its name on the hub; refuses the names of files and of folders that do not exist."""
     if name_or_path == DEFAULT_MODEL:
         return _default_folder()
@@ -67,7 +67,7 @@ def _default_folder() -> str:
 
 def read_config(name_or_path: str) -> Any:
     """Read the configuration of a model."""
-    folder = place_of(name_or_path)
+    folder = model_location(name_or_path)
     absence = "" if Path(folder).is_dir() else " (no folder of that name here)"
     import transformers
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from captum_norm.checks import check_choice, quoted
 from captum_norm.errors import InvalidInputError
-from captum_norm.loading.files import DEFAULT_MODEL, file_at, place_of, quiet, read_config, said_plainly
+from captum_norm.loading.files import DEFAULT_MODEL, file_at, model_location, quiet, read_config, said_plainly
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -95,7 +95,7 @@ def _tokenizer(name_or_path: str, adapter: "_Adapter | None") -> "PreTrainedToke
     if adapter is not None and file_at(adapter.place, "tokenizer_config.json") is None:
         with _of_adapter(name_or_path, adapter):
             return _tokenizer(adapter.base, None)
-    folder = place_of(name_or_path)
+    folder = model_location(name_or_path)
     import transformers
 
     with quiet(), said_plainly(f"cannot load a tokenizer for {name_or_path}"):
@@ -166,7 +166,7 @@ def load_sentence_transformer(name_or_path: str = DEFAULT_MODEL, quantization: Q
     Raises:
         InvalidInputError: it cannot be loaded, or sentence-transformers is not installed.
     """
-    place = place_of(name_or_path)
+    place = model_location(name_or_path)
     with quiet(), said_plainly(f"cannot load the sentence encoder {name_or_path}"):
         if file_at(place, _MODULES) is None:
             return None
@@ -186,7 +186,7 @@ def load_poolings(name_or_path: str = DEFAULT_MODEL) -> list[str]:
     Raises:
         InvalidInputError: its files are damaged.
     """
-    place = place_of(name_or_path)
+    place = model_location(name_or_path)
     poolings: list[str] = []
     with quiet(), said_plainly(f"cannot load the sentence encoder {name_or_path}"):
         listed = file_at(place, _MODULES)
@@ -233,7 +233,7 @@ class _Adapter:
 
 def _adapter_at(name_or_path: str) -> _Adapter | None:
     """The adapter in a folder or on the hub; None if there is none."""
-    place = place_of(name_or_path)
+    place = model_location(name_or_path)
     with _reading_adapter(name_or_path):
         file = file_at(place, _ADAPTER)
         if file is None:
@@ -283,7 +283,7 @@ def _pretrained(
         if weights is not None:
             config.num_labels = _number_of_labels(_empty(config, kind), weights)
         model, report = kind.from_pretrained(
-            place_of(name_or_path),
+            model_location(name_or_path),
             quantization_config=None if quantization is None else _quantized(quantization, _empty(config, kind)),
             config=config,
             output_loading_info=True,

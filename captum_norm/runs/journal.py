@@ -69,7 +69,7 @@ class Journal:
         return str(self._folder)
 
     @contextmanager
-    def opened(self, *, restart: bool) -> Iterator[None]:
+    def locked(self, *, restart: bool) -> Iterator[None]:
         """Prepare the folder and, unless it is at a URL, lock it against other runs inside the context.
 
         Args:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.runs.blocks import Block
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     Arrays = list[NDArray[np.uint8]]
 
 Result = TypeVar("Result")
-T = TypeVar("T")
 
 _POLL_SECONDS = 1.0
 _SCALE_SECONDS = 5.0
@@ -43,9 +42,9 @@ _LEAST_BYTES = 1 << 16
 
 @dataclass(eq=False)
 class _Call:
-    """A call of a worker's method, and how many workers have died of it."""
+    """A call of a worker, and how many have died of it."""
 
-    method: str
+    method: Literal["load", "work", "finish"]
     arguments: tuple[Any, ...] = ()
     deaths: int = 0
 
@@ -274,7 +273,7 @@ class Worker:
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method; an error of the user's is returned, since the process survives it."""
         try:
-            return {"load": self._load, "work": self._work, "finish": self._finish}[method](*arguments)
+            return getattr(self, f"_{method}")(*arguments)
         except CaptumNormError as error:
             return InvalidInputError(f"{error} (a worker on {socket.gethostname()}, process {os.getpid()})")
 

@@ -71,7 +71,7 @@ def run_job(
     else:
         raise InvalidInputError(f'got the backend {backend!r}; expected "local", "ray" or a RayBackend')
     journal = Journal(job.output, job.identity, report)
-    with journal.opened(restart=restart):
+    with journal.locked(restart=restart):
         with bars.bar(job.title, None, job.unit) as bar, bars.hidden():
             monitor = Monitor(job, journal, None if log is None else Path(log), report, bar)
             monitor.event("started", output=job.output, identity=dict(job.identity), process=os.getpid())

@@ -19,6 +19,7 @@ from re import match
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, Literal, Self, cast
 
+from captum_norm.checks import quoted_name
 from captum_norm.errors import InvalidInputError
 
 Kind = Literal["file", "directory", "other"]
@@ -145,7 +146,7 @@ class Remote:
         if not path.strip("/"):
             raise InvalidInputError(f"got the URL {url}; expected the name of a file or folder in it")
         self._objects, self._s3 = protocol in _OBJECT_STORES, protocol in {"s3", "s3a"}
-        with reaching(url):
+        with as_oserror(url):
             try:
                 # What other processes write must be seen at once.
                 options = {"use_listings_cache": False, **(_S3_OPTIONS if self._s3 else {})}
@@ -163,7 +164,7 @@ class Remote:
 
     def status(self) -> tuple[Kind, int | None]:
         """What it is, and its size, if known; a folder of an object store is one if it holds anything."""
-        with reaching(self.url):
+        with as_oserror(self.url):
             info = self._system.info(self._path)
             return info["type"], info.get("size")
 
@@ -178,46 +179,46 @@ class Remote:
     def entries(self) -> Iterator[tuple[str, bool]]:
         """The names in this folder, and whether they are files."""
         listed: list[dict[str, Any]] = []
-        with suppress(FileNotFoundError), reaching(self.url):
+        with suppress(FileNotFoundError), as_oserror(self.url):
             listed = self._system.ls(self._path, detail=True)
         for entry in listed:
             if name := entry["name"].rstrip("/").removeprefix(self._path).strip("/"):
                 yield name, entry["type"] == "file"
 
     def read(self, start: int | None = None, end: int | None = None) -> bytes:
-        with reaching(self.url):
+        with as_oserror(self.url):
             return bytes(self._system.cat_file(self._path, start=start, end=end))
 
     def open(self) -> BinaryIO:
-        with reaching(self.url):
+        with as_oserror(self.url):
             opened = self._system.open(self._path, "rb", block_size=_REQUEST_BYTES)
         return BufferedReader(_Reader(opened, self.url), _READ_BYTES)
 
     def make(self) -> None:
         """Make this folder and those above it, where there are folders."""
         if not self._objects:  # s3fs would make a bucket
-            with reaching(self.url):
+            with as_oserror(self.url):
                 self._system.makedirs(self._path, exist_ok=True)
 
     def remove(self, *names: str) -> None:
         paths = [f"{self._path}/{name}" for name in names]
         if self._s3 and len(paths) > 1 and not any(map(has_magic, paths)):  # rm takes an asterisk for several
-            with reaching(self.url):
+            with as_oserror(self.url):
                 self._system.rm(paths)
             return
         for path in paths:
-            with suppress(FileNotFoundError), reaching(self.url):
+            with suppress(FileNotFoundError), as_oserror(self.url):
                 self._system.rm_file(path)
 
     def remove_folder(self) -> None:
         """Remove the folder, if it exists and is empty."""
         if not self._objects:
-            with suppress(OSError), reaching(self.url):
+            with suppress(OSError), as_oserror(self.url):
                 self._system.rmdir(self._path)
 
     def write(self, content: bytes) -> None:
         if self._objects:
-            with reaching(self.url):
+            with as_oserror(self.url):
                 self._system.pipe_file(self._path, content)
         else:
             with self.whole() as file:
@@ -230,11 +231,11 @@ class Remote:
         path = temporary._path if temporary else f"{folder}/.{name}.{secrets.token_hex(4)}.tmp"
         options: dict[str, Any] = {"autocommit": False, "block_size": _PART_BYTES} if self._s3 else {}
         with ExitStack() as failed:
-            with reaching(self.url):
+            with as_oserror(self.url):
                 file = self._system.open(self._path if self._s3 else path, "wb", **options)
             failed.callback(self._discard, file, path)
             yield cast(BinaryIO, Writer(file, self.url))
-            with reaching(self.url):
+            with as_oserror(self.url):
                 file.close()
                 if self._s3:
                     file.commit()
@@ -312,10 +313,9 @@ def check_file(name: str | PathLike[str]) -> Kind | None:
 
     Raises:
         InvalidInputError: it is a folder, or its folder does not exist or cannot be written to.
-        OSError: it cannot be examined.
     """
     place = place_of(name)
-    kind = place.kind()
+    kind = _examined(place)
     if kind == "directory":
         raise InvalidInputError(f"cannot write {place}: it is a folder")
     if isinstance(place, Local) and kind != "other":
@@ -330,16 +330,23 @@ def check_folder(name: str | PathLike[str]) -> None:
 
     Raises:
         InvalidInputError: it is a file, its parent does not exist, or it cannot be written to.
-        OSError: it cannot be examined.
     """
     place = place_of(name)
-    kind = place.kind()
+    kind = _examined(place)
     if kind not in ("directory", None):
         raise InvalidInputError(f"cannot use {place} as a folder: it is a file")
     if isinstance(place, Local):
         if kind is None and not place.path.parent.is_dir():
             raise InvalidInputError(f"cannot make the folder {place}: there is no folder {place.path.parent}")
         _check_writable(place.path.parent if kind is None else place.path)
+
+
+def _examined(place: Place) -> Kind | None:
+    """What a place to write is; None if it does not exist, InvalidInputError if that cannot be told."""
+    try:
+        return place.kind()
+    except OSError as error:
+        raise InvalidInputError(f"cannot write {quoted_name(str(place))}: {error.strerror or error}") from error
 
 
 def _check_writable(folder: Path) -> None:
@@ -352,7 +359,7 @@ def _check_writable(folder: Path) -> None:
 
 
 @contextmanager
-def reaching(url: str) -> Iterator[None]:
+def as_oserror(url: str) -> Iterator[None]:
     """Convert the errors of a file system, which may be of any type, into OSErrors with number, reason and the URL."""
     try:
         yield
@@ -380,7 +387,7 @@ class _Reader(RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        with reaching(self._url):
+        with as_oserror(self._url):
             self._file.seek(self._position)
             content = self._file.read(len(buffer))
         buffer[: len(content)] = content
@@ -403,7 +410,7 @@ class Writer(RawIOBase):
         return True
 
     def write(self, content: Any, /) -> int:
-        with reaching(self._url):
+        with as_oserror(self._url):
             written: int = self._file.write(content)
         self.bytes += len(content)
         self.sha256.update(content)

@@ -1,6 +1,5 @@
 """A command line of subcommands: what it prints, and the exit code of everything that can go wrong."""
 
-import argparse
 import errno
 import logging
 import os
@@ -185,7 +184,7 @@ def test_whole_numbers() -> None:
 @pytest.mark.parametrize(("parse", "texts"), [(positive, ["0"]), (natural, []), (resamples, ["1"])])
 def test_what_is_no_such_number_is_refused(parse: object, texts: list[str]) -> None:
     for text in [*texts, "", "-1", "1.5", "x", "²", "9" * 10, "9" * 5000, "\x1b[31m"]:
-        with pytest.raises(argparse.ArgumentTypeError) as raised:
+        with pytest.raises(InvalidInputError) as raised:
             parse(text)  # type: ignore[operator]
         assert str(raised.value).isprintable()
         assert len(str(raised.value)) < 200

@@ -186,7 +186,7 @@ def test_a_worker_reads_the_job_and_lists_nothing(tmp_path: Path, monkeypatch: p
     journal = Journal(str(tmp_path / "out"), {})
     with pytest.raises(InvalidInputError, match=r"out\.parts is not there.*; give a folder that all nodes reach"):
         journal.expect_job()
-    with journal.opened(restart=False):
+    with journal.locked(restart=False):
         monkeypatch.setattr(Local, "entries", failing)
         journal.expect_job()
         (tmp_path / "out.parts" / "job.json").write_text("{}")

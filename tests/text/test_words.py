@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, BertTokenizer, ByT5Tokenizer, PreTrained
 
 from captum_norm import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL, LANGUAGE_MODEL
-from captum_norm.loading.files import place_of
+from captum_norm.loading.files import model_location
 from captum_norm.text.words import WordScore, joined_spans, word_spans, words_of, words_of_tokens
 from tests.alignment.translation_models import fsmt_tokenizer, m2m100_tokenizer, marian_tokenizer
 
@@ -66,7 +66,7 @@ def _characters() -> Any:
 
 
 def _read(name: str) -> Any:
-    return AutoTokenizer.from_pretrained(place_of(name))
+    return AutoTokenizer.from_pretrained(model_location(name))
 
 
 TOKENIZERS: dict[str, Callable[[], Any]] = {
