@@ -164,9 +164,9 @@ def mutations(path: str, source: bytes) -> Iterator[Mutation]:
             yield Mutation(path, function, start, end, place.lineno, before, after)
 
 
-def drawn(tree: Path, seed: int, count: int) -> list[Mutation]:
-    """Mutations of the packages, at most one for each function."""
-    files = sorted(path for package in PACKAGES for path in (tree / package).rglob("*.py"))
+def drawn(tree: Path, seed: int, count: int, paths: Iterable[str] = PACKAGES) -> list[Mutation]:
+    """Mutations of packages, at most one for each function."""
+    files = sorted(path for package in paths for path in (tree / package).rglob("*.py"))
     every = [m for file in files for m in mutations(str(file.relative_to(tree)), file.read_bytes())]
     random.Random(seed).shuffle(every)
     chosen = {(mutation.path, mutation.function): mutation for mutation in reversed(every)}
@@ -302,12 +302,12 @@ def record(folder: Path, arguments: list[str]) -> None:
     fork(tree, arguments, None, Recorder(tree))
 
 
-def run(folder: Path, seed: int, count: int, limit: float, workers: int) -> None:
+def run(folder: Path, seed: int, count: int, limit: float, workers: int, paths: Iterable[str]) -> None:
     """Judge the mutations that were not judged yet."""
     tests = json.loads((folder / "tests.json").read_text(encoding="utf-8"))
     results = folder / "results.jsonl"
     judged = {json.dumps(result["mutation"]) for result in read(results)}
-    waiting = [m for m in drawn(folder / "tree", seed, count) if json.dumps(asdict(m)) not in judged]
+    waiting = [m for m in drawn(folder / "tree", seed, count, paths) if json.dumps(asdict(m)) not in judged]
     trees = SimpleQueue[Path]()
     for worker in range(workers):
         trees.put(copied(folder, f"tree{worker}"))
@@ -373,12 +373,13 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=240, help="seconds for a tier's tests (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="mutations at a time (default: %(default)s)")
     parser.add_argument("--tests", nargs="*", default=[], help="what to record, if not all tests")
+    parser.add_argument("--paths", nargs="*", default=PACKAGES, help="folders to mutate (default: both packages)")
     arguments = parser.parse_args()
     folder = arguments.folder.absolute()
     if arguments.action == "record":
         record(folder, arguments.tests)
     elif arguments.action == "run":
-        run(folder, arguments.seed, arguments.count, arguments.limit, arguments.workers)
+        run(folder, arguments.seed, arguments.count, arguments.limit, arguments.workers, arguments.paths)
     else:
         report(folder)
 

@@ -21,6 +21,7 @@ from captum_norm import (
 from tests import encoder_decoders, feed_forwards, oracle
 from tests.encoder_decoders import ENCODER_DECODERS, EncoderDecoder
 from tests.families import state_of, tiers
+from tests.padding import expect_alone, padded
 
 
 def cross_vectors(layer: oracle.Layer, scope: str) -> tuple[Tensor, Tensor]:
@@ -161,34 +162,17 @@ def expect_the_same_in_pieces(model: Any, inputs: Any, whole: Any, tolerance: fl
 
 def expect_the_same_if_padded(name: str, model: Any, side: str) -> None:
     """Sources and targets of one padded length, so that nothing can be told by its shape."""
-    lengths = [(9, 4), (5, 9), (3, 1)]
-    method = NormAttribution(model, "attn_res")
-    batch = {key: torch.ones(3, 9, dtype=torch.long) for key in ("input_ids", "decoder_input_ids")}
-    masks = {key: torch.zeros(3, 9, dtype=torch.long) for key in ("attention_mask", "decoder_attention_mask")}
-    examples = []
-    for row, both in enumerate(lengths):
-        example = encoder_decoders.inputs(name, row, 1, *both)
-        examples.append(example)
-        for (key, ids), mask, length in zip(example.items(), masks.values(), both, strict=True):
-            filled = slice(0, length) if side == "right" else slice(9 - length, 9)
-            batch[key][row, filled], mask[row, filled] = ids[0], 1
-    maps = method.maps(batch | masks)
-    assert torch.equal(maps.real, masks["attention_mask"].bool())
-    assert maps.decoder_real is not None
-    assert torch.equal(maps.decoder_real, masks["decoder_attention_mask"].bool())
+    examples = [encoder_decoders.inputs(name, row, 1, *lengths) for row, lengths in enumerate([(9, 4), (5, 9), (3, 1)])]
+    method, batch = NormAttribution(model, "attn_res"), {}
+    for ids, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
+        batch[ids], batch[mask] = padded([example[ids] for example in examples], side, 1)
+    maps: Any = method.maps(batch)
+    assert torch.equal(maps.real, batch["attention_mask"].bool())
+    assert torch.equal(maps.decoder_real, batch["decoder_attention_mask"].bool())
     for row, example in enumerate(examples):
-        alone: Any = method.maps(example)
         source, target = maps.real[row], maps.decoder_real[row]
-        for stack, queries, keys in (
-            ("encoder", source, source),
-            ("decoder", target, target),
-            ("cross", target, source),
-        ):
-            whole = getattr(maps, stack)[row]
-            inside = whole[:, queries][..., keys]
-            torch.testing.assert_close(inside, getattr(alone, stack)[0], rtol=1e-4, atol=1e-5)
-            assert not whole[:, ~queries].any()
-            assert not whole[..., ~keys].any()
+        real = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
+        expect_alone(maps, row, method.maps(example), real)
 
 
 def test_scores_of_both_sequences_from_single_layers_and_their_mean() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from captum_norm import AttentionBlockAttribution, NormAttribution, NormMeter, UnsupportedScopeError
 from tests import families, feed_forwards, oracle
 from tests.families import EVERY, FAMILIES, OWN_CODE, REPRESENTATIVES, kind_of, state_of, tiers
+from tests.padding import expect_alone, padded
 from tests.test_matrix import SCOPES, expect_an_interrupt, relative
 
 BEHIND: tuple[Any, ...] = AttentionBlockAttribution.scopes[1:]
@@ -150,15 +151,11 @@ def expect_the_same_in_pieces(model: Any, inputs: Tensor, asked: Any, stacks: An
 
 def expect_the_same_if_padded(model: Any, inputs: Tensor, scope: Any, *, thorough: bool) -> None:
     """The second example is cut and padded on either side; both give what they give alone."""
-    length, cut = inputs.shape[1], 3
     method = AttentionBlockAttribution(model, scope)
-    examples = [inputs[:1], inputs[1:, cut:]]
+    examples = [inputs[:1], inputs[1:, 3:]]
     alone = [(method.maps(example), method.attribute(example)[0]) for example in examples]
     for side in ("left", "right"):
-        batch, mask = torch.zeros_like(inputs), torch.zeros_like(inputs)
-        for row, example in enumerate(examples):
-            start = length - example.shape[1] if side == "left" else 0
-            batch[row, start : start + example.shape[1]], mask[row, start : start + example.shape[1]] = example[0], 1
+        batch, mask = padded(examples, side)
         maps = method.maps({"input_ids": batch, "attention_mask": mask})
         if thorough:  # some rows of padding come alone
             lean = AttentionBlockAttribution(model, scope, memory_budget=1).maps(batch, mask)
@@ -166,10 +163,7 @@ def expect_the_same_if_padded(model: Any, inputs: Tensor, scope: Any, *, thoroug
         scores = method.attribute(batch, additional_forward_args=mask)
         for row, (expected, expected_scores) in enumerate(alone):
             real = mask[row].bool()
-            inside = maps.self_attention[row, :, real][..., real]
-            torch.testing.assert_close(inside, expected.self_attention[0], rtol=1e-5, atol=1e-6)
-            assert not maps.self_attention[row][:, ~real].any()
-            assert not maps.self_attention[row][..., ~real].any()
+            expect_alone(maps, row, expected, {"self_attention": (real, real)}, 1e-5, 1e-6)
             torch.testing.assert_close(scores[row, real], expected_scores, rtol=1e-5, atol=1e-6)
             assert not scores[row, ~real].any()
             if maps.mixing_ratio is not None and expected.mixing_ratio is not None:

@@ -26,6 +26,7 @@ from captum_norm import (
 from captum_norm.models import Scope
 from tests import families
 from tests.families import FAMILIES, Family, arrangement_of, state_of, tiers
+from tests.padding import expect_alone, padded
 
 SCOPES: dict[str, tuple[Scope, ...]] = {
     "post-norm": ("attn", "attn_res", "attn_res_ln", "atb"),
@@ -150,23 +151,16 @@ def expect_an_interrupt(family: Family, model: Any, work: Callable[[], Any]) -> 
 @pairs(TEXT_FAMILIES, without=["weights with residual"])
 def test_padding_and_batching_change_nothing(name: str, method: str) -> None:
     explain = METHODS[method](families.build(name))
-    lengths = [11, 7, 4]
-    examples = [families.inputs(name, seed, batch=1, length=length) for seed, length in enumerate(lengths)]
+    examples = [families.inputs(name, seed, batch=1, length=length) for seed, length in enumerate((11, 7, 4))]
     alone = [(explain.maps(example), explain.attribute(example)[0]) for example in examples]
     for side in ("left", "right"):
-        batch, mask = torch.zeros(3, 11, dtype=torch.long), torch.zeros(3, 11, dtype=torch.long)
-        for row, example in enumerate(examples):
-            filled = slice(0, lengths[row]) if side == "right" else slice(11 - lengths[row], 11)
-            batch[row, filled], mask[row, filled] = example[0], 1
+        batch, mask = padded(examples, side)
         maps = explain.maps({"input_ids": batch, "attention_mask": mask})
         scores = explain.attribute(batch, additional_forward_args=mask)
         assert torch.equal(maps.real, mask.bool())
         for row, (own, own_scores) in enumerate(alone):
             places = mask[row].bool()
-            inside = maps.self_attention[row, :, places][..., places]
-            torch.testing.assert_close(inside, own.self_attention[0], rtol=1e-4, atol=1e-5)
-            assert not maps.self_attention[row][:, ~places].any()
-            assert not maps.self_attention[row][..., ~places].any()
+            expect_alone(maps, row, own, {"self_attention": (places, places)})
             torch.testing.assert_close(scores[row, places], own_scores, rtol=1e-4, atol=1e-5)
             assert (scores[row, ~places] == 0).all()
             if maps.mixing_ratio is not None and own.mixing_ratio is not None:

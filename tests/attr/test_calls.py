@@ -20,6 +20,7 @@ from captum_norm import (
 )
 from tests import encoder_decoders, families
 from tests.classifiers import alone, classifier, sentences, state
+from tests.padding import expect_alone, padded
 
 METHODS: dict[str, Callable[[Any], Any]] = {
     "attention × gradient": AttentionTimesGradient,
@@ -107,31 +108,20 @@ def test_modes_change_nothing_and_nothing_is_left(name: str, family: str) -> Non
 def test_padding_of_either_sequence_changes_nothing(name: str, family: str, side: str) -> None:
     model = encoder_decoders.build(family, dtype=torch.float64)
     long, short = (encoder_decoders.inputs(family, seed, 1, 9 - 4 * seed, 6 - 2 * seed) for seed in (0, 1))
-    batch, places = {}, []
+    batch = {}
     for ids, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
-        missing = long[ids].shape[1] - short[ids].shape[1]
-        pad = (missing, 0) if side == "left" else (0, missing)
-        batch[ids] = torch.cat([long[ids], torch.nn.functional.pad(short[ids], pad, value=1)])
-        batch[mask] = torch.ones_like(batch[ids])
-        batch[mask][1] = torch.nn.functional.pad(torch.ones_like(short[ids][0]), pad)
-        places.append(batch[mask][1].bool())
+        batch[ids], batch[mask] = padded([long[ids], short[ids]], side, 1)
+    source, target = (batch[mask][1].bool() for mask in ("attention_mask", "decoder_attention_mask"))
     method, options = (METHODS | MAPS)[name](model), {} if name in MAPS else {"target": 2}
     with torch.no_grad():
         output, before = model(**batch).logits, state(model)
     found, expected = method.attribute(batch, **options), method.attribute(short, **options)
-    for scores, own, real in zip(found, expected, places, strict=True):
+    for scores, own, real in zip(found, expected, (source, target), strict=True):
         torch.testing.assert_close(scores[1, real], own[0], rtol=1e-5, atol=1e-6)
         assert not scores[1, ~real].any()
     if name in MAPS:
-        maps, own_maps = method.maps(batch), method.maps(short)
-        source, target = places
         pairs = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
-        for stack, (rows, columns) in pairs.items():
-            whole = getattr(maps, stack)[1]
-            inside = whole[:, rows][..., columns]
-            torch.testing.assert_close(inside, getattr(own_maps, stack)[0], rtol=1e-5, atol=1e-6)
-            assert not whole[:, ~rows].any()
-            assert not whole[..., ~columns].any()
+        expect_alone(method.maps(batch), 1, method.maps(short), pairs, 1e-5, 1e-6)
     with torch.no_grad():
         assert torch.equal(model(**batch).logits, output)
     assert state(model) == before
