@@ -4,10 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import transformers as hf
 from torch import nn
-from transformers.models.idefics3 import Idefics3VisionConfig
-from transformers.models.smolvlm import SmolVLMVisionConfig
 
 from tests.families.decoders import OPT
 from tests.families.family import BERT, LLAMA, Family, part
@@ -22,31 +19,7 @@ from tests.families.picture_inputs import (
     sized_pictures,
     tiled_pictures,
 )
-from tests.families.picture_models import (
-    aimv2,
-    alt_clip,
-    blip,
-    blip2,
-    clip,
-    cohere,
-    gemma3,
-    idefics2,
-    idefics3,
-    instruct_blip,
-    internvl,
-    llama4,
-    llava,
-    llava_next,
-    llava_onevision,
-    metaclip2,
-    mistral3,
-    mllama,
-    paligemma,
-    pixtral,
-    qwen,
-    siglip,
-    vip_llava,
-)
+from tests.families.picture_models import PICTURES
 from tests.families.vision import CLIP, LAMBDA, VIT
 
 
@@ -73,8 +46,8 @@ class VisionLanguage:
         return self.text.build
 
 
-def text(build: Callable[[], nn.Module], **changes: Any) -> Family:
-    return Family(build, **LLAMA | {"layer": "model.language_model.layers.{}"} | changes)
+def text(name: str, **changes: Any) -> Family:
+    return Family(PICTURES[name], **LLAMA | {"layer": "model.language_model.layers.{}"} | changes)
 
 
 def tower(layer: str, **changes: Any) -> Family:
@@ -101,130 +74,60 @@ POOLED: dict[str, Any] = {"inputs": pictures(4), "grids": ((2, 2),) * 3}
 PADDED: dict[str, Any] = {"tower": VISION_MODEL, "inputs": padded_pictures, "grids": ((2, 2),) * 3}
 TILED: dict[str, Any] = {"tower": SIGLIP, "inputs": tiled_pictures, "grids": ((4, 4), (4, 8), (4, 4), (8, 4))}
 
+INSIDE: dict[str, Any] = {"layer": "model.text_model.layers.{}"}
+OPT_INSIDE = OPT | {"layer": "language_model.model.decoder.layers.{}"}
+CLIP_TEXT = CLIP | {"layer": "text_model.encoder.layers.{}"}
+AIM: dict[str, Any] = {"value": "attention.v_proj", "projection": "attention.out_proj", "centered": False}
+INTERN: dict[str, Any] = {
+    "layer": "model.vision_tower.encoder.layer.{}",
+    "value": "attention.v_proj",
+    "projection": "attention.projection_layer",
+}
+PARALLEL: dict[str, Any] = {"style": "parallel", "special": WINDOW}
+
 VISION_LANGUAGE = {
-    "llava": VisionLanguage(text(llava), **FOUR_BY_FOUR),
-    "vip-llava": VisionLanguage(text(vip_llava), **FOUR_BY_FOUR),
-    "llava-next": VisionLanguage(text(llava_next), **TILED),
-    "llava-onevision": VisionLanguage(text(llava_onevision), **TILED),
-    "paligemma": VisionLanguage(text(paligemma), **FOUR_BY_FOUR),
-    "gemma3-images": VisionLanguage(text(gemma3, **SANDWICH, gain_offset=1.0), SIGLIP, **POOLED),
-    "qwen2-vl": VisionLanguage(text(qwen(hf.Qwen2VLForConditionalGeneration, hf.Qwen2VLConfig, embed_dim=32)), **QWEN),
-    "qwen2.5-vl": VisionLanguage(
-        text(
-            qwen(
-                hf.Qwen2_5_VLForConditionalGeneration,
-                hf.Qwen2_5_VLConfig,
-                out_hidden_size=32,
-                intermediate_size=48,
-                window_size=8,
-                fullatt_block_indexes=[1],
-            )
-        ),
-        **QWEN,
-    ),
-    "qwen3-vl": VisionLanguage(
-        text(
-            qwen(
-                hf.Qwen3VLForConditionalGeneration,
-                hf.Qwen3VLConfig,
-                out_hidden_size=32,
-                intermediate_size=48,
-                deepstack_visual_indexes=[0],
-                num_position_embeddings=16,
-            )
-        ),
-        **QWEN,
-    ),
-    "idefics3": VisionLanguage(
-        text(
-            idefics3(hf.Idefics3ForConditionalGeneration, hf.Idefics3Config, Idefics3VisionConfig),
-            layer="model.text_model.layers.{}",
-        ),
-        **PADDED,
-    ),
-    "smolvlm": VisionLanguage(
-        text(
-            idefics3(hf.SmolVLMForConditionalGeneration, hf.SmolVLMConfig, SmolVLMVisionConfig),
-            layer="model.text_model.layers.{}",
-        ),
-        **PADDED,
-    ),
-    "internvl": VisionLanguage(
-        text(internvl),
-        Family(
-            nn.Identity,
-            **VIT
-            | LAMBDA
-            | {
-                "layer": "model.vision_tower.encoder.layer.{}",
-                "value": "attention.v_proj",
-                "projection": "attention.projection_layer",
-            },
-        ),
-        **POOLED,
-    ),
-    "blip-2": VisionLanguage(
-        Family(blip2, **OPT | {"layer": "language_model.model.decoder.layers.{}"}), BLIP_TOWER, pictures(4)
-    ),
-    "instruct-blip": VisionLanguage(
-        Family(instruct_blip, **OPT | {"layer": "language_model.model.decoder.layers.{}"}), BLIP_TOWER, questions
-    ),
+    "llava": VisionLanguage(text("llava"), **FOUR_BY_FOUR),
+    "vip-llava": VisionLanguage(text("vip-llava"), **FOUR_BY_FOUR),
+    "llava-next": VisionLanguage(text("llava-next"), **TILED),
+    "llava-onevision": VisionLanguage(text("llava-onevision"), **TILED),
+    "paligemma": VisionLanguage(text("paligemma"), **FOUR_BY_FOUR),
+    "gemma3-images": VisionLanguage(text("gemma3-images", **SANDWICH, gain_offset=1.0), SIGLIP, **POOLED),
+    "qwen2-vl": VisionLanguage(text("qwen2-vl"), **QWEN),
+    "qwen2.5-vl": VisionLanguage(text("qwen2.5-vl"), **QWEN),
+    "qwen3-vl": VisionLanguage(text("qwen3-vl"), **QWEN),
+    "idefics3": VisionLanguage(text("idefics3", **INSIDE), **PADDED),
+    "smolvlm": VisionLanguage(text("smolvlm", **INSIDE), **PADDED),
+    "internvl": VisionLanguage(text("internvl"), Family(nn.Identity, **VIT | LAMBDA | INTERN), **POOLED),
+    "blip-2": VisionLanguage(Family(PICTURES["blip-2"], **OPT_INSIDE), BLIP_TOWER, pictures(4)),
+    "instruct-blip": VisionLanguage(Family(PICTURES["instruct-blip"], **OPT_INSIDE), BLIP_TOWER, questions),
     "blip": VisionLanguage(
-        Family(blip, **BERT | {"layer": "text_decoder.bert.encoder.layer.{}"}, causal=True), BLIP_TOWER, pairs
-    ),
-    "aimv2": VisionLanguage(
-        Family(
-            aimv2,
-            **CLIP
-            | {
-                "layer": "text_model.encoder.layers.{}",
-                "value": "attention.v_proj",
-                "projection": "attention.out_proj",
-                "centered": False,
-            },
-            causal=True,
-        ),
-        tower(
-            "vision_model.encoder.layers.{}", value="attention.v_proj", projection="attention.out_proj", centered=False
-        ),
+        Family(PICTURES["blip"], **BERT | {"layer": "text_decoder.bert.encoder.layer.{}"}, causal=True),
+        BLIP_TOWER,
         pairs,
     ),
+    "aimv2": VisionLanguage(
+        Family(PICTURES["aimv2"], **CLIP_TEXT | AIM, causal=True), tower("vision_model.encoder.layers.{}", **AIM), pairs
+    ),
     "mllama": VisionLanguage(
-        text(mllama),
+        text("mllama"),
         tower("model.vision_model.transformer.layers.{}", projection="self_attn.o_proj"),
         attended_pictures,
         (0, 2),
     ),
     "llama4-images": VisionLanguage(
-        text(llama4, layer="language_model.model.layers.{}", special=("mixture of experts",)),
+        text("llama4-images", layer="language_model.model.layers.{}", special=("mixture of experts",)),
         tower("vision_model.model.layers.{}", projection="self_attn.o_proj"),
         **POOLED,
     ),
-    "pixtral": VisionLanguage(text(pixtral), PIXTRAL, sized_pictures(1), grids=((4, 4), (4, 2), (2, 4))),
-    "mistral3": VisionLanguage(text(mistral3), PIXTRAL, sized_pictures(2), grids=((2, 2), (2, 1), (1, 2))),
-    "aya-vision": VisionLanguage(
-        text(cohere(hf.AyaVisionForConditionalGeneration, hf.AyaVisionConfig), style="parallel", special=WINDOW),
-        SIGLIP,
-        **POOLED,
-    ),
-    "cohere2-vision": VisionLanguage(
-        text(
-            cohere(hf.Cohere2VisionForConditionalGeneration, hf.Cohere2VisionConfig, alignment_intermediate_size=32),
-            style="parallel",
-            special=WINDOW,
-        ),
-        SIGLIP,
-        **POOLED,
-    ),
-    "idefics2": VisionLanguage(text(idefics2, layer="model.text_model.layers.{}"), VISION_MODEL, padded_pictures),
-    "metaclip2": VisionLanguage(
-        Family(metaclip2, **CLIP | {"layer": "text_model.encoder.layers.{}"}, causal=True), SIDE_BY_SIDE, pairs
-    ),
+    "pixtral": VisionLanguage(text("pixtral"), PIXTRAL, sized_pictures(1), grids=((4, 4), (4, 2), (2, 4))),
+    "mistral3": VisionLanguage(text("mistral3"), PIXTRAL, sized_pictures(2), grids=((2, 2), (2, 1), (1, 2))),
+    "aya-vision": VisionLanguage(text("aya-vision", **PARALLEL), SIGLIP, **POOLED),
+    "cohere2-vision": VisionLanguage(text("cohere2-vision", **PARALLEL), SIGLIP, **POOLED),
+    "idefics2": VisionLanguage(text("idefics2", **INSIDE), VISION_MODEL, padded_pictures),
+    "metaclip2": VisionLanguage(Family(PICTURES["metaclip2"], **CLIP_TEXT, causal=True), SIDE_BY_SIDE, pairs),
     "alt-clip": VisionLanguage(
-        Family(alt_clip, **BERT | {"layer": "text_model.roberta.encoder.layers.{}"}), SIDE_BY_SIDE, pairs
+        Family(PICTURES["alt-clip"], **BERT | {"layer": "text_model.roberta.encoder.layers.{}"}), SIDE_BY_SIDE, pairs
     ),
-    "clip": VisionLanguage(
-        Family(clip, **CLIP | {"layer": "text_model.encoder.layers.{}"}, causal=True), SIDE_BY_SIDE, pairs
-    ),
-    "siglip": VisionLanguage(Family(siglip, **CLIP | {"layer": "text_model.encoder.layers.{}"}), SIDE_BY_SIDE, pairs),
+    "clip": VisionLanguage(Family(PICTURES["clip"], **CLIP_TEXT, causal=True), SIDE_BY_SIDE, pairs),
+    "siglip": VisionLanguage(Family(PICTURES["siglip"], **CLIP_TEXT), SIDE_BY_SIDE, pairs),
 }
