@@ -25,7 +25,7 @@ from captum_norm import (
 )
 from captum_norm.models import Scope
 from tests import families
-from tests.families import FAMILIES, Family, arrangement_of, state_of, tiers
+from tests.families import FAMILIES, TEXTS, Family, arrangement_of, state_of, tiers
 from tests.padding import expect_alone, padded
 
 SCOPES: dict[str, tuple[Scope, ...]] = {
@@ -48,8 +48,6 @@ METHODS: dict[str, Callable[..., Any]] = {
 }
 EXAMPLES = ("bert", "llama", "vit")
 """Families with which what does not depend on the family is tested for every method."""
-TEXT_FAMILIES = [name for name, family in FAMILIES.items() if not family.image]
-
 REFUSED: dict[str, set[str]] = {
     "value zeroing": {"xmod", "bloom", "falcon-rw"},
     "decompx": {"esm", "deberta"},
@@ -148,7 +146,7 @@ def expect_an_interrupt(family: Family, model: Any, work: Callable[[], Any]) -> 
     handle.remove()
 
 
-@pairs(TEXT_FAMILIES, without=["weights with residual"])
+@pairs(TEXTS, without=["weights with residual"])
 def test_padding_and_batching_change_nothing(name: str, method: str) -> None:
     explain = METHODS[method](families.build(name))
     examples = [families.inputs(name, seed, batch=1, length=length) for seed, length in enumerate((11, 7, 4))]

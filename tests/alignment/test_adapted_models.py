@@ -147,6 +147,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Marian", "M2M100"])
 def test_commands_take_adapters(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     family = made(name, tmp_path)

@@ -20,7 +20,7 @@ from captum_norm.functional import Carry, head_nearness
 from tests import encoder_decoders, families, oracle
 from tests.attr.test_alti import cross_shares
 from tests.classifiers import classifier, sentences
-from tests.families import FAMILIES, tiers
+from tests.families import FAMILIES, arrangement_of, tiers
 
 
 def near(whole: Tensor, part: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def importances(layer: oracle.Layer, end: Tensor | None) -> tuple[Tensor, Tensor
     )
 
 
-@pytest.mark.parametrize("name", tiers())
+@pytest.mark.parametrize("name", tiers(kind=arrangement_of))
 def test_maps_equal_the_parts_by_hand(name: str) -> None:
     tolerance = 1e-6 if FAMILIES[name].single else 1e-11
     model, inputs = families.build(name, 1, torch.float64), families.inputs(name, 1, dtype=torch.float64)

@@ -241,7 +241,7 @@ def test_positions_choose_the_logits_that_are_read() -> None:
     assert causal.attribute(ids, 7, mask, position=[3, 5])[0, 4:].abs().max() == 0
 
 
-@pytest.mark.parametrize("name", families.tiers(n for n, family in families.FAMILIES.items() if not family.image))
+@pytest.mark.parametrize("name", families.tiers(families.TEXTS, families.arrangement_of))
 @pytest.mark.parametrize(
     ("method", "options"), [(attr.IntegratedGradients, {"n_steps": 3}), (attr.FeatureAblation, {"batch_size": 4})]
 )

@@ -27,6 +27,7 @@ __all__ = [
     "REPRESENTATIVES",
     "SPECIAL",
     "TEXT",
+    "TEXTS",
     "VOCABULARY",
     "Family",
     "arrangement_of",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 FAMILIES = ENCODERS | DECODERS | LLAMAS | VISION
+TEXTS = [name for name, family in FAMILIES.items() if not family.image]
 FURTHER = FURTHER_ENCODERS | FURTHER_DECODERS | FURTHER_VISION | FURTHER_AUDIO
 """Families that ``tests/test_families.py`` alone covers."""
 EVERY = FAMILIES | FURTHER

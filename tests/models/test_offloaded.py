@@ -10,7 +10,7 @@ from torch import nn
 
 from captum_norm import AttentionBlockAttribution, NonFiniteError, NormAttribution, NormMeter, UnsupportedModelError
 from tests import families, feed_forwards
-from tests.families import FAMILIES, tiers
+from tests.families import FAMILIES, arrangement_of, tiers
 from tests.test_matrix import SCOPES
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -43,7 +43,7 @@ NOT_RUN = {"deberta", "deberta-v2", "llama4", "siglip-vision"}
 OFFLOADED: list[Any] = [
     *(
         pytest.param(*case.values, to_memory, marks=case.marks)
-        for case in tiers(name for name in FAMILIES if name not in NOT_RUN)
+        for case in tiers((name for name in FAMILIES if name not in NOT_RUN), arrangement_of)
     ),
     *((name, offload) for name in ("bert", "gpt2", "gemma2") for offload in (to_disk, some_to_disk)),
 ]

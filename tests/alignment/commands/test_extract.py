@@ -88,6 +88,7 @@ def test_options_are_those_of_the_api(words: str, method: str, options: dict[str
     assert lines("links") == list(map(format_pharaoh, expected))
 
 
+@pytest.mark.long
 def test_pipes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--setting=auto", *MUTUAL]
     assert cli.main(["extract", "fr", "en", "--out=links", *options]) == 0

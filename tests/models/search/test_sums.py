@@ -14,7 +14,7 @@ from tests.arrangements import ARRANGEMENTS, IDS, WIDTH, Layer, Sum
 
 
 @pytest.mark.parametrize("arrange", ARRANGEMENTS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.long)])
 @torch.no_grad()
 def test_sums_are_those_of_the_code(arrange: Any, dtype: torch.dtype) -> None:
     """An arrangement that names no sums is refused."""
