@@ -13,12 +13,12 @@ MASK, CLS, SEP = 3, 1, 2
 TOKENIZER = SimpleNamespace(mask_token_id=MASK, pad_token_id=0, all_special_ids=[0, CLS, SEP, MASK])
 
 
-def randomized(model: Any, seed: int, dtype: torch.dtype = torch.float64) -> Any:
+def randomized(model: Any, seed: int = 0, dtype: torch.dtype = torch.float64, noise: float = 0.15) -> Any:
     """Random weights, biases, γ and β, none of them at its initial value, in ``eval()``."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.15 * torch.randn_like(parameter))
+            parameter.add_(noise * torch.randn_like(parameter))
     return model.eval().to(dtype)
 
 

@@ -8,6 +8,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
+from tests.classifiers import randomized
 from tests.families.family import new
 from tests.oracle import DirectNorm, Layer, eager, watched
 
@@ -247,11 +248,7 @@ ENCODER_DECODERS = {
 def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
     """A model whose every parameter, biases and gains included, is away from its default."""
     torch.manual_seed(seed)
-    model = ENCODER_DECODERS[name].build()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model.to(dtype).train(False)
+    return randomized(ENCODER_DECODERS[name].build(), seed, dtype, 0.1)
 
 
 def inputs(

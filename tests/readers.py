@@ -24,11 +24,12 @@ from alignment.formats import format_pharaoh
 from captum_norm import InvalidInputError, loading
 from captum_norm.lab.analysis import read_result
 from captum_norm.lab.analysis.corpus import Corpus
-from captum_norm.lab.analysis.results import AnalysisResult, Column, Plot, Table
+from captum_norm.lab.analysis.results import AnalysisResult
 from captum_norm.lab.analysis.sequences import read_ranks
 from captum_norm.loading.files import read_config
 from captum_norm.models import register_layouts, registered_feed_forwards, registered_layouts
 from tests.alignment.fairseq.small import settings, weights
+from tests.lab.analysis.results import RESULT
 from tests.tiny import bert_config, save_tiny
 
 COUNT = 250
@@ -101,10 +102,7 @@ def checkpoints(old: bool) -> list[bytes]:
     model = {name: tensor for name, tensor in weights().items() if "layers" not in name}
     args = argparse.Namespace(**settings(extra=[1, (2.5, None, "ß")], more={"a": True}))
     contents = []
-    for state in (
-        {"args": args, "model": model},
-        {"cfg": {"model": args, "task": {}}, "model": model, "extra": [b"x"]},
-    ):
+    for state in ({"args": args, "model": model}, {"cfg": {"model": args}, "model": model, "extra": [b"x"]}):
         stream = io.BytesIO()
         torch.save(state, stream, _use_new_zipfile_serialization=not old)
         contents.append(stream.getvalue())
@@ -142,22 +140,11 @@ def cut(kind: type[BPESegmenter] | type[SentencePieceSegmenter], path: Path) -> 
 
 def pieces_models(folder: Path) -> list[bytes]:
     contents = []
-    kinds: dict[str, dict[str, Any]] = {
-        "bpe": {},
-        "bytes": {"byte_fallback": True, "vocab_size": 310},
-        "first": {"add_dummy_prefix": False},
-    }
-    for name, more in kinds.items():
-        chosen: dict[str, Any] = {
-            "model_type": "bpe",
-            "vocab_size": 40,
-            "normalization_rule_name": "identity",
-            "minloglevel": 2,
-        }
-        SentencePieceTrainer.train(
-            sentence_iterator=iter(TEXT.split("\n") * 20), model_prefix=str(folder / name), **(chosen | more)
-        )
-        contents.append((folder / f"{name}.model").read_bytes())
+    chosen: dict[str, Any] = {"model_type": "bpe", "vocab_size": 40, "minloglevel": 2}
+    for more in ({}, {"byte_fallback": True, "vocab_size": 310}, {"add_dummy_prefix": False}):
+        options = chosen | more | {"normalization_rule_name": "identity", "model_prefix": str(folder / "pieces")}
+        SentencePieceTrainer.train(sentence_iterator=iter(TEXT.split("\n") * 20), **options)
+        contents.append((folder / "pieces.model").read_bytes())
     return contents
 
 
@@ -197,20 +184,6 @@ def result_file(found: AnalysisResult) -> bytes:
         for table in found.tables
     }
     return json.dumps({**asdict(found), "tables": tables}, allow_nan=False).encode()
-
-
-RESULT = AnalysisResult(
-    "dispersion",
-    "How norms differ.",
-    {"mean": 2.25, "none": None},
-    [
-        Table(
-            "layers", "Norms", (Column("layer", "layer"), Column("norm", "‖f(x)‖")), [(1, 2.5), (2, None), ("a", -1.0)]
-        )
-    ],
-    [Plot("by-layer", "line", "Norms", "layers", "layer", "norm")],
-    {"model": "m", "seed": 0, "corpus": {"lines": 3}},
-)
 
 
 def model_file(folder: Path, name: str, load: Callable[[str], Any]) -> Reader:

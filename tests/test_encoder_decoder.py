@@ -19,6 +19,7 @@ from captum_norm import (
     ValueZeroing,
 )
 from tests import encoder_decoders, feed_forwards, oracle
+from tests.classifiers import randomized
 from tests.encoder_decoders import ENCODER_DECODERS, EncoderDecoder
 from tests.families import state_of, tiers
 from tests.padding import expect_alone, padded
@@ -229,10 +230,7 @@ WINDOWS: dict[str, tuple[Any, tuple[str, str]]] = {
 def test_cross_attention_is_explained_where_the_encoder_attends_in_windows(name: str) -> None:
     build, (value, projection) = WINDOWS[name]
     torch.manual_seed(0)
-    model = build().double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape))
+    model = randomized(build(), noise=0.2)
     inputs = encoder_decoders.inputs("marian", source=13)
     found = NormAttribution(model).maps(inputs, stacks=["cross"]).cross
     assert found is not None
