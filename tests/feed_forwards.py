@@ -129,9 +129,7 @@ PARTS = {
     "phi3": Parts(("mlp.gate_up_proj",), "mlp.down_proj", functional.silu, "post_attention_layernorm", halves=True),
     "mixtral": EXPERTS,
     "qwen2-moe": replace(
-        EXPERTS,
-        inner=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"),
-        outer="mlp.shared_expert.down_proj",
+        EXPERTS, inner=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"), outer="mlp.shared_expert.down_proj"
     ),
     "llama4": replace(
         EXPERTS,

@@ -186,5 +186,5 @@ def _encode(draw: random.Random, content: bytes) -> bytes:
 
 
 _MUTATIONS: list[Mutation] = [
-    *(_flip, _flip, _cut, _delete, _repeat, _exchange, _insert, _insert, _number, _number, _lines, _encode),
+    *(_flip, _flip, _cut, _delete, _repeat, _exchange, _insert, _insert, _number, _number, _lines, _encode)
 ]

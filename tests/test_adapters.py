@@ -109,10 +109,7 @@ def test_an_adapter_that_is_half_there_is_refused(folder: Path) -> None:
     short, other = name.replace(".weight", ""), name.replace("layer.1", "layer.7")
     changes: list[tuple[dict[str, Any], str]] = [
         (without(name), f"adapter {folder}: 1 tensors are missing in BertForSequenceClassification, {short}"),
-        (
-            weights | {other: weights[name].clone()},
-            "1 tensors are unknown in BertForSequenceClassification, base",
-        ),
+        (weights | {other: weights[name].clone()}, "1 tensors are unknown in BertForSequenceClassification, base"),
         (weights | {name: torch.zeros(3, 8)}, "size mismatch for"),
         (without("base_model.model.classifier.weight"), f"{folder} is an adapter: cannot load the weights of "),
     ]

@@ -104,8 +104,7 @@ def test_counts_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "expected"),
-    [("abbb", "500"), ("abab", "1,000"), ("aaaa", "250"), ("abba", "1,000"), ("a", "")],
+    ("places", "expected"), [("abbb", "500"), ("abab", "1,000"), ("aaaa", "250"), ("abba", "1,000"), ("a", "")]
 )
 def test_since_when_a_place_is_chosen(places: str, expected: str) -> None:
     history = [measurement(250 * (index + 1), 0, 0, 1, place) for index, place in enumerate(places)]

@@ -212,10 +212,7 @@ BART_PARTS = "decoder.layers.{}.encoder_attn.v_proj", "decoder.layers.{}.encoder
 T5_PARTS = "decoder.block.{}.layer.1.EncDecAttention.v", "decoder.block.{}.layer.1.EncDecAttention.o"
 WINDOWS: dict[str, tuple[Any, tuple[str, str]]] = {
     "led": (lambda: hf.LEDModel(hf.LEDConfig(**LED)), BART_PARTS),
-    "pegasus-x": (
-        lambda: hf.PegasusXModel(hf.PegasusXConfig(**SHORT, block_size=4, num_global_tokens=2)),
-        BART_PARTS,
-    ),
+    "pegasus-x": (lambda: hf.PegasusXModel(hf.PegasusXConfig(**SHORT, block_size=4, num_global_tokens=2)), BART_PARTS),
     "bigbird-pegasus": (
         lambda: hf.BigBirdPegasusModel(
             hf.BigBirdPegasusConfig(**encoder_decoders.BART, block_size=2, num_random_blocks=1)

@@ -125,11 +125,7 @@ def built(kind: Any, product: str = "flash") -> Any:
     return randomized(kind(product), 1)
 
 
-OUTPUT_METHODS: list[Any] = [
-    AttentionTimesGradient,
-    DecompX,
-    lambda model: DecompX(model, propagate=True),
-]
+OUTPUT_METHODS: list[Any] = [AttentionTimesGradient, DecompX, lambda model: DecompX(model, propagate=True)]
 
 
 @pytest.mark.parametrize("number", range(len(OUTPUT_METHODS)))

@@ -10,15 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_vision
 
-from captum_norm import (
-    ALTI,
-    CaptumNormError,
-    DecompX,
-    InvalidInputError,
-    NormAttribution,
-    NormMeter,
-    ValueZeroing,
-)
+from captum_norm import ALTI, CaptumNormError, DecompX, InvalidInputError, NormAttribution, NormMeter, ValueZeroing
 from captum_norm.models import Scope
 from captum_norm.models.inputs import bind_inputs
 from tests import feed_forwards, oracle

@@ -48,10 +48,7 @@ METHODS: dict[str, Callable[..., Any]] = {
 }
 EXAMPLES = ("bert", "llama", "vit")
 """Families with which what does not depend on the family is tested for every method."""
-REFUSED: dict[str, set[str]] = {
-    "value zeroing": {"xmod", "bloom", "falcon-rw"},
-    "decompx": {"esm", "deberta"},
-}
+REFUSED: dict[str, set[str]] = {"value zeroing": {"xmod", "bloom", "falcon-rw"}, "decompx": {"esm", "deberta"}}
 
 
 def pairs(names: Iterable[str], *, without: Sequence[str] = ()) -> pytest.MarkDecorator:

@@ -153,10 +153,7 @@ def test_readme_is_read_in_two_minutes() -> None:
     text = README.read_text(encoding="utf-8")
     assert len(text.split()) <= 520
     assert text.count("![") == 1
-    assert [words[:2] for words in commands(README)] == [
-        ["captum-norm", "explain"],
-        ["norm-align", "extract"],
-    ]
+    assert [words[:2] for words in commands(README)] == [["captum-norm", "explain"], ["norm-align", "extract"]]
     assert len(blocks(README, "python")) == 3
 
 

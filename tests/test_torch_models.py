@@ -8,12 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captum_norm import (
-    AttentionWeights,
-    NormAttribution,
-    NormMeter,
-    UnsupportedModelError,
-)
+from captum_norm import AttentionWeights, NormAttribution, NormMeter, UnsupportedModelError
 from captum_norm.models import Scope
 from tests import torch_models
 from tests.padding import expect_alone
