@@ -28,8 +28,7 @@ from captum_norm.loading import DEFAULT_MODEL
 from captum_norm.runs import Backend, Journal
 
 if TYPE_CHECKING:
-    from captum_norm.commands.terminal import Terminal
-    from captum_norm.lab.analysis.results import AnalysisResult, Table
+    from captum_norm.lab.analysis.results import AnalysisResult
 
 NAMES = (
     "dispersion",
@@ -40,8 +39,6 @@ NAMES = (
     "contextualization-change",
 )
 """The names of :data:`captum_norm.lab.analysis.engine.ANALYSES`, without importing torch."""
-
-_SHOWN_ROWS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +100,7 @@ def _run(options: AnalyzeOptions) -> None:
     from captum_norm.lab.analysis.engine import analyze
     from captum_norm.loading import load, on_device
     from captum_norm.show import write_report
+    from captum_norm.show.terminal import print_result
 
     backend, device = options.backend(), options.worker_device(options.device)
     options.register_layouts()
@@ -143,39 +141,9 @@ def _run(options: AnalyzeOptions) -> None:
             save=save,
             report=Terminal(stderr=True).say,
         )
-    show(result, console)
+    print_result(result, console)
     if options.out is not None:
         console.say(f"wrote {len(written)} files into {options.out}")
-
-
-def show(result: "AnalysisResult", console: "Terminal") -> None:
-    """Print the description of a result and its tables, except long ones."""
-    about, corpus = result.metadata, result.metadata["corpus"]
-    read = f"{corpus['texts']:,} text{'s' * (corpus['texts'] != 1)} of {corpus['name']}, {corpus['tokens']:,} tokens"
-    left_out = f"; {corpus['set_aside']:,} texts were set aside" if "set_aside" in corpus else ""
-    console.say(f"{result.analysis}: {about['model']}, {read}{left_out}")
-    console.print(result.description, "", sep="\n")
-    for table in result.tables:
-        if len(table.rows) <= _SHOWN_ROWS:
-            console.print(_drawn(table), "")
-        else:
-            console.print(f"{table.title}: {len(table.rows)} rows\n")
-
-
-def _drawn(table: "Table") -> Any:
-    from captum_norm.commands.terminal import plain_table
-
-    drawn = plain_table(table.title, (), [column.label for column in table.columns])
-    for index, column in enumerate(drawn.columns):
-        if any(isinstance(row[index], str) for row in table.rows):
-            column.justify = "left"
-    for row in table.rows:
-        drawn.add_row(*map(_cell, row))
-    return drawn
-
-
-def _cell(cell: object) -> str:
-    return "–" if cell is None else f"{cell:.3f}" if isinstance(cell, float) else str(cell)
 
 
 @contextmanager

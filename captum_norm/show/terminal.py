@@ -18,6 +18,7 @@ from rich.text import Text
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation import Explanation
 from captum_norm.generation.result import GenerationResult
+from captum_norm.lab.analysis.results import AnalysisResult
 from captum_norm.lab.comparison import Comparison
 from captum_norm.show.colors import Rgb, color_of, hex_of, ink_on, shares_of
 from captum_norm.show.text import (
@@ -41,6 +42,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _UNLIMITED = 10_000
 _ANSWER_ROWS = 12
+_MOST_ROWS = 40
 
 
 def colored_tokens(tokens: Sequence[str], scores: Sequence[float]) -> Text:
@@ -191,10 +193,8 @@ def show_explanation(explanation: Explanation, console: Console, *, top: int | N
         console.print(score_table(tokens, scores, unit=explanation.unit, top=top))
     if explanation.changes is not None:
         changes = explanation.changes
-        table = Table(title="1 − ρ of the map before and after", title_justify="left", box=None)
         names = [f"{name}\n{scope}" for name, scope in zip(changes.components, changes.scopes[1:], strict=True)]
-        for name in ("layer", *names):
-            table.add_column(name, justify="right")
+        table = _titled_table("1 − ρ of the map before and after", ["layer", *names])
         for layer, row in enumerate(changes.macro.tolist()):
             table.add_row(str(layer), *(f"{value:.3f}" for value in row))
         console.print("", table, sep="\n")
@@ -212,6 +212,27 @@ def show_answer(result: GenerationResult, console: Console, *, words: bool = Fal
     console.print()
     best = result.top(top or _ANSWER_ROWS)
     console.print(score_table([name for name, _ in best], [score for _, score in best], unit=unit))
+
+
+@print_result.register
+def show_analysis(result: AnalysisResult, console: Console) -> None:
+    """Print the description of an analysis and its tables, except long ones."""
+    corpus = result.metadata["corpus"]
+    size = f"{corpus['texts']:,} text{'s' * (corpus['texts'] != 1)} of {corpus['name']}, {corpus['tokens']:,} tokens"
+    left_out = f"; {corpus['set_aside']:,} texts were set aside" if "set_aside" in corpus else ""
+    _say(console, f"{result.analysis}: {result.metadata['model']}, {size}{left_out}")
+    console.print(Text(result.description), "", sep="\n")
+    for table in result.tables:
+        if len(table.rows) > _MOST_ROWS:
+            console.print(f"{table.title}: {len(table.rows)} rows\n")
+            continue
+        printed = _titled_table(table.title, [column.label for column in table.columns])
+        for index, column in enumerate(printed.columns):
+            if any(isinstance(row[index], str) for row in table.rows):
+                column.justify = "left"
+        for row in table.rows:
+            printed.add_row(*(Text(_cell_text(cell)) for cell in row))
+        console.print(printed, "")
 
 
 @print_result.register
@@ -307,6 +328,17 @@ def _agreement_table(comparison: Comparison, columns: int, *, named: bool = Fals
     for place, (name, values) in enumerate(rows, 1):
         label = f"{place} {name}" if named else str(place)
         table.add_row(Text(label), *(decimal(100 * value, 0) for value in values[:columns]))
+    return table
+
+
+def _cell_text(cell: object) -> str:
+    return "–" if cell is None else f"{cell:.3f}" if isinstance(cell, float) else str(cell)
+
+
+def _titled_table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=None)
+    for name in columns:
+        table.add_column(name, justify="right")
     return table
 
 
