@@ -1,13 +1,10 @@
 """The page of alignment error rates during training: what is measured, what is kept, and the page itself."""
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import torch
-from safetensors import safe_open
 
 from alignment import AER, WordAligner, load_alibi
 from alignment.aligner import without_head
@@ -16,6 +13,7 @@ from benchmarks import checkpoints
 from benchmarks.alignment_training import against_rows, page, since
 from benchmarks.checkpoints import MODELS, READ, SHIPPED, Measurement, Rate, Source, Trained
 from captum_norm import AttentionWeights, NormAttribution
+from tests.test_readme import save_checkpoint
 
 DOCS = Path(__file__).parents[1] / "docs"
 METHODS: dict[str, Any] = {"norms": NormAttribution, "weights": AttentionWeights}
@@ -26,21 +24,6 @@ def corpus(sentences: slice, name: str = "a story") -> ParallelGold:
     story = load_alibi("master-cat")
     parts = (story.sources[sentences], story.targets[sentences], story.gold[sentences])
     return ParallelGold(name, story.source_language, story.target_language, *parts)
-
-
-def save_checkpoint(path: Path, seed: int) -> None:
-    """The French–English model of the package with noise, as fairseq saves it."""
-    generator = torch.Generator().manual_seed(seed)
-    with safe_open(MODELS / "fr-en" / "model.safetensors", framework="pt") as file:
-        metadata: dict[str, str] = file.metadata()
-        weights = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 - no mapping
-    for tensor in weights.values():
-        if tensor.numel() > 1:
-            tensor.add_(0.3 * tensor.std() * torch.randn(tensor.shape, generator=generator))
-    weights |= {key[5:]: weights[origin] for key, origin in metadata.items() if key.startswith("tied.")}
-    numbers = {key: int(text) if text.isdigit() else text for key, text in metadata.items()}
-    settings = {key: value == "True" if value in ("True", "False") else value for key, value in numbers.items()}
-    torch.save({"args": argparse.Namespace(**settings), "model": weights}, path)
 
 
 @pytest.fixture(scope="module")

@@ -67,15 +67,24 @@ def make_fairseq_files(folder: Path) -> None:
     for language in ("fr", "en"):
         shutil.copy(models / "dictionary.txt", data / f"dict.{language}.txt")
     shutil.copy(models / "pieces.model", data)
-    with safe_open(models / "fr-en" / "model.safetensors", framework="pt") as file:
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        for name, origin in file.metadata().items():
-            if name.startswith("tied."):
-                weights[name.removeprefix("tied.")] = weights[origin]
-    heads = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
-    settings = argparse.Namespace(source_lang="fr", target_lang="en", **heads)
-    torch.save({"args": settings, "model": weights}, folder / "checkpoint_best.pt")
+    save_checkpoint(folder / "checkpoint_best.pt")
     write_story(folder, "test")
+
+
+def save_checkpoint(path: Path, seed: int | None = None) -> None:
+    """The French–English model of the package, with noise if there is a seed, as fairseq saves it."""
+    with safe_open(ROOT / "alignment" / "models" / "fr-en" / "model.safetensors", framework="pt") as file:
+        metadata: dict[str, str] = file.metadata()
+        weights = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 - no mapping
+    if seed is not None:
+        generator = torch.Generator().manual_seed(seed)
+        for tensor in weights.values():
+            if tensor.numel() > 1:
+                tensor.add_(0.3 * tensor.std() * torch.randn(tensor.shape, generator=generator))
+    weights |= {key[5:]: weights[origin] for key, origin in metadata.items() if key.startswith("tied.")}
+    numbers = {key: int(text) if text.isdigit() else text for key, text in metadata.items()}
+    settings = {key: value == "True" if value in ("True", "False") else value for key, value in numbers.items()}
+    torch.save({"args": argparse.Namespace(**settings), "model": weights}, path)
 
 
 def write_story(folder: Path, stem: str, count: int = 20) -> None:
