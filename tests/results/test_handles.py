@@ -220,15 +220,11 @@ def test_parts_are_what_each_alone_gives(kind: type[Result], cases: dict[type[Re
     last = result[-1]
     assert len(list(result)) == len(result)
     assert last == result[len(result) - 1] == list(result)[-1]
-    of: dict[type[Result], Any] = {
-        AttributionMaps: lambda: last.encoder,
-        Measurements: lambda: last.weights,
-        Explanation: lambda: last.scores,
-        Comparison: lambda: last.results["norm"].scores,
-        GenerationResult: lambda: last.seq_attr,
-        Alignments: lambda: list(last),
-    }
-    found = of[kind]()
+    fields: dict[type[Result], str]
+    fields = {AttributionMaps: "encoder", Measurements: "weights", Explanation: "scores", GenerationResult: "seq_attr"}
+    found = getattr(last, fields[kind]) if kind in fields else list(last)
+    if kind is Comparison:
+        found = last.results["norm"].scores
     np.testing.assert_allclose(np.asarray(found), np.asarray(case.part), rtol=1e-3, atol=1e-6)
     with pytest.raises(IndexError if kind is Alignments else InvalidInputError, match=r"expected 0 to 1|range|0 to \d"):
         result[len(result)]
