@@ -237,7 +237,7 @@ def output_scores(call: ModelCall, output: Any, position: Position, readout: Rea
     return scores if scores.dim() < 3 else _at(scores, call.model, real, read_mask(call, position))
 
 
-def scores_at(call: ModelCall, output: Any, rows: Tensor, readout: Readout | None) -> Tensor:
+def _scores_at(call: ModelCall, output: Any, rows: Tensor, readout: Readout | None) -> Tensor:
     """Return the scores to explain at several positions of each example, ``rows`` (B, P) as received: (B·P, C)."""
     scores = _scores(call.model, output, real_positions(call), readout)
     batch, length = len(rows), real_positions(call).shape[1]
@@ -340,13 +340,8 @@ def _classes(target: Choice, scores: Tensor) -> Tensor:
 
 def explained_number(scores: Tensor, chosen: Tensor | None) -> Tensor:
     """Return the number to explain of each example, (N,), of what :func:`chosen_target` chose, for N or for one."""
-    explained = _chosen_scores(scores, chosen)
-    return explained[:, 0] - explained[:, 1] if explained.shape[1] == 2 else explained[:, 0]
-
-
-def rounded_size(scores: Tensor, chosen: Tensor | None) -> Tensor:
-    """Return the magnitude of the rounded scores that :func:`explained_number` takes or subtracts, (N,)."""
-    return _chosen_scores(scores, chosen).abs().sum(1)
+    numbers = _chosen_scores(scores, chosen)
+    return numbers[:, 0] - numbers[:, 1] if numbers.shape[1] == 2 else numbers[:, 0]
 
 
 def _chosen_scores(scores: Tensor, chosen: Tensor | None) -> Tensor:
@@ -401,12 +396,12 @@ class OutputValues:
             scores = output_scores(call, output, self.position, self.readout)
             scores = scores.repeat_interleave(self.count, 0) if self.several else scores
         else:
-            scores = scores_at(call, output, self.rows.repeat(call.batch // self.batch, 1), self.readout)
+            scores = _scores_at(call, output, self.rows.repeat(call.batch // self.batch, 1), self.readout)
         values = self.batch * self.count
         chosen = chosen_target(self.target, scores[:values])
         if chosen is not None:
             chosen = chosen.repeat(len(scores) // values, *[1] * (chosen.dim() - 1))
-        numbers, rounded = explained_number(scores, chosen), rounded_size(scores.detach(), chosen)
+        numbers, rounded = explained_number(scores, chosen), _chosen_scores(scores.detach(), chosen).abs().sum(1)
         return numbers.unflatten(0, (-1, self.count)), rounded.unflatten(0, (-1, self.count))
 
 

@@ -17,7 +17,6 @@ from captum_norm.models.outputs import (
     read_mask,
     read_output,
     real_positions,
-    rounded_size,
 )
 from tests import families
 from tests.classifiers import sentences
@@ -114,8 +113,6 @@ def test_a_difference_is_of_two_classes() -> None:
     assert chosen.tolist() == [[0, 2], [1, 2]]
     torch.testing.assert_close(explained_number(scores, chosen), torch.tensor([-0.2, 1.0]))
     torch.testing.assert_close(explained_number(scores, chosen[:1]), torch.tensor([-0.2, 2.0]))
-    torch.testing.assert_close(rounded_size(-scores, chosen), torch.tensor([0.4, 3.0]))
-    torch.testing.assert_close(rounded_size(-scores[:, 1], None), scores[:, 1])
 
 
 def test_outputs_of_another_shape_are_refused() -> None:

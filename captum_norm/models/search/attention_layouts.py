@@ -5,6 +5,7 @@ gives a tensor that the layer continues with; the layer's own output must follow
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from itertools import combinations, product
 from typing import cast
 
@@ -55,7 +56,7 @@ def candidates(
 
     Attention runs after ``order`` events; factors may multiply the summands if ``factored``.
     """
-    output = trace.output
+    output, is_parallel = trace.output, partial(_is_parallel, trace, attention, order, attending)
     for projection in projections(trace, context):
         if output is None or output.numel() != projection.output.numel() or equal(projection.output, output):
             continue
@@ -87,14 +88,8 @@ def candidates(
                 end: End | None
                 if parallel:
                     others = _third_summands(trace, residual, added, streams, of_streams, same)
-                    end = next(
-                        (
-                            (total, other, None)
-                            for total, other in others
-                            if _is_parallel(trace, other, stream.tensor, attention, order, attending)
-                        ),
-                        None,
-                    )
+                    ends = ((total, other, None) for total, other in others if is_parallel(other, stream.tensor))
+                    end = next(ends, None)
                 else:
                     end = _end(trace, residual, added, after, of_after, same, held)
                 # A summand that is negligible beside the other cannot be told from none.
@@ -164,7 +159,7 @@ def _third_summands(
 
 
 def _is_parallel(
-    trace: Trace, other: Event, stream: Tensor, attention: nn.Module, order: int, attending: Collection[nn.Module]
+    trace: Trace, attention: nn.Module, order: int, attending: Collection[nn.Module], other: Event, stream: Tensor
 ) -> bool:
     """Whether the third summand is a parallel branch: a function of the stream alone, on which attention has no say.
 
