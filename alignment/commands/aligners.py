@@ -1,6 +1,5 @@
 """Declares how alignments are extracted from one translation model or two, and builds the aligner."""
 
-from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -43,7 +42,7 @@ def _decoder(text: str) -> tuple[str, dict[str, float]]:
             parameters[parameter] = float(number)
         except ValueError:
             message = f"got {parameter}={number}; expected a number, as in threshold:share=0.2"
-            raise ArgumentTypeError(message) from None
+            raise InvalidInputError(message) from None
     return name, parameters
 
 

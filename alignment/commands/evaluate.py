@@ -2,7 +2,6 @@
 
 import re
 import sys
-from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
@@ -68,7 +67,7 @@ def alignment_file(text: str) -> AlignmentFile:
     """Parse ``FILE[:swapped][:base1][:talp]``."""
     match = _FILE.fullmatch(text)
     if match is None:
-        raise ArgumentTypeError("got no file name")
+        raise InvalidInputError("got no file name")
     path, marks = match.groups()
     file = AlignmentFile(path, path)
     for mark in marks.split(":")[1:]:

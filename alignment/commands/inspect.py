@@ -2,7 +2,6 @@
 
 import json
 import sys
-from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -29,7 +28,7 @@ def _limit(text: str) -> tuple[str, float]:
     try:
         return measure, float(number)
     except ValueError:
-        raise ArgumentTypeError(f"got {text}; expected a measure and a number, as in gap=0.5") from None
+        raise InvalidInputError(f"got {text}; expected a measure and a number, as in gap=0.5") from None
 
 
 _RULES = ", ".join(

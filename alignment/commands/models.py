@@ -191,9 +191,9 @@ def set_up(options: RunOptions) -> Iterator[Callable[[str], None]]:
     import torch
 
     threads = torch.get_num_threads()
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
     try:
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
         yield (lambda _: None) if options.quiet else to_stderr
     finally:
         torch.set_num_threads(threads)

@@ -16,12 +16,7 @@ from tests.runs.extractions import Batch, align
 
 @dataclass(frozen=True)
 class Deadly:
-    """Kills its process at a pair with a certain word, as often as there are files left in a folder.
-
-    Attributes:
-        word: the source word.
-        lives: the folder; each death takes one of its files.
-    """
+    """Kills its process at a pair with a certain source word, as often as there are files left in a folder."""
 
     word: str
     lives: Path
@@ -34,11 +29,7 @@ class Deadly:
 
 @dataclass(frozen=True)
 class DeadlyAfterwards:
-    """Kills its process when a block is finished, before anybody hears of it, as often as there are files in a folder.
-
-    Attributes:
-        lives: the folder; each death takes one of its files.
-    """
+    """Kills its process when a block is finished, before it says so, as often as there are files in a folder."""
 
     lives: Path
 
@@ -53,11 +44,7 @@ class DeadlyAfterwards:
 
 
 class DyingAtTheEnd(Extraction):
-    """Kills its process when the output is there, before anybody hears of it, as often as there are files in a folder.
-
-    Args:
-        lives: the folder; each death takes one of its files.
-    """
+    """Kills its process when the output is there, before it says so, as often as there are files in a folder."""
 
     def __init__(self, lives: Path, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
