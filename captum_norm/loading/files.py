@@ -44,7 +44,7 @@ def model_location(name_or_path: str) -> str:
         return str(Path(__file__).parent / "passages")
     if not name_or_path.strip():
         raise InvalidInputError("cannot load a model: its name is empty")
-    with said_plainly(f"cannot load the model {name_or_path}"):
+    with as_input_error(f"cannot load the model {name_or_path}"):
         path = Path(name_or_path).expanduser()
         if path.is_dir():
             return str(path)
@@ -71,7 +71,7 @@ def read_config(name_or_path: str) -> Any:
     absence = "" if Path(folder).is_dir() else " (no folder of that name here)"
     import transformers
 
-    with quiet(), said_plainly(f"cannot load the model {name_or_path}{absence}"):
+    with quiet(), as_input_error(f"cannot load the model {name_or_path}{absence}"):
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 
@@ -100,7 +100,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def said_plainly(what: str) -> Iterator[None]:
+def as_input_error(what: str) -> Iterator[None]:
     """Convert any exception of transformers for a bad model into an InvalidInputError with one sentence."""
     try:
         yield
@@ -114,14 +114,14 @@ def said_plainly(what: str) -> Iterator[None]:
 
 
 def _first_sentence(error: BaseException) -> str:
-    line, *rest = (_told(error).strip() or type(error).__name__).splitlines()
+    line, *rest = (_message_of(error).strip() or type(error).__name__).splitlines()
     if line.rstrip().endswith(":"):
         line = " ".join(part.strip() for part in [line, *rest])
     sentence = re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0].rstrip(":. ")
     return spelled_out(sentence if len(sentence) <= _LONGEST_REASON else f"{sentence[:_LONGEST_REASON]} …")
 
 
-def _told(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     """The message of an exception, made a sentence if it is only a name or about Python types."""
     if isinstance(error, KeyError):
         return f"{error} is missing or unknown"

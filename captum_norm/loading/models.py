@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from captum_norm.checks import check_choice, quoted
 from captum_norm.errors import InvalidInputError
-from captum_norm.loading.files import DEFAULT_MODEL, file_at, model_location, quiet, read_config, said_plainly
+from captum_norm.loading.files import DEFAULT_MODEL, as_input_error, file_at, model_location, quiet, read_config
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -98,7 +98,7 @@ def _tokenizer(name_or_path: str, adapter: "_Adapter | None") -> "PreTrainedToke
     folder = model_location(name_or_path)
     import transformers
 
-    with quiet(), said_plainly(f"cannot load a tokenizer for {name_or_path}"):
+    with quiet(), as_input_error(f"cannot load a tokenizer for {name_or_path}"):
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             tokenizer("a", verbose=False)  # some settings are only read now
@@ -167,7 +167,7 @@ def load_sentence_transformer(name_or_path: str = DEFAULT_MODEL, quantization: Q
         InvalidInputError: it cannot be loaded, or sentence-transformers is not installed.
     """
     place = model_location(name_or_path)
-    with quiet(), said_plainly(f"cannot load the sentence encoder {name_or_path}"):
+    with quiet(), as_input_error(f"cannot load the sentence encoder {name_or_path}"):
         if file_at(place, _MODULES) is None:
             return None
         try:
@@ -188,7 +188,7 @@ def load_poolings(name_or_path: str = DEFAULT_MODEL) -> list[str]:
     """
     place = model_location(name_or_path)
     poolings: list[str] = []
-    with quiet(), said_plainly(f"cannot load the sentence encoder {name_or_path}"):
+    with quiet(), as_input_error(f"cannot load the sentence encoder {name_or_path}"):
         listed = file_at(place, _MODULES)
         modules = [] if listed is None else json.loads(Path(listed).read_bytes())
         for folder in (module["path"] for module in modules if module["type"].endswith(".Pooling")):
@@ -251,7 +251,7 @@ def _adapter_at(name_or_path: str) -> _Adapter | None:
 
 @contextmanager
 def _reading_adapter(name_or_path: str) -> Iterator[None]:
-    with quiet(), said_plainly(f"cannot load the adapter {name_or_path}"):
+    with quiet(), as_input_error(f"cannot load the adapter {name_or_path}"):
         yield
 
 
@@ -277,7 +277,7 @@ def _pretrained(
     import torch
 
     # Missing weights are random but reproducible, so a resumed run has the same weights.
-    with torch.random.fork_rng(devices=[]), quiet(), said_plainly(f"cannot load the weights of {name_or_path}"):
+    with torch.random.fork_rng(devices=[]), quiet(), as_input_error(f"cannot load the weights of {name_or_path}"):
         torch.default_generator.manual_seed(0)
         kind = _class_of(config, adapter)
         if weights is not None:

@@ -80,7 +80,7 @@ class Journal:
                 cannot be read or written.
         """
         with ExitStack() as stack:
-            with self.plainly():
+            with self.as_input_error():
                 self.check()
                 self._folder.make()
                 if isinstance(self._folder, Local):
@@ -102,7 +102,7 @@ class Journal:
             yield
 
     @contextmanager
-    def plainly(self) -> Iterator[None]:
+    def as_input_error(self) -> Iterator[None]:
         """Convert an OSError into an InvalidInputError."""
         try:
             yield
@@ -113,7 +113,7 @@ class Journal:
     def check(self) -> list[str]:
         """Return the names of the run's files; raise InvalidInputError if the folder exists and no run created it."""
         names, strange = [], None
-        with self.plainly():
+        with self.as_input_error():
             kind = self._folder.kind()
             if isinstance(self._folder, Local) and self._folder.path.is_symlink():
                 kind = "other"
@@ -134,21 +134,21 @@ class Journal:
         """Whether the folder has the work of a run."""
         try:
             self.check()
-            with self.plainly():
+            with self.as_input_error():
                 return self._read_job() is not None
         except InvalidInputError:
             return False
 
     def expect_job(self) -> None:
         """Raise InvalidInputError if the folder cannot be reached from here, or no run created it."""
-        with self.plainly():
+        with self.as_input_error():
             if self._read_job() is None:
                 message = f"{self.folder} is not there, where the run keeps its work"
                 raise InvalidInputError(f"{message}; give a folder that all nodes reach, or a URL such as s3://…")
 
     def check_job(self) -> None:
         """Raise InvalidInputError if the blocks in the folder belong to another job."""
-        with self.plainly():
+        with self.as_input_error():
             before = self._read_job() or {}
         for name in {**before, **self.job}:
             was, now = (json.dumps(job.get(name), ensure_ascii=False) for job in (before, self.job))
@@ -187,7 +187,7 @@ class Journal:
         """Save a finished block."""
         self._write(_block_file(block.index), record, block.digest)
         if self._half == block.index:  # others are removed at the end
-            with self.plainly():
+            with self.as_input_error():
                 self._folder.remove(_half_file(block.index))
 
     def records(self, indices: Iterable[int]) -> Iterator[Record]:
@@ -211,19 +211,19 @@ class Journal:
 
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Save how far the run is, for :meth:`read_status`."""
-        with self.plainly():
+        with self.as_input_error():
             (self._folder / _STATUS).write(json.dumps(status, indent=1).encode())
 
     def read_status(self) -> Mapping[str, Any] | None:
         """Read how far a run is; None if there is no run, or it has not said so yet."""
-        with self.plainly(), suppress(ValueError):
+        with self.as_input_error(), suppress(ValueError):
             status = json.loads(self._read(_STATUS) or b"null")
             return status if isinstance(status, dict) else None
         return None
 
     def remove(self) -> None:
         """Remove the files of the run, and the folder if it is then empty; call this while it is open."""
-        with self.plainly():
+        with self.as_input_error():
             self._remove(lambda name: name not in (_JOB, _LOCK))
             self._folder.remove(_JOB, _LOCK)  # last: blocks without a job would be taken for the user's
             self._folder.remove_folder()
@@ -249,13 +249,13 @@ class Journal:
 
     def _write(self, name: str, record: Record, digest: str) -> None:
         content = json.dumps({"digest": digest, **record.notes}).encode() + b"\n" + record.content
-        with self.plainly():
+        with self.as_input_error():
             (self._folder / name).write(_label(content, self._key(name)) + content)
         self._saved = time.monotonic()
 
     def _record(self, name: str) -> Record | None:
         """Read a record; None if there is none, or it is damaged, which is reported."""
-        with self.plainly():
+        with self.as_input_error():
             file = self._read(name)
         if file is None:
             return None
@@ -302,8 +302,8 @@ def published(output: str, journal: Journal, *, overwrite: bool) -> Iterator[Bin
     # In the folder of the run, which a later run clears; another name for each process, since one that was believed
     # dead may still be writing.
     temporary: Any = place_of(journal.folder) / f"merged-{token_hex(4)}"
-    with journal.plainly():
-        with place.whole(temporary) as stream:
+    with journal.as_input_error():
+        with place.replacing(temporary) as stream:
             yield stream
             if not overwrite and place.kind() is not None:
                 stream.flush()

@@ -106,11 +106,11 @@ class Local:
 
     def write(self, content: bytes) -> None:
         """Write the whole file."""
-        with self.whole() as file:
+        with self.replacing() as file:
             file.write(content)
 
     @contextmanager
-    def whole(self, temporary: "Local | None" = None) -> Iterator[BinaryIO]:
+    def replacing(self, temporary: "Local | None" = None) -> Iterator[BinaryIO]:
         """Open it for writing; a temporary file, by default in the same folder, replaces it at the end."""
         target = Path(os.path.realpath(self.path))
         # Random, since a process in another container may have the same number.
@@ -221,11 +221,11 @@ class Remote:
             with as_oserror(self.url):
                 self._system.pipe_file(self._path, content)
         else:
-            with self.whole() as file:
+            with self.replacing() as file:
                 file.write(content)
 
     @contextmanager
-    def whole(self, temporary: "Remote | None" = None) -> Iterator[BinaryIO]:
+    def replacing(self, temporary: "Remote | None" = None) -> Iterator[BinaryIO]:
         """Open it for writing; S3 shows an object when it is complete, elsewhere a temporary file is renamed."""
         folder, _, name = self._path.rpartition("/")
         path = temporary._path if temporary else f"{folder}/.{name}.{secrets.token_hex(4)}.tmp"
@@ -298,7 +298,7 @@ def whole_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
         ...     Path(folder, "note.txt").read_bytes()
         b'hello'
     """
-    with place_of(path).whole() as file:
+    with place_of(path).replacing() as file:
         yield file
 
 

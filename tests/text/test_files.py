@@ -44,7 +44,7 @@ def test_a_file_is_written_read_and_removed(place: str) -> None:
     assert place_of(place).kind() == "directory"
     remote.write(b"")
     assert remote.read() == b""
-    with place_of(f"{place}/b").whole() as file:
+    with place_of(f"{place}/b").replacing() as file:
         file.write(b"b")
     assert sorted(place_of(place).entries()) == [("a", True), ("b", True)]
     for _ in range(2):
@@ -121,7 +121,7 @@ def test_large_files_appear_when_they_are_complete(place: str, monkeypatch: pyte
     monkeypatch.setattr(files, "_PART_BYTES", 5 << 20)
     remote, chunk = place_of(f"{place}/a"), os.urandom(1 << 20)
     remote.write(b"old")
-    with remote.whole() as file:
+    with remote.replacing() as file:
         for _ in range(17):
             file.write(chunk)
         assert remote.read() == b"old"
