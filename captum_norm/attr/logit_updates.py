@@ -28,7 +28,7 @@ from captum_norm.functional import Normalization, apply_transposed, inverse_scal
 from captum_norm.models.blocks import Block, check_scopes, multiplied
 from captum_norm.models.call import ModelCall
 from captum_norm.models.positions import Positions
-from captum_norm.models.precision import coarsest
+from captum_norm.models.precision import least_precise
 from captum_norm.models.projections import NormReader, Projection
 from captum_norm.models.stacks import Place, Role
 from captum_norm.results.aggregation import normalize_rows
@@ -353,7 +353,7 @@ class Tracing:
         if (delta <= TOLERANCE[delta.dtype]).all():
             return
         read = [step.precision for step in modules.steps.values() if isinstance(step, (NormReader, Projection))]
-        precision = coarsest(delta.dtype, *read, *(step.block.precision(["atb_ff_res"]) for step in self.path))
+        precision = least_precise(delta.dtype, *read, *(step.block.precision(["atb_ff_res"]) for step in self.path))
         if not bool((delta <= TOLERANCE[precision]).all()):
             raise IncompleteDecompositionError(
                 f"the updates of all blocks do not add up to the output of {type(self.call.model).__name__}: relative "

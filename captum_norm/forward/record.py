@@ -33,7 +33,7 @@ from captum_norm.models.hooks import End, Hook, hooked
 from captum_norm.models.layouts import Scope, Site
 from captum_norm.models.networks import ExpertsReader, Routing, routing_of, routing_of_scores
 from captum_norm.models.offloading import loaded
-from captum_norm.models.precision import coarsest, step_of
+from captum_norm.models.precision import epsilon_of, least_precise
 from captum_norm.models.projections import within_a_pass
 from captum_norm.models.stacks import EXTENDED, ROWED, Place, Role
 
@@ -526,7 +526,7 @@ class _Recorder(Generic[Result]):
         for place, module, dtype, ahead, worst in self.checks:
             if ahead is not None:
                 self.stacks.note_direction(place, module, ahead=bool(ahead))
-            accepted = step_of(coarsest(torch.float32, dtype)) ** 0.5  # half of the digits
+            accepted = epsilon_of(least_precise(torch.float32, dtype)) ** 0.5  # half of the digits
             if worst > accepted:
                 raise UnsupportedModelError(
                     f"the attention weights of {place} of {type(self.model_call.model).__name__} are not those of its "

@@ -17,7 +17,7 @@ from captum_norm.models.attention import AttentionCall
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site, Stage
 from captum_norm.models.networks import DenseReader, ExpertsReader, Routing
 from captum_norm.models.offloading import loaded
-from captum_norm.models.precision import accumulation_dtype, coarsest
+from captum_norm.models.precision import accumulation_dtype, least_precise
 from captum_norm.models.projections import NormReader, Projection
 
 GATE_ROUNDINGS = 32
@@ -216,8 +216,10 @@ class Block:
     @cached_property
     def _precisions(self) -> tuple[torch.dtype, torch.dtype]:
         norms = [norm.precision for norm in (self.branch_norm, self.final_norm) if norm is not None]
-        attention = coarsest(self.projection.precision, *norms)
-        return attention, attention if self.feed_forward is None else coarsest(attention, *self.feed_forward.dtypes)
+        attention = least_precise(self.projection.precision, *norms)
+        return attention, attention if self.feed_forward is None else least_precise(
+            attention, *self.feed_forward.dtypes
+        )
 
     def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
         """Return the steps of a scope up to the end of the attention block, or to the norm after it."""

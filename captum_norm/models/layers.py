@@ -25,7 +25,7 @@ from captum_norm.models.hooks import (
     hooked,
     with_argument,
 )
-from captum_norm.models.precision import coarsest, step_of
+from captum_norm.models.precision import epsilon_of, least_precise
 from captum_norm.models.probes import drawn
 from captum_norm.models.stacks import Sizes, Stacks
 
@@ -121,7 +121,7 @@ def _expect_same_output(call: ModelCall) -> Stacks:
     if observed is None or plain is None or observed.shape != plain.shape:
         return stacks
     error, size = (difference.float().norm() for difference in (observed - plain, plain))
-    accepted = step_of(coarsest(torch.float32, plain.dtype)) ** 0.5  # half of the digits
+    accepted = epsilon_of(least_precise(torch.float32, plain.dtype)) ** 0.5  # half of the digits
     if error > accepted * size:
         raise UnsupportedModelError(
             f"{type(call.model).__name__} computes something else by itself than while it is observed: relative "

@@ -11,11 +11,11 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def coarsest(*precisions: torch.dtype) -> torch.dtype:
-    """Return the least precise of some precisions: floating-point dtypes, or :data:`EIGHT_BITS`."""
-    return max(precisions, key=step_of)
+def least_precise(*precisions: torch.dtype) -> torch.dtype:
+    """Return the least precise of some dtypes: floating-point ones, or :data:`EIGHT_BITS`."""
+    return max(precisions, key=epsilon_of)
 
 
-def step_of(precision: torch.dtype) -> float:
+def epsilon_of(precision: torch.dtype) -> float:
     """Return the distance of neighbouring numbers relative to the number, or to the largest one of eight bits."""
     return 1 / torch.iinfo(precision).max if precision == EIGHT_BITS else torch.finfo(precision).eps

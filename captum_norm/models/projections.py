@@ -26,7 +26,7 @@ from captum_norm.functional import Elementwise, Normalization, normalize
 from captum_norm.models.hooks import unobserved
 from captum_norm.models.layouts import Site
 from captum_norm.models.offloading import is_elsewhere, is_sharded, loaded
-from captum_norm.models.precision import accumulation_dtype, coarsest, step_of
+from captum_norm.models.precision import accumulation_dtype, epsilon_of, least_precise
 from captum_norm.models.probes import (
     FAILURES,
     affinity,
@@ -233,7 +233,7 @@ def affine_map(module: nn.Module, like: Tensor) -> Projection | None:
     returned, precision = tested
     received = like.new_empty(0, like.shape[-1])
     # Not every change leaves a trace; in single precision, sums that do not add up would tell.
-    coarse = step_of(precision) > torch.finfo(torch.float32).eps
+    coarse = epsilon_of(precision) > torch.finfo(torch.float32).eps
 
     def holds(measured: _Measured) -> bool:
         if measured.matrix.device != returned.device or measured.state != _state(module):
@@ -354,7 +354,7 @@ def _is_norm(reader: NormReader, inputs: Tensor) -> bool:
 
 def _precision(computed: Tensor, outputs: Tensor) -> torch.dtype | None:
     """Return the dtype to which a norm's output was rounded; many models normalise in float32 whatever their dtype."""
-    precisions = dict.fromkeys((outputs.dtype, coarsest(outputs.dtype, torch.float32)))
+    precisions = dict.fromkeys((outputs.dtype, least_precise(outputs.dtype, torch.float32)))
     return next((dtype for dtype in precisions if reproduces(computed, outputs, precision=dtype)), None)
 
 

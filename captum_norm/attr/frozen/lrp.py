@@ -24,7 +24,7 @@ from captum_norm.models.known import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Readout
 from captum_norm.models.positions import Positions
-from captum_norm.models.precision import accumulation_dtype, coarsest
+from captum_norm.models.precision import accumulation_dtype, least_precise
 from captum_norm.models.projections import NormReader, Projection
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 
@@ -175,7 +175,7 @@ class RelevanceAttribution(OutputAttribution):
         steps = () if self._modules is None else self._modules.steps.values()
         norms = (step.precision for step in steps if isinstance(step, NormReader))
         weights = (step.precision for step in steps if isinstance(step, Projection))
-        precision = coarsest(delta.dtype, *norms, *weights)
+        precision = least_precise(delta.dtype, *norms, *weights)
         if not bool((delta <= TOLERANCE[precision]).all()):
             raise IncompleteDecompositionError(
                 f"{problem}: relative error {float(delta.max()):.1e}, accepted {TOLERANCE[precision]:.0e} for "

@@ -20,7 +20,7 @@ from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import first_tensor, hooked, is_observed
 from captum_norm.models.layouts import Site, registered_layouts
 from captum_norm.models.libraries.refusals import refusal_of
-from captum_norm.models.precision import coarsest
+from captum_norm.models.precision import least_precise
 from captum_norm.models.probes import affine_test, may_be_affine
 from captum_norm.models.projections import equal, reproduces
 from captum_norm.models.search.attention_layouts import bind, candidates, projections
@@ -286,5 +286,5 @@ def _is_multiplied(before: Tensor, after: Tensor, factors: Tensor) -> bool:
         return False
     ratios = after / expected
     spread = ratios.amax(-1) - ratios.amin(-1)
-    precision = torch.finfo(coarsest(factors.dtype, torch.float32)).eps
+    precision = torch.finfo(least_precise(factors.dtype, torch.float32)).eps
     return bool((spread <= 64 * precision * ratios.abs().amax(-1)).all())
