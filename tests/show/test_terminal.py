@@ -1,8 +1,9 @@
 """What is printed, and in which colours; records for Captum's text viewer."""
 
 import io
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,12 +18,16 @@ from captum_norm.show.text import decimal, formatted, printable, shortened, show
 from tests.lab.comparison.examples import HOSTILE, comparison
 
 
-def printed(*items: object, color: bool = True) -> str:
-    console = Console(file=io.StringIO(), force_terminal=color, color_system="truecolor" if color else None, width=80)
-    console.print(*items)
-    file = console.file
-    assert isinstance(file, io.StringIO)
-    return file.getvalue()
+def text_of(show: Callable[[Console], None], *, colors: Any = "truecolor", width: int = 80) -> str:
+    """What a function writes to a console."""
+    console = Console(file=io.StringIO(), width=width, color_system=colors, force_terminal=colors is not None)
+    with console.capture() as capture:
+        show(console)
+    return capture.get()
+
+
+def printed(item: Any, colors: Any = "truecolor") -> str:
+    return text_of(lambda console: console.print(item), colors=colors)
 
 
 def escape(share: float) -> str:
@@ -42,7 +47,7 @@ def test_each_token_stands_on_the_colour_of_its_score() -> None:
 def test_tokens_are_shown_and_not_obeyed() -> None:
     hostile = ["[red]", "\x1b[2J", "[/]", ":smile:"]
     for text in (colored_tokens(hostile, [1.0] * 4), marked_tokens(hostile, [1.0] * 4)):
-        output = printed(text, color=False)
+        output = printed(text, colors=None)
         assert "\x1b" not in output
         for shown in ("[red]", "\\x1b[2J", "[/]", ":smile:"):
             assert shown in output
@@ -50,32 +55,25 @@ def test_tokens_are_shown_and_not_obeyed() -> None:
 
 @pytest.mark.parametrize("color_system", [None, "standard"])
 def test_without_enough_colours_blocks_say_the_score(color_system: Literal["standard"] | None) -> None:
-    console = Console(file=io.StringIO(), color_system=color_system, force_terminal=True, width=80)
-    show_tokens(console, ["a", "b", "c"], [0.0, 0.5, 1.0], unit="norm")
-    file = console.file
-    assert isinstance(file, io.StringIO)
-    assert file.getvalue().splitlines() == ["a▁ b▅ c█", "0 ▁▂▃▄▅▆▇█ 1 (norm)"]
+    text = text_of(lambda console: show_tokens(console, "abc", [0.0, 0.5, 1.0], unit="norm"), colors=color_system)
+    assert text.splitlines() == ["a▁ b▅ c█", "0 ▁▂▃▄▅▆▇█ 1 (norm)"]
 
 
 def test_legend_ends_at_the_largest_score() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=80)
-    show_tokens(console, ["a", "b"], [0.1, 0.7251], unit="share of rollout")
-    file = console.file
-    assert isinstance(file, io.StringIO)
-    legend = file.getvalue().splitlines()[1]
+    _, legend = text_of(lambda console: show_tokens(console, "ab", [0.1, 0.7251], unit="share of rollout")).splitlines()
     assert legend.startswith(f"0 {escape(0)}")
     assert legend.endswith(f"{escape(1)} \x1b[0m 0.725 (share of rollout)")
 
 
 def test_table_has_every_token_in_order_with_its_score_and_bar() -> None:
-    lines = printed(score_table(["x", "[b]y[/b]"], [0.25, 1.0], unit="norm"), color=False).splitlines()
+    lines = printed(score_table(["x", "[b]y[/b]"], [0.25, 1.0], unit="norm"), colors=None).splitlines()
     assert lines[0].split() == ["index", "token", "norm"]
     assert lines[1].split() == ["0", "x", "0.250", "█████"]
     assert lines[2].split() == ["1", "[b]y[/b]", "1.000", "█" * 20]
 
 
 def test_scores_that_are_all_zero_are_all_light() -> None:
-    assert printed(colored_tokens(["a", "b"], [0.0, 0.0])).count(escape(0)) == 2
+    assert printed(colored_tokens("ab", [0.0, 0.0])).count(escape(0)) == 2
 
 
 @pytest.mark.parametrize("show", [colored_tokens, marked_tokens, lambda t, s: score_table(t, s, unit="norm")])
@@ -86,22 +84,18 @@ def test_numbers_of_tokens_and_scores_must_agree(show: object) -> None:
 
 
 def test_scores_below_zero_have_colours_and_bars_of_their_own() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=80)
-    show_tokens(console, ["a", "b"], [-2.0, 1.0], unit="part of the logit")
-    file = console.file
-    assert isinstance(file, io.StringIO)
-    tokens, legend = file.getvalue().splitlines()
-    for share, text in ((-1.0, " a "), (0.5, " b ")):
-        (r, g, b), ground = ink_on(color_of(share)), color_of(share)
-        assert f"\x1b[38;2;{r};{g};{b};48;2;{ground[0]};{ground[1]};{ground[2]}m{text}" in tokens
+    shown = text_of(lambda console: show_tokens(console, "ab", [-2.0, 1.0], unit="part of the logit"))
+    tokens, legend = shown.splitlines()
+    assert f"{escape(-1.0)} a " in tokens
+    assert f"{escape(0.5)} b " in tokens
     assert legend.startswith("−2 ")
     assert legend.endswith(" 2 (part of the logit)")
-    lines = printed(score_table(["a", "b"], [-2.0, 1.0], unit="logit"), color=False).splitlines()
+    lines = printed(score_table(["a", "b"], [-2.0, 1.0], unit="logit"), colors=None).splitlines()
     assert [line.split()[2:] for line in lines[1:]] == [["-2.000", "█" * 20], ["1.000", "█" * 10]]
 
 
 def test_the_highest_come_first_with_their_places() -> None:
-    lines = printed(score_table(["a", "b", "c"], [0.5, 1.0, 0.75], unit="norm", top=2), color=False).splitlines()
+    lines = printed(score_table(["a", "b", "c"], [0.5, 1.0, 0.75], unit="norm", top=2), colors=None).splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [["1", "b"], ["2", "c"]]
 
 
@@ -141,15 +135,12 @@ def test_formatted(scores: list[float], shown: list[str]) -> None:
     assert formatted(scores) == shown
 
 
-def shown(found: Comparison, width: int = 200, **options: object) -> str:
-    console = Console(file=io.StringIO(), width=width, **options)  # type: ignore[arg-type]
-    show_comparison(found, console)
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return text
+def compared(found: Comparison, width: int = 200, *, colors: Any = None, words: bool = False) -> str:
+    return text_of(lambda console: show_comparison(found, console, words=words), colors=colors, width=width)
 
 
 def test_everything_is_said() -> None:
-    found, text = comparison("causal"), shown(comparison("causal"), color_system=None)
+    found, text = comparison("causal"), compared(comparison("causal"))
     assert f"model: {HOSTILE}" in text
     assert f"signature: {found.signature}" in text
     assert f"refused: globenc: {found.refused['globenc']}" in text
@@ -159,7 +150,7 @@ def test_everything_is_said() -> None:
         assert line.startswith(f"{name} ")
         assert f"{found.means()[name]['relevance_gain']:.3f}".replace("-", "−") in line.split()
     assert "log-" not in text
-    assert "log-" in shown(comparison(), color_system=None)
+    assert "log-" in compared(comparison())
     first = list(found.results).index(found.ranking[0])
     _, row = (line for line in lines if line.startswith(f"1 {found.ranking[0]} "))
     order = [list(found.results).index(name) for name in found.ranking]
@@ -174,15 +165,8 @@ def test_words_have_the_sums_of_their_tokens() -> None:
     scores = torch.tensor([[9.0, 1.0, 1.0, -1.0, 9.0, 0.0, 0.0], [0.0] * 7])
     results = {"norm": replace(found.results["norm"], scores=scores)}
     found = replace(found, tokens=tokens, results=results, agreement=torch.ones(1, 1))
-    assert "[CLS]▁ ab█ c▁ [SEP]▁" in shown_words(found)
-    assert "[CLS]▁ a█ b█ c▁ [SEP]▁" in shown(found, color_system=None)
-
-
-def shown_words(found: Comparison) -> str:
-    console = Console(file=io.StringIO(), width=200, color_system=None)
-    show_comparison(found, console, words=True)
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return text
+    assert "[CLS]▁ ab█ c▁ [SEP]▁" in compared(found, words=True)
+    assert "[CLS]▁ a█ b█ c▁ [SEP]▁" in compared(found)
 
 
 def everything() -> Comparison:
@@ -198,7 +182,7 @@ def test_names_and_numbers_are_whole_in_narrow_terminals(width: int) -> None:
     found = everything()
     count = len(found.ranking)
     assert count == len(METHODS)
-    text = shown(found, width, color_system=None)
+    text = compared(found, width)
     assert "…" not in text
     lines = text.splitlines()
     methods, _, agreement = (
@@ -220,7 +204,7 @@ def test_names_and_numbers_are_whole_in_narrow_terminals(width: int) -> None:
 
 
 def test_colours_where_there_are_some() -> None:
-    text = shown(comparison(), color_system="truecolor", force_terminal=True)
+    text = compared(comparison(), colors="truecolor")
     red, green, blue = (int(hex_of(color_of(1.0))[place : place + 2], 16) for place in (1, 3, 5))
     assert f"48;2;{red};{green};{blue}" in text
     assert "█" not in text
