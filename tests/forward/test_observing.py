@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import flash_attention_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from captum_norm import (
@@ -22,6 +24,7 @@ from captum_norm import (
 from captum_norm.models.hooks import EXPLAINING
 from tests import families
 from tests.families.family import new
+from tests.padding import padded
 
 TOP = 16
 
@@ -108,6 +111,42 @@ def test_an_output_that_is_not_finite_somewhere_hides_no_disagreement(monkeypatc
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", other)
     with pytest.raises(UnsupportedModelError, match="weights of layer 1 of BertModel are not those of its own"):
         AttentionWeights(model).maps(families.inputs("bert"))
+
+
+def on_padding(
+    _: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    padding: Tensor | None,
+    *,
+    scaling: float,
+    sliding_window: int | None = None,
+    **_options: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention that reads which keys are padding, (B, K), as flash attention does, and never a mask."""
+    assert padding is None or padding.dim() == 2
+    key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, value))
+    behind = torch.arange(query.shape[2])[:, None] - torch.arange(key.shape[2])
+    hidden = (behind < 0) | (behind >= (sliding_window or key.shape[2]))
+    if padding is not None:
+        hidden = hidden | ~padding[:, None, None].bool()
+    weights = (scaling * query @ key.mT).masked_fill(hidden, -torch.inf).softmax(-1).nan_to_num()
+    return (weights @ value).transpose(1, 2), None
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_an_attention_function_that_sees_padding_alone(name: str, side: str) -> None:
+    AttentionInterface.register("on padding", on_padding)
+    AttentionMaskInterface.register("on padding", flash_attention_mask)
+    model = families.build(name)
+    ids, mask = padded([families.inputs(name, seed, 1, 11 - 4 * seed) for seed in (0, 1)], side)
+    methods = (AttentionWeights(model), NormAttribution(model), ALTI(model))
+    expected = [method.maps(ids, mask).decoder for method in methods]
+    model.set_attn_implementation("on padding")
+    for method, maps in zip(methods, expected, strict=True):
+        torch.testing.assert_close(method.maps(ids, mask).decoder, maps, rtol=1e-5, atol=1e-6)
 
 
 def test_no_configuration_changes_while_a_model_is_explained() -> None:
