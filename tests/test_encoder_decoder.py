@@ -229,8 +229,7 @@ def test_cross_attention_is_explained_where_the_encoder_attends_in_windows(name:
     torch.manual_seed(0)
     model = randomized(build(), noise=0.2)
     inputs = encoder_decoders.inputs("marian", source=13)
-    found = NormAttribution(model).maps(inputs, stacks=["cross"]).cross
-    assert found is not None
+    found: Any = NormAttribution(model).maps(inputs, stacks=["cross"]).cross
     places = {layer: (value.format(layer), "output") for layer in range(2)}
     with oracle.watched(model, places) as values, oracle.eager(model):
         weights = model(**inputs, output_attentions=True, use_cache=False).cross_attentions

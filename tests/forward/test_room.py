@@ -190,10 +190,8 @@ def test_layers_chosen_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = families.build("bert"), families.inputs("bert")
     model.encoder.layer.extend([type(model.encoder.layer[0])(model.config).eval() for _ in range(3)])
     method = NormAttribution(model, "attn_res_ln")
-    every = method.maps(ids).encoder
-    deltas = method.maps(ids).convergence_delta
-    assert every is not None
-    assert deltas is not None
+    every: Any = method.maps(ids).encoder
+    deltas: Any = method.maps(ids).convergence_delta
     for layers in ([-1], [-2, 0], [3, 3, 1], [-5], [4, -1, 4], [0]):
         maps = method.maps(ids, layers=layers)
         assert torch.equal(maps.self_attention, every[:, layers])

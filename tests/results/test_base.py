@@ -240,12 +240,11 @@ def test_stacks_of_an_encoder_decoder_model_lose_their_own_padding() -> None:
 
 
 def test_words_add_columns_and_average_rows(bert: Any) -> None:
-    maps = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS).with_tokens(
+    maps: Any = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS).with_tokens(
         [["[CLS]", "do", "##g", "s", "##e", "##es", "[SEP]"], ["[CLS]", "cat", "##s", "run", "[SEP]", "", ""]]
     )  # fmt: skip
-    assert maps.encoder is not None
     for score, columns in (("sum", np.sum), ("mean", np.mean), ("max", np.max)):
-        found = maps.words(score)  # type: ignore[arg-type]
+        found = maps.words(score)
         for example, groups in enumerate(([[0], [1, 2], [3, 4, 5], [6]], [[0], [1, 2], [3], [4]])):
             stack = maps.encoder[example].numpy()
             expected = [
@@ -254,7 +253,7 @@ def test_words_add_columns_and_average_rows(bert: Any) -> None:
             ]
             part = found[example]
             np.testing.assert_allclose(part.self_attention[0], expected, rtol=1e-5)
-            assert part.tokens == [list(words_of_tokens(maps[example].tokens[0]).texts)]  # type: ignore[index]
+            assert part.tokens == [list(words_of_tokens(maps[example].tokens[0]).texts)]
     with pytest.raises(InvalidInputError, match=r"^got maps without tokens; give them by with_tokens"):
         replace(maps, tokens=None).words()
     with pytest.raises(InvalidInputError, match="got the words of 2 tokens for maps of 7 keys"):
@@ -272,8 +271,7 @@ def test_words_of_an_explanation() -> None:
 
 
 def test_tables_and_labelled_arrays_hold_the_maps(bert: Any) -> None:
-    maps = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, per_head=True)
-    assert maps.encoder is not None
+    maps: Any = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, per_head=True)
     frame, data = maps.to_frame(), maps.to_xarray()
     assert len(frame) == 2 * 2 * (7 * 7 + 5 * 5)
     row = frame[(frame["example"] == 1) & (frame["layer"] == 1) & (frame["head"] == 0)].set_index(["query", "key"])
@@ -286,7 +284,7 @@ def test_tables_and_labelled_arrays_hold_the_maps(bert: Any) -> None:
     entry = maps.top(1)[0]
     place = entry.example, entry.layer, entry.head, entry.row, entry.column
     assert entry.value == maps.encoder.max() == maps.encoder[place]
-    assert entry.key == maps[entry.example].tokens[0][entry.column]  # type: ignore[index]
+    assert entry.key == maps[entry.example].tokens[0][entry.column]
 
 
 def test_without_pandas_or_xarray_an_error_says_what_to_install(bert: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,10 +65,9 @@ def test_each_stack_has_its_own_numbers() -> None:
     whole, last = method.maps(BOTH), method.maps(BOTH, layers=[-1])
     assert whole.layers == {"encoder": (0, 1, 2), "decoder": (0, 1), "cross": (0, 1)}
     assert last.layers == {"encoder": (2,), "decoder": (1,), "cross": (1,)}
-    chosen = whole.layer(1)
+    chosen: Any = whole.layer(1)
     assert chosen.layers == {"encoder": (1,), "decoder": (1,), "cross": (1,)}
     assert whole.convergence_delta is not None
-    assert chosen.convergence_delta is not None
     # Of three encoder layers, then two of the decoder, then two of cross-attention.
     assert torch.equal(chosen.convergence_delta, whole.convergence_delta[:, [1, 4, 6]])
     with pytest.raises(InvalidInputError, match=r"^got layer 2; the decoder maps are of layers 0, 1$"):
@@ -92,16 +91,13 @@ def test_a_layer_twice_is_found_once(bert: Any) -> None:
 
 
 def test_whatever_shows_layers_names_them_by_their_numbers(bert: Any) -> None:
-    maps = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, layers=[3, 1])
-    assert maps.encoder is not None
-    assert maps.convergence_delta is not None
+    maps: Any = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, layers=[3, 1])
     assert repr(maps) == (
         "AttributionMaps(encoder (2, 2, 7, 7) of layers 3, 1, mixing ratio (2, 2, 7), convergence delta "
         f"{maps.convergence_delta.max():.1e})"
     )
     entry = maps.top(1)[0]
-    whole = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS).encoder
-    assert whole is not None
+    whole: Any = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS).encoder
     assert entry.value == pytest.approx(float(whole[entry.example, entry.layer, entry.row, entry.column]))
     frame, data = maps.to_frame(), maps.to_xarray()
     assert sorted(set(frame["layer"])) == [1, 3]
@@ -110,7 +106,6 @@ def test_whatever_shows_layers_names_them_by_their_numbers(bert: Any) -> None:
     assert data["layer"].values.tolist() == [3, 1]
     assert float(data["encoder"].sel(layer=1).isel(example=0, query=2, key=4)) == maps.encoder[0, 1, 2, 4]
     ratio = data["mixing_ratio"].sel(layer=3).isel(example=0, query=2)
-    assert maps.mixing_ratio is not None
     assert float(ratio) == maps.mixing_ratio[0, 0, 2]
     titles = [axes.get_title() for axes in maps[0].plot().axes]
     assert [title for title in titles if title] == ["layer 3", "layer 1"]
@@ -147,8 +142,7 @@ def test_an_explanation_has_the_numbers_of_its_maps(bert: Any) -> None:
 
 
 def test_numbers_that_do_not_fit_are_refused(bert: Any) -> None:
-    maps = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS)
-    assert maps.encoder is not None
+    maps: Any = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS)
     assert AttributionMaps(maps.encoder[:, 2:], None, None, None, None, maps.real).layers == {"encoder": (0, 1)}
     for layers in ([4, 5], [0, 1, 2, -1]):
         with pytest.raises(InvalidInputError, match="encoder of 4 layers; expected a number from 0 for each"):

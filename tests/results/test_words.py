@@ -88,16 +88,15 @@ def test_sides_of_different_length_are_padded(bart: Any) -> None:
     """Words of one example are fewer than those of the other, on one side alone."""
     given = [words_of_tokens(["▁le", "▁chats", "▁x", "▁</s>"]), words_of_tokens(["▁le", "chien", "</s>"])]
     maps = NormAttribution(bart, tokenizer=Tokenizer()).maps(both())
-    words = maps.words(words=given)
+    words: Any = maps.words(words=given)
     assert (words.tokens, words.real.tolist()) == (
         [["le", "chats", "x", "</s>"], ["lechien", "</s>", "", ""]],
         [[True] * 4, [True, True, False, False]],
     )
-    assert words.cross is not None
     assert words.cross.shape == (2, 2, 3, 4)
     assert not words.cross[1, ..., 2:].any()
     expected = by_words(maps[1].cross[0], TARGET_GROUPS[1], [[0, 1], [2]])  # type: ignore[index]
-    np.testing.assert_allclose(words[1].cross[0], expected, rtol=1e-5)  # type: ignore[index]
+    np.testing.assert_allclose(words[1].cross[0], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("stacks", [["encoder"], ["decoder"], ["cross"], ["decoder", "cross"]])
@@ -176,14 +175,13 @@ def test_examples_whose_rows_begin_at_different_words_are_taken_one_by_one() -> 
         transformers.GPT2Config(vocab_size=len(VOCABULARY), n_embd=8, n_layer=2, n_head=2, n_positions=8)
     ).train(False)
     rows = [["▁le", "▁chat", "s", "▁run"], ["▁r", "uns", "s", "▁dog"]]
-    maps = NormAttribution(model).maps(ids_of(rows)["ids"], last=2).with_tokens(rows)
+    maps: Any = NormAttribution(model).maps(ids_of(rows)["ids"], last=2).with_tokens(rows)
     with pytest.raises(InvalidInputError, match=r"^got examples with 0 and 1 words before the first row; take one at"):
         maps.words()
-    assert maps.decoder is not None
     words = maps[0].words()
     assert (words.tokens, words.cached, words.real.shape) == ([["le", "chats", "run"]], 1, (1, 2))
     expected = by_words(maps.decoder[0], [[0], [1]], [[0], [1, 2], [3]])
-    np.testing.assert_allclose(words.decoder[0], expected, rtol=1e-5)  # type: ignore[index]
+    np.testing.assert_allclose(words.decoder[0], expected, rtol=1e-5)
     assert maps[1].words().tokens == [["runss", "dog"]]
 
 
@@ -254,16 +252,13 @@ def test_measurements_of_words(bart: Any, score: Any) -> None:
 
 def test_measurements_of_different_numbers_of_words_are_padded() -> None:
     rows = [["▁le", "▁chat", "▁dog", "▁run"], ["▁r", "uns", "s", "▁dog"]]
-    measured = NormMeter(tiny.bert()).measure(ids_of(rows)["ids"], weights=True)["encoder"]
+    measured: Any = NormMeter(tiny.bert()).measure(ids_of(rows)["ids"], weights=True)["encoder"]
     named: Measurements = replace(measured, tokens=rows)
-    words = named.words()
+    words: Any = named.words()
     assert words.real.tolist() == [[True] * 4, [True, True, False, False]]
-    assert words.real_keys is not None
     assert torch.equal(words.real_keys, words.real)
-    assert words.weights is not None
-    assert measured.weights is not None
     expected = by_words(measured.weights[1], [[0, 1, 2], [3]], [[0, 1, 2], [3]])
-    np.testing.assert_allclose(words[1].weights[0], expected, rtol=1e-5)  # type: ignore[index]
+    np.testing.assert_allclose(words[1].weights[0], expected, rtol=1e-5)
     assert not words.weights[1, :, 2:].any()
     given = [Words(("x", "y"), (0, 0, 1, 1), tuple(row)) for row in rows]
     assert named.words(words=given).tokens == [["x", "y"], ["x", "y"]]
