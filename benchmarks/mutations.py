@@ -215,13 +215,14 @@ class Recorder:
 
 
 def selected(tests: Iterable[tuple[str, dict[str, Any]]], limit: float) -> list[str]:
-    """The tests to run, those first that enter few functions; of each test function first one case, then others."""
+    """The tests to run, by turns one that enters few functions and one that enters many; first one case of each."""
     groups = defaultdict[str, list[tuple[str, dict[str, Any]]]](list)
     for nodeid, test in sorted(tests, key=lambda pair: (len(pair[1]["functions"]), pair[0])):
         groups[nodeid.partition("[")[0]].append((nodeid, test))
-    chosen, seconds = list[str](), 0.0
-    for turn in range(max(map(len, groups.values()), default=0)):
-        for group in groups.values():
+    chosen, seconds, ordered = list[str](), 0.0, list(groups.values())
+    mixed = [group for pair in zip(ordered, reversed(ordered), strict=True) for group in pair][: len(ordered)]
+    for turn in range(max(map(len, mixed), default=0)):
+        for group in mixed:
             if turn < len(group) and len(chosen) < TESTS and seconds + group[turn][1]["seconds"] < limit:
                 chosen.append(group[turn][0])
                 seconds += group[turn][1]["seconds"]
