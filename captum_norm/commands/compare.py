@@ -79,7 +79,7 @@ def _run(options: CompareOptions) -> None:
     from captum_norm.explanation.run import numbered
     from captum_norm.lab.comparison import compare
     from captum_norm.models.objects import SentenceEncoder
-    from captum_norm.show import draw_comparison, render_comparison, show_comparison
+    from captum_norm.show import show_comparison
 
     texts, labels = _examples(options)
     model, tokenizer = options.load()
@@ -100,7 +100,7 @@ def _run(options: CompareOptions) -> None:
             batch_size=options.batch_size,
             name=options.model,
         )
-    contents = {path: file_content(comparison, path, draw_comparison, render_comparison) for path in options.out}
+    contents = {path: file_content(comparison, path) for path in options.out}
     if options.scores is not None:
         contents[options.scores] = comparison.to_csv("scores").encode()
     write_outputs(contents)

@@ -116,23 +116,21 @@ class ExplainOptions(Subject, Answers):
 
 def _run(options: ExplainOptions) -> None:
     from captum_norm.commands.terminal import Terminal
-    from captum_norm.explanation import Explanation
-    from captum_norm.show import draw_answer, render_answer, render_explanation
     from captum_norm.show.terminal import print_result
 
     if options.explains_answer():
         result = _answer(options)
-        contents = {path: file_content(result, path, draw_answer, render_answer) for path in options.out}
+        contents = {path: file_content(result, path) for path in options.out}
     else:
         explanation, companions = _explanation(options)
         by_word = explanation
         if options.words and options.word_score != "norm":
             by_word = explanation.words(options.word_score or "sum")  # type: ignore[arg-type]
-
-        def page(_: object) -> str:
-            return render_explanation(explanation, companions)  # tokens and words
-
-        contents = {path: file_content(by_word, path, Explanation.plot, page) for path in options.out}
+        # A page has both, tokens and words.
+        contents = {
+            path: file_content(explanation if path.suffix.lower() == ".html" else by_word, path, companions)
+            for path in options.out
+        }
     write_outputs(contents)
     console = Terminal()
     if options.explains_answer():

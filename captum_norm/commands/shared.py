@@ -140,15 +140,16 @@ def local_folder(out: Path | str) -> Iterator[Path]:
             (place_of(out) / path.name).write(path.read_bytes())
 
 
-def file_content(result: Any, path: Path, draw: Callable[[Any], Any], render: Callable[[Any], str]) -> bytes:
-    """Format a result by the suffix of a file: as a picture, a page, JSON or CSV."""
-    from captum_norm.show import figure_bytes
+def file_content(result: Any, path: Path, *further: Any) -> bytes:
+    """Format a result by the suffix of a file: as a picture, a page, which may show further results, JSON or CSV."""
+    from captum_norm.results import make_figure, make_page
+    from captum_norm.show import figure_bytes, render_page
 
     suffix = path.suffix.lower()
     if suffix == ".png":
-        return figure_bytes(draw(result))
+        return figure_bytes(make_figure(result))
     if suffix == ".html":
-        return render(result).encode()
+        return render_page(make_page(result, *further)).encode()
     text: str = result.to_json() if suffix == ".json" else result.to_csv()
     return text.encode()
 
