@@ -1,5 +1,6 @@
 """``norm-align extract``: what the API gives, from files and pipes, interrupted and shared, bad lines included."""
 
+import json
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from alignment.formats import format_pharaoh
 from alignment.normalization import tokenize
 from alignment.recipes import Recipe
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution
+from captum_norm.runs import RayBackend
 from tests.alignment.commands.conftest import Refused
 from tests.alignment.commands.texts import ENGLISH, FRENCH, PAIRS, lines, set_stdin, write, write_texts
 
@@ -187,6 +189,18 @@ def test_a_run_is_continued_only_as_it_was_begun(
     assert cli.main(["extract", "pairs", "--out=links", PAPER]) == 0
     assert "2 blocks are finished already" in capsys.readouterr().err
     assert lines("links") == lines("whole")
+
+
+def test_workers_give_the_output_of_one_process(monkeypatch: pytest.MonkeyPatch, ray: RayBackend) -> None:
+    write("text", PAIRS * 5)
+    monkeypatch.setattr(extract, "_BLOCK_LINES", 2)
+    workers = f"--workers={ray.workers}", "--log=log.jsonl"
+    assert cli.main(["extract", "text", "--out=links", "--quiet", PAPER, *workers]) == 0
+    last = json.loads(Path("log.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert (last["event"], last["blocks"]) == ("finished", -(-5 * len(PAIRS) // 2))
+    assert cli.main(["extract", "text", "--out=alone", "--quiet", PAPER]) == 0
+    assert lines("links") == lines("alone")
+    assert len(lines("links")) == 5 * len(PAIRS)
 
 
 @pytest.mark.parametrize(
