@@ -29,7 +29,7 @@ from captum_norm.models.blocks import Block, check_scopes, multiplied
 from captum_norm.models.call import ModelCall
 from captum_norm.models.positions import Positions
 from captum_norm.models.precision import least_precise
-from captum_norm.models.projections import NormReader, Projection
+from captum_norm.models.projections import NormReader
 from captum_norm.models.stacks import Place, Role
 from captum_norm.results.aggregation import normalize_rows
 from captum_norm.results.maps import AttributionMaps, SourceAndPrefix
@@ -352,8 +352,9 @@ class Tracing:
         delta = finite_results(self.call.model, self.delta)
         if (delta <= TOLERANCE[delta.dtype]).all():
             return
-        read = [step.precision for step in modules.steps.values() if isinstance(step, (NormReader, Projection))]
-        precision = least_precise(delta.dtype, *read, *(step.block.precision(["atb_ff_res"]) for step in self.path))
+        precision = least_precise(
+            delta.dtype, *modules.precisions, *(step.block.precision(["atb_ff_res"]) for step in self.path)
+        )
         if not bool((delta <= TOLERANCE[precision]).all()):
             raise IncompleteDecompositionError(
                 f"the updates of all blocks do not add up to the output of {type(self.call.model).__name__}: relative "

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from captum_norm.attr.frozen.lrp import Parts, RelevanceAttribution, sequences
 from captum_norm.attr.frozen.parts import LayerParts, PartsNetwork, propagated
-from captum_norm.attr.frozen.rules import DECOMPX
+from captum_norm.attr.frozen.rules import DECOMPX, RuleSet
 from captum_norm.bars import bar
 from captum_norm.checks import check_bool, check_choice
 from captum_norm.errors import UnsupportedModelError
@@ -24,7 +24,7 @@ from captum_norm.models.outputs import OutputValues, Readout, Target
 from captum_norm.models.positions import Positions
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.stacks import Role
-from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
+from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
 
 Bias = Literal["apart", "absdot", "abssim", "norm", "equal", "cls"]
 
@@ -140,12 +140,6 @@ class DecompX(RelevanceAttribution):
     def _explains_output(self, target: Target) -> bool:
         return target is not None or self._readout is not None
 
-    def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
-        """Decompose the output value requested; without one, explain by the norms of contributions to hidden states."""
-        if not self._explains_output(request.target):
-            return super(RelevanceAttribution, self).explain(call, request)
-        return super().explain(call, request)
-
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Select rows of the last layer's map, which includes all layers."""
         return rows @ stack[:, -1]
@@ -187,9 +181,11 @@ class DecompX(RelevanceAttribution):
         tokens = None if None in lengths else call.batch * sum(length or 0 for length in lengths)
         return bar(f"parts of {self.session.name}", tokens, "tokens")
 
-    def _parts_of(self, call: ModelCall, values: OutputValues, *, together: bool) -> Parts:
+    def _parts_of(
+        self, call: ModelCall, values: OutputValues, *, together: bool, rules: RuleSet | None = None
+    ) -> Parts:
         if not self._propagate:
-            return super()._parts_of(call, values, together=together)
+            return super()._parts_of(call, values, together=together, rules=rules)
         modules, lengths, deviations = self._hooked_modules(call), list[int](), list[tuple[str, Tensor]]()
         examples = []
         with self._bar(call) as shown:

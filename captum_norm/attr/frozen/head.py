@@ -80,6 +80,7 @@ class HeadNetwork(FrozenNetwork):
             return None
         torch.set_grad_enabled(True)
         self._behind = True
+        self.dtype = accumulation_dtype(stream.dtype)
         self.streams[:] = [stream.detach().clone().requires_grad_()]
         self.deviations.clear()
         # The model may write in place, which a leaf does not allow.

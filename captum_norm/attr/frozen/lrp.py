@@ -24,8 +24,7 @@ from captum_norm.models.known import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Readout
 from captum_norm.models.positions import Positions
-from captum_norm.models.precision import accumulation_dtype, least_precise
-from captum_norm.models.projections import NormReader, Projection
+from captum_norm.models.precision import least_precise
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 
 Parts = tuple[list[Tensor], Tensor, Tensor, Tensor, tuple[str, Tensor]]
@@ -64,7 +63,9 @@ class RelevanceAttribution(OutputAttribution):
         super().__init__(model, readout=readout, memory_budget=memory_budget, tokenizer=tokenizer)
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
-        """Decompose the output value requested."""
+        """Decompose the output value requested; DecompX, without one, aggregates its maps."""
+        if not self._explains_output(request.target):
+            return super().explain(call, request)
         if request.layers is not None:
             raise InvalidInputError(
                 f"got layer={request.layers[0]}; a layer's parts do not add up to the output that is explained"
@@ -112,26 +113,13 @@ class RelevanceAttribution(OutputAttribution):
         first = SourceAndPrefix(*(half[:, 0] for half in made.scores)) if call.encoder else made.scores[:, 0]
         return Decomposition(first, *(value[:, 0] for value in made[1:]))
 
-    def _parts_of(self, call: ModelCall, values: OutputValues, *, together: bool) -> Parts:
-        """Compute the parts of the values, or of the sum of each example's."""
+    def _parts_of(
+        self, call: ModelCall, values: OutputValues, *, together: bool, rules: RuleSet | None = None
+    ) -> Parts:
+        """Compute the parts of the values, or of the sum of each example's, by one backward pass for each."""
         if may_be_large(call):
             expect_room_for_gradients(call, self.session.sizes(call))
-        modules = self._hooked_modules(call)
-        network, parts = self._gradients(modules, call, values, self.rules, together=together)
-        if not network.scored_apart:
-            return parts
-        if not modules.complete:
-            # What a softmax keeps in the model's own code is not seen, so all other steps are checked once.
-            constant = replace(self.rules, temperature=None)
-            self._checked(call, self._gradients(modules, call, values, constant, together=together)[1])
-            modules.complete = True
-        halves, _, numbers, rounded, deviation = parts
-        return halves, numbers - sum(half.sum(2) for half in halves), numbers, rounded, deviation
-
-    def _gradients(
-        self, modules: HookedModules, call: ModelCall, values: OutputValues, rules: RuleSet, *, together: bool
-    ) -> tuple[FrozenNetwork, Parts]:
-        """Compute the parts of values by one backward pass of the frozen network for each."""
+        rules, modules = rules or self.rules, self._hooked_modules(call)
         with gradients_on(), evaluating(call.model):
             network = FrozenNetwork(modules, call, rules)
             with gradients_through(self.model):
@@ -142,9 +130,16 @@ class RelevanceAttribution(OutputAttribution):
             count = numbers.shape[1]
             each = [network.relevances(numbers[:, i], again=i + 1 < count) for i in range(count)]
         scores, bias = (torch.stack(parts, 1) for parts in zip(*each, strict=True))
-        dtype = accumulation_dtype(numbers.dtype)
+        numbers, rounded = numbers.detach().to(bias), rounded.to(bias)
+        if network.scored_apart:
+            # What a softmax keeps in the model's own code is not seen, so all other steps are checked once.
+            if not modules.complete:
+                constant = replace(rules, temperature=None)
+                self._checked(call, self._parts_of(call, values, together=together, rules=constant))
+                modules.complete = True
+            bias = numbers - scores.sum(2)
         halves = list(scores.split([stream.shape[1] for stream in network.streams], 2))
-        return network, (halves, bias, numbers.detach().to(dtype), rounded.to(dtype), network.largest_deviation())
+        return halves, bias, numbers, rounded, network.largest_deviation()
 
     def _checked(self, call: ModelCall, parts: Parts) -> Decomposition:
         """Check parts and put them in the user's order of positions."""
@@ -172,10 +167,7 @@ class RelevanceAttribution(OutputAttribution):
     def _accept(self, delta: Tensor, problem: str) -> None:
         if (delta <= TOLERANCE[delta.dtype]).all():
             return
-        steps = () if self._modules is None else self._modules.steps.values()
-        norms = (step.precision for step in steps if isinstance(step, NormReader))
-        weights = (step.precision for step in steps if isinstance(step, Projection))
-        precision = least_precise(delta.dtype, *norms, *weights)
+        precision = least_precise(delta.dtype, *(() if self._modules is None else self._modules.precisions))
         if not bool((delta <= TOLERANCE[precision]).all()):
             raise IncompleteDecompositionError(
                 f"{problem}: relative error {float(delta.max()):.1e}, accepted {TOLERANCE[precision]:.0e} for "

@@ -34,13 +34,14 @@ from captum_norm.models.networks import (
     routing_of,
     stacked_maps,
 )
+from captum_norm.models.offloading import is_elsewhere
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.probes import affine_test, may_be_affine
 from captum_norm.models.projections import NormReader, Projection, read_step, tensor_of
 from captum_norm.models.stacks import encoder_of
 
-Step = NormReader | Projection | Elementwise | ExpertsReader
-"""What a module computes."""
+Step = NormReader | Projection | Elementwise | ExpertsReader | Tensor
+"""What a module computes; a tensor is the bias of an affine map."""
 
 PRODUCTS = frozenset({torch.mul, torch.Tensor.mul})
 SUMS = frozenset({torch.add, torch.Tensor.add})
@@ -70,6 +71,7 @@ class HookedModules:
         is_affine: tests whether one of these is.
         linear: the linear maps inside attention.
         steps: what each module computes, once it has run.
+        precisions: the dtypes in which they do.
         complete: whether its parts have added up with attention weights as constants.
     """
 
@@ -93,6 +95,7 @@ class HookedModules:
         self.is_affine = affine_test(self.names)
         self.linear = [module for attention in blocks for module in attention.modules() if _is_linear(module)]
         self.steps: dict[nn.Module, Step] = {}
+        self.precisions: set[torch.dtype] = set()
         self.complete = False
 
 
@@ -114,6 +117,7 @@ class FrozenNetwork(TorchFunctionMode):
         call: the same.
         rules: the same.
         stacks: the checks of its attention calls.
+        dtype: in which lines are computed.
         streams: the first layer's input, a leaf, (B, S, D), in an encoder–decoder model for either half.
         deviations: each step's name, and the relative deviation of its line from what the model computed.
         scored_apart: whether the model's own code computes scores of attention that are not constant.
@@ -129,6 +133,7 @@ class FrozenNetwork(TorchFunctionMode):
         self.deviations: list[tuple[str, Tensor]] = []
         self.scored_apart = False
         self.stacks = call.stacks()
+        self.dtype = torch.float32
         self.call, self._batch = call, call.batch
         # The share of the output that biases and softmaxes take, (B,) each.
         self._shares: list[Tensor] = []
@@ -149,7 +154,7 @@ class FrozenNetwork(TorchFunctionMode):
     def run(self) -> Any:
         """Run the call in this thread and return the model's output; leave the model as it was."""
         call = self.call
-        with call.attention_through(self._unseen(self.attention)), self.hooking():
+        with call.attention_through(self._hook(self.attention)), self.hooking():
             output = call.run()
         if not self._entered:
             raise not_run(call.model, self.modules.layers)
@@ -187,20 +192,19 @@ class FrozenNetwork(TorchFunctionMode):
         ]
 
     def _hook(self, function: Hook) -> Hook:
-        """Make a hook for this thread; calls in others may pass fewer arguments once it is removed."""
-        thread, run = get_ident(), self._unseen(function)
-        return lambda *seen: run(*seen) if get_ident() == thread and not self._replacing else None
+        """Make a torch function, inside of which this mode is off, of code that runs in this thread alone."""
+        thread = get_ident()
 
-    def _unseen(self, function: Hook) -> Hook:
-        """Make a torch function of our own code: inside of one this mode is off."""
-
+        # Once a hook is removed, other threads may call it with fewer arguments.
         @wrap_torch_function(lambda *args: args)
         def run(*args: Any) -> Any:
-            before, self._replacing = self._replacing, True
+            if get_ident() != thread or self._replacing:
+                return None
+            self._replacing = True
             try:
                 return function(*args)
             finally:
-                self._replacing = before
+                self._replacing = False
 
         return run
 
@@ -213,9 +217,8 @@ class FrozenNetwork(TorchFunctionMode):
         """Compute the relevance of positions, (B, S), and biases, (B,), for numbers, (B,), perhaps not the last."""
         self._shares.clear()
         gradients = torch.autograd.grad(numbers.sum(), self.streams, retain_graph=again, materialize_grads=True)
-        dtype, device = accumulation_dtype(numbers.dtype), numbers.device
-        pairs = zip(gradients, self.streams, strict=True)
-        relevance = torch.cat([(g.to(dtype) * x.detach().to(dtype)).sum(-1).to(device) for g, x in pairs], 1)
+        dtype, pairs = self.dtype, zip(gradients, self.streams, strict=True)
+        relevance = torch.cat([(g.to(dtype) * x.detach().to(dtype)).sum(-1).to(numbers.device) for g, x in pairs], 1)
         shares = [share.to(relevance) for share in self._shares]
         return relevance, torch.stack(shares).sum(0) if shares else relevance.new_zeros(self._batch)
 
@@ -252,8 +255,8 @@ class FrozenNetwork(TorchFunctionMode):
         self._attended += 1
         with torch.no_grad():
             output = call.output()
-        call = call.whole()
-        if self.rules.temperature is None:
+        call, temperature = call.whole(), self.rules.temperature
+        if temperature is None:
             mask = None if call.mask is None else call.mask.detach()
             constant = replace(call, query=call.query.detach(), key=call.key.detach(), mask=mask)
             place, line, _ = self.stacks.attend(constant)
@@ -261,7 +264,7 @@ class FrozenNetwork(TorchFunctionMode):
             # Where attention weights come in place of the queries, they do in place of the keys.
             self.scored_apart |= call.key is call.value
             query, key, value = (tensor.view_as(tensor) for tensor in (call.query, call.key, call.value))
-            with AttentionRules(self.rules):
+            with AttentionRules(self.rules.activation, temperature):
                 place, line, _ = self.stacks.attend(replace(call, query=query, key=key, value=value))
             line = line.view_as(line)
             self._keep(line, line)
@@ -273,7 +276,7 @@ class FrozenNetwork(TorchFunctionMode):
 
     def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
         """Replace a normalisation."""
-        inputs = inputs.to(accumulation_dtype(inputs.dtype))
+        inputs = inputs.to(self.dtype)
         return self._observed(apply_linear(norm, inputs) * inverse_scale(norm, inputs.detach()), norm.bias, output)
 
     def affine(self, bias: Tensor, output: Tensor) -> Tensor:
@@ -296,7 +299,7 @@ class FrozenNetwork(TorchFunctionMode):
 
         ``rows`` (copies, R) has the rows of each copy's R positions.
         """
-        inputs, every = inputs.to(accumulation_dtype(inputs.dtype)), rows[0]
+        inputs, every = inputs.to(self.dtype), rows[0]
         linear, constant = torch.zeros_like(inputs), torch.zeros_like(inputs).detach()
         for use in uses:
             chosen = every if use.queries is None else use.queries
@@ -344,8 +347,7 @@ class FrozenNetwork(TorchFunctionMode):
         constant = constant.detach()
 
         def keep(gradient: Tensor) -> None:
-            dtype = accumulation_dtype(constant.dtype)
-            shares = (gradient.to(dtype) * constant.to(dtype)).sum(-1)
+            shares = (gradient.to(self.dtype) * constant.to(self.dtype)).sum(-1)
             self._shares.append(sign * self._shares_of(shares, times))
 
         if tensor.requires_grad:
@@ -377,7 +379,9 @@ class FrozenNetwork(TorchFunctionMode):
         elif func in ACTIVATIONS and isinstance(args[0], Tensor) and self.depends(args[0]):
             inputs, rest = args[0], args[1:]
             output = self._activation(lambda values: func(values, *rest, **options), inputs, output)
-        return output if self._attended != attended else with_rules(func, args, options, output, self.rules)
+        if self.rules.temperature is None or self._attended != attended:
+            return output
+        return with_rules(func, args, options, output, self.rules.temperature)
 
     def _product(self, args: tuple[Any, ...], output: Tensor) -> Tensor:
         if self._last_activation is None or len(args) != 2:
@@ -400,7 +404,7 @@ class FrozenNetwork(TorchFunctionMode):
         constants = [term for term in args if not self.depends(term) and term.numel() == output.shape[-1:].numel()]
         if len(constants) != 1 or not self.depends(output) or not constants[0].is_floating_point():
             return output
-        bias = constants[0].detach().flatten().to(accumulation_dtype(output.dtype))
+        bias = constants[0].detach().flatten().to(self.dtype)
         if bias.any() and bias.isfinite().all():
             self._last_sum = self.affine(bias, output)
             return self._last_sum
@@ -422,6 +426,7 @@ class FrozenNetwork(TorchFunctionMode):
         if stream is None:
             return None
         self._entered.add(encodes)
+        self.dtype = accumulation_dtype(stream.dtype)
         return with_argument(args, kwargs, stream, self.enter(stream))
 
     def _leaf(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -430,22 +435,30 @@ class FrozenNetwork(TorchFunctionMode):
         self._latest = self.modules.names[module]
         if output is self._last_sum or (self._last_activation is not None and output is self._last_activation[0]):
             return None  # the module called a function, which was replaced
-        step = self.modules.steps.get(module) or self._read(module, first_argument(args, kwargs), output)
-        if isinstance(step, Projection):
-            bias = step.bias(accumulation_dtype(output.dtype))
+        step = self.modules.steps.get(module)
+        if step is None:
+            step = self._read(module, first_argument(args, kwargs), output)
+        if isinstance(step, (Tensor, Projection)):
+            bias = step.to(self.dtype) if isinstance(step, Tensor) else step.bias(self.dtype)
             return None if bias is None else self.affine(bias, output)
         inputs = None if step is None else first_argument(args, kwargs)
         if inputs is None:
             return None
         if isinstance(step, NormReader):
-            return self.norm(step.read(accumulation_dtype(output.dtype)), inputs, output)
+            return self.norm(step.read(self.dtype), inputs, output)
         return self._activation(step, inputs, output) if callable(step) else None
 
     def _read(self, module: nn.Module, inputs: Tensor | None, output: Tensor) -> Step | None:
         if inputs is None:
             return None
         with torch.no_grad():
-            step = read_step(module, self.example(inputs), self.example(output))
+            step: Step | None = read_step(module, self.example(inputs), self.example(output))
+        if isinstance(step, (NormReader, Projection)):
+            self.modules.precisions.add(step.precision)
+        if isinstance(step, Projection):
+            stored, bias = tensor_of(module, "bias"), step.read()[1]
+            if bias is not None and bias is stored and not is_elsewhere(module, bias):
+                step = bias
         if step is not None:
             self.modules.steps[module] = step
         return step
@@ -453,9 +466,10 @@ class FrozenNetwork(TorchFunctionMode):
     def _begin_composite(self, module: nn.Module, *received: Any) -> None:
         inputs = first_argument(*received) if self.is_active else None
         if inputs is not None and self.depends(inputs):
-            known = module in self.modules.steps
-            if known or self.modules.is_affine(module, self.example(inputs)):
+            if module in self.modules.steps or self.modules.is_affine(module, self.example(inputs)):
                 self._skip(module)
+            else:
+                self.modules.composites.remove(module)
 
     def _composite(self, module: nn.Module, *seen: Any) -> Any:
         return self._leaf(module, *seen) if self._was_skipped(module) else None
@@ -496,7 +510,7 @@ class FrozenNetwork(TorchFunctionMode):
         if not isinstance(reader, ExpertsReader):
             reader = self.modules.steps[module] = read_routed(module, received, output, routing, rows)
         with torch.no_grad():
-            uses = list(reader.uses(routing, accumulation_dtype(output.dtype)))
+            uses = list(reader.uses(routing, self.dtype))
         inputs = cast(Tensor, first_tensor(received)).flatten(0, -2)
         return self.experts(uses, inputs, output.flatten(0, -2), rows).reshape(output.shape)
 

@@ -115,7 +115,7 @@ class PartsNetwork(FrozenNetwork):
         return torch.cat([output, (weights @ heads.to(weights.dtype)).transpose(1, 2).to(output.dtype)])
 
     def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
-        copies = self._copies(inputs).to(accumulation_dtype(inputs.dtype))
+        copies = self._copies(inputs).to(self.dtype)
         return self._result(apply_linear(norm, copies) * inverse_scale(norm, copies[:1]), norm.bias, output)
 
     def affine(self, bias: Tensor, output: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class PartsNetwork(FrozenNetwork):
         return self._with_constant(line.of(gates, others), line.constant, output)
 
     def experts(self, uses: Sequence[Use], inputs: Tensor, output: Tensor, rows: Tensor) -> Tensor:
-        inputs = inputs.to(accumulation_dtype(inputs.dtype))
+        inputs = inputs.to(self.dtype)
         total = torch.zeros_like(inputs)
         for use in uses:
             chosen = (rows if use.queries is None else rows[:, use.queries]).flatten()
@@ -189,7 +189,7 @@ class PartsNetwork(FrozenNetwork):
         if not self.is_active or not isinstance(output, Tensor) or not self.depends(output):
             return None
         self._in_attention = False
-        *copies, bias = self._copies(output).to(accumulation_dtype(output.dtype))
+        *copies, bias = self._copies(output).to(self.dtype)
         return self._result(torch.stack([*copies, torch.zeros_like(bias)]), bias, output)
 
     def _copies(self, tensor: Tensor) -> Tensor:

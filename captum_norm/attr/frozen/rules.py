@@ -191,18 +191,18 @@ def halve(product: Tensor) -> None:
 
 
 def with_rules(
-    func: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], output: Tensor, rules: RuleSet
+    func: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], output: Tensor, temperature: float
 ) -> Tensor:
     """Return a torch function's output, which passes gradients on as the rules of attention say."""
-    if rules.temperature is None or not output.requires_grad:
+    if not output.requires_grad:
         return output
     if func in MATRIX_PRODUCTS:
         # What is added to the product comes before its factors.
         if all(map(depends_on_input, tensors_in([*args, *options.values()])[-2:])):
             halve(output)
-    elif func in SOFTMAX and rules.temperature != 1:
+    elif func in SOFTMAX and temperature != 1:
         named = dict(zip(("input", "dim"), args, strict=False)) | options
-        softer: Tensor = tempered(output, named["input"], rules.temperature, named.get("dim", -1))
+        softer: Tensor = tempered(output, named["input"], temperature, named.get("dim", -1))
         return softer
     return output
 
@@ -226,9 +226,9 @@ def depends_on_input(tensor: Tensor) -> bool:
 class AttentionRules(TorchFunctionMode):
     """Applies rules inside an attention function: to its softmax, its products, and activations such as a soft cap."""
 
-    def __init__(self, rules: RuleSet) -> None:
+    def __init__(self, activation: Callable[[Elementwise, Tensor], Line], temperature: float) -> None:
         super().__init__()
-        self._rules = rules
+        self._activation, self._temperature = activation, temperature
 
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -240,6 +240,6 @@ class AttentionRules(TorchFunctionMode):
             return output
         if func in ACTIVATIONS and args and output.requires_grad:
             inputs, rest = args[0], args[1:]
-            line = self._rules.activation(lambda values: func(values, *rest, **options), inputs.detach())
+            line = self._activation(lambda values: func(values, *rest, **options), inputs.detach())
             return (line.of(inputs) + line.constant).to(output.dtype)
-        return with_rules(func, args, options, output, self._rules)
+        return with_rules(func, args, options, output, self._temperature)

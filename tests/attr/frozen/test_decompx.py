@@ -232,10 +232,21 @@ def test_changed_weights_are_seen() -> None:
     model, ids = classifier(), families.inputs("bert", 0, 1, 7)
     method = DecompX(model)
     method.attribute(ids, 1)
-    model.bert.encoder.layer[1].output.LayerNorm.weight.data.mul_(torch.rand(32) + 0.5)
-    with torch.no_grad():
-        _, logits = bert_by_hand(model, ids, "apart")
-    near(method.attribute(ids, 1)[0], logits[:-1, 1])
+    last = model.bert.encoder.layer[1].output
+
+    def write() -> None:
+        last.LayerNorm.weight.data.mul_(torch.rand(32) + 0.5)
+
+    def exchange() -> None:
+        last.dense.bias = torch.nn.Parameter(torch.randn(32).double())
+
+    for change in (write, exchange):
+        change()
+        with torch.no_grad():
+            _, logits = bert_by_hand(model, ids, "apart")
+        found = method.decompose(ids, 1)
+        near(found.scores[0], logits[:-1, 1])
+        near(found.bias[0], logits[-1, 1])
 
 
 def test_tolerance_follows_the_models_dtype() -> None:
