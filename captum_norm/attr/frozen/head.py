@@ -19,27 +19,16 @@ from captum_norm.models.precision import accumulation_dtype
 
 @dataclass(frozen=True)
 class HeadReading:
-    """Output values, O in all, as Σ ⟨direction, last layer's output⟩ + bias, summed over the positions that are read.
+    """Output values, O in all, as Σ ⟨direction, last layer's output⟩ + bias, summed over the N positions read."""
 
-    Attributes:
-        examples: the example of each of the N positions read, (N,).
-        positions: its index in the sequence that the model received, (N,).
-        outputs: the value that it is read for, (N,).
-        directions: (N, D).
-        number: the values, (O,).
-        bias: what the head's biases contribute to each, (O,).
-        rounded: the size of the outputs that each value is, or is the difference of, (O,).
-        deviation: the frozen head's relative deviation from the model's own.
-    """
-
-    examples: Tensor
-    positions: Tensor
-    outputs: Tensor
-    directions: Tensor
-    number: Tensor
-    bias: Tensor
-    rounded: Tensor
-    deviation: Tensor
+    examples: Tensor  # the example of each position, (N,)
+    positions: Tensor  # its index in the sequence that the model received, (N,)
+    outputs: Tensor  # the value that it is read for, (N,)
+    directions: Tensor  # (N, D)
+    number: Tensor  # the values, (O,)
+    bias: Tensor  # what the head's biases contribute to each, (O,)
+    rounded: Tensor  # the size of the outputs that each value is, or is the difference of, (O,)
+    deviation: Tensor  # the frozen head's relative deviation from the model's own
 
 
 class HeadNetwork(FrozenNetwork):

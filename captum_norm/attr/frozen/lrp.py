@@ -33,17 +33,7 @@ and the step whose line is farthest from what the model computed, with its devia
 
 
 class RelevanceAttribution(OutputAttribution):
-    """Base class of the rule sets: decomposes output values by gradient × input of the frozen network.
-
-    Args:
-        model: a Hugging Face model; left unchanged.
-        readout: the values to explain instead of logits: see :data:`captum_norm.models.outputs.Readout`.
-        memory_budget: see :class:`captum_norm.MeterOptions`.
-        tokenizer: see :class:`captum_norm.MeterOptions`.
-
-    Attributes:
-        rules: of the class: what the network's steps pass on.
-    """
+    """Base class of the rule sets: decomposes output values by gradient × input of the frozen network."""
 
     rules: ClassVar[RuleSet]
     mapped = False

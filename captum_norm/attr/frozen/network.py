@@ -8,7 +8,7 @@ as functions, and products with activations, when torch is called. By how much a
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import get_ident
 from typing import Any, Literal, cast
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, wrap_torch_function
+from torch.utils.hooks import RemovableHandle
 
 from captum_norm.attr.frozen.rules import ACTIVATIONS, DECOMPX, AttentionRules, RuleSet, with_rules
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
@@ -24,7 +25,7 @@ from captum_norm.functional import Elementwise, Network, Normalization, Use, app
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
-from captum_norm.models.hooks import Hook, first_argument, first_tensor, with_argument
+from captum_norm.models.hooks import Hook, first_argument, first_tensor, numbers, undone, with_argument
 from captum_norm.models.layers import layer_of, not_run
 from captum_norm.models.networks import (
     ExpertsReader,
@@ -52,41 +53,23 @@ VOCABULARY = 8
 
 
 class HookedModules:
-    """The modules of a model that a :class:`FrozenNetwork` hooks, found once.
-
-    Args:
-        model: the model.
-        blocks: its attention blocks by attention module; the first of their layers to run begins the frozen part, in an
-            encoder–decoder model that of the encoder and that of the decoder.
-
-    Attributes:
-        names: of all modules.
-        blocks: the attention blocks.
-        layers: the layers around them.
-        encoder: all modules of an encoder–decoder model's encoder.
-        routers: the modules that score the experts of a mixture.
-        experts: the modules with stacked maps.
-        leaves: all other modules without children, except those that do nothing in ``eval()``.
-        composites: modules with children that may together be one affine map, such as an adapted linear layer.
-        is_affine: tests whether one of these is.
-        linear: the linear maps inside attention.
-        steps: what each module computes, once it has run.
-        precisions: the dtypes in which they do.
-        complete: whether its parts have added up with attention weights as constants.
-    """
+    """The modules of a model that a :class:`FrozenNetwork` hooks, and what each was found to compute."""
 
     def __init__(self, model: nn.Module, blocks: Mapping[nn.Module, Block]) -> None:
         self.names = {module: name for name, module in model.named_modules()}
         self.blocks = blocks
+        # The first of the layers to run begins the frozen part, in an encoder–decoder model one in either half.
         encoder, crossing = encoder_of(model), [module for module, block in blocks.items() if block.cross]
         self.layers = set(layer_of(model, blocks, crossing).values())
         self.encoder = frozenset(() if encoder is None else encoder.modules())
+        # The modules that score the experts of a mixture, and those with their stacked maps.
         self.routers = {router for module in self.names for router in routers_beside(module)}
         self.experts = [module for module in self.names if module not in self.routers and stacked_maps(module)]
         mixtures = self.routers.union(self.experts)
         others = [module for module in self.names if module not in mixtures and type(module) not in IDLE]
         self.leaves = [module for module in others if not list(module.children())]
         apart = mixtures.union(blocks)
+        # Modules that may together be one affine map, such as an adapted linear layer.
         self.composites = [
             module
             for module in others
@@ -96,6 +79,7 @@ class HookedModules:
         self.linear = [module for attention in blocks for module in attention.modules() if _is_linear(module)]
         self.steps: dict[nn.Module, Step] = {}
         self.precisions: set[torch.dtype] = set()
+        # Whether parts have added up with attention weights as constants.
         self.complete = False
 
 
@@ -104,37 +88,39 @@ def _is_linear(module: nn.Module) -> bool:
     return weight is not None and weight.dim() == 2
 
 
+# Threads and handles of the hooks that are open, by their numbers in the order of all changes to models.
+_handles: dict[int, tuple[int, RemovableHandle]] = {}
+
+
+def _remove_hooks(since: int) -> None:
+    """Remove this thread's hooks with numbers from ``since`` on."""
+    for number, (thread, handle) in list(_handles.items()):
+        if number >= since and thread == get_ident():
+            handle.remove()
+            _handles.pop(number, None)
+
+
+undone.append(_remove_hooks)
+
+
 class FrozenNetwork(TorchFunctionMode):
-    """A model's forward pass as an autograd graph in which gradient × input decomposes an output value.
+    """A model's forward pass as an autograd graph in which gradient × input decomposes an output value."""
 
-    Args:
-        modules: what to hook.
-        call: the call to run.
-        rules: what steps pass on.
-
-    Attributes:
-        modules: the same.
-        call: the same.
-        rules: the same.
-        stacks: the checks of its attention calls.
-        dtype: in which lines are computed.
-        streams: the first layer's input, a leaf, (B, S, D), in an encoder–decoder model for either half.
-        deviations: each step's name, and the relative deviation of its line from what the model computed.
-        scored_apart: whether the model's own code computes scores of attention that are not constant.
-        copies: number of copies of the model's positions, one after the other.
-    """
-
+    # How many copies of the model's positions it runs, one after the other.
     copies = 1
 
     def __init__(self, modules: HookedModules, call: ModelCall, rules: RuleSet = DECOMPX) -> None:
         super().__init__()
-        self.modules, self.rules = modules, rules
-        self.streams: list[Tensor] = []
-        self.deviations: list[tuple[str, Tensor]] = []
-        self.scored_apart = False
-        self.stacks = call.stacks()
+        self.modules, self.call, self.rules = modules, call, rules
+        self.stacks, self._batch = call.stacks(), call.batch
+        # In which lines are computed.
         self.dtype = torch.float32
-        self.call, self._batch = call, call.batch
+        # What enters the first layers, leaves, (B, S, D).
+        self.streams: list[Tensor] = []
+        # Each step's name, and the relative deviation of its line from what the model computed.
+        self.deviations: list[tuple[str, Tensor]] = []
+        # Whether the model's own code computes scores of attention that are not constant.
+        self.scored_apart = False
         # The share of the output that biases and softmaxes take, (B,) each.
         self._shares: list[Tensor] = []
         # Whether the layers entered are an encoder's.
@@ -168,14 +154,17 @@ class FrozenNetwork(TorchFunctionMode):
     @contextmanager
     def hooking(self) -> Iterator[None]:
         """Replace steps of the forward passes in this thread, attention aside, while the context is open."""
-        with ExitStack() as stack:
+        first = next(numbers)
+        try:
             for when, modules, function in self.hooks():
                 hook = self._hook(function)
                 for module in modules:
                     register = module.register_forward_hook if when == "after" else module.register_forward_pre_hook
-                    stack.callback(register(hook, with_kwargs=True).remove)
+                    _handles[next(numbers)] = get_ident(), register(hook, with_kwargs=True)
             with self:
                 yield
+        finally:
+            _remove_hooks(first)
 
     def hooks(self) -> list[tuple[Literal["before", "after"], Iterable[nn.Module], Hook]]:
         """Return the functions to call before and after modules, in the order of their calls."""
@@ -213,12 +202,12 @@ class FrozenNetwork(TorchFunctionMode):
         """Whether steps are replaced at this point of the forward pass."""
         return bool(self._entered) and self._inside is None
 
-    def relevances(self, numbers: Tensor, *, again: bool) -> tuple[Tensor, Tensor]:
-        """Compute the relevance of positions, (B, S), and biases, (B,), for numbers, (B,), perhaps not the last."""
+    def relevances(self, values: Tensor, *, again: bool) -> tuple[Tensor, Tensor]:
+        """Compute the relevance of positions, (B, S), and biases, (B,), for values, (B,), of which more may follow."""
         self._shares.clear()
-        gradients = torch.autograd.grad(numbers.sum(), self.streams, retain_graph=again, materialize_grads=True)
+        gradients = torch.autograd.grad(values.sum(), self.streams, retain_graph=again, materialize_grads=True)
         dtype, pairs = self.dtype, zip(gradients, self.streams, strict=True)
-        relevance = torch.cat([(g.to(dtype) * x.detach().to(dtype)).sum(-1).to(numbers.device) for g, x in pairs], 1)
+        relevance = torch.cat([(g.to(dtype) * x.detach().to(dtype)).sum(-1).to(values.device) for g, x in pairs], 1)
         shares = [share.to(relevance) for share in self._shares]
         return relevance, torch.stack(shares).sum(0) if shares else relevance.new_zeros(self._batch)
 
@@ -295,10 +284,7 @@ class FrozenNetwork(TorchFunctionMode):
         return self._observed(line.of(gate, other), line.constant, output)
 
     def experts(self, uses: Sequence[Use], inputs: Tensor, output: Tensor, rows: Tensor) -> Tensor:
-        """Replace a weighted sum of networks that each act on some positions of a copy, (N, D) -> (N, D).
-
-        ``rows`` (copies, R) has the rows of each copy's R positions.
-        """
+        """Replace the experts' weighted sum, (N, D); ``rows`` (copies, R) has the rows of each copy's R positions."""
         inputs, every = inputs.to(self.dtype), rows[0]
         linear, constant = torch.zeros_like(inputs), torch.zeros_like(inputs).detach()
         for use in uses:

@@ -42,18 +42,6 @@ class PartsNetwork(FrozenNetwork):
     per token and last the part of the biases, which is zero if they are shared. Attention has one bias [Modarressi
     et al. 2023, eq. 3, 5]: all biases from its first linear map to its output projection are shared together, before
     the residual joins.
-
-    Args:
-        modules: what to hook.
-        example: the call of one example.
-        tokens: the K tokens whose parts to run, the source before the target prefix; all if biases are shared.
-        sharing: how to share biases among the tokens, a key of :data:`captum_norm.functional.BIAS_SHARES`; None keeps
-            them apart.
-        watch: see :data:`Watch`.
-
-    Attributes:
-        copies: number of copies, K + 2.
-        lengths: number of tokens of the sequences that have been entered.
     """
 
     def __init__(
@@ -61,6 +49,7 @@ class PartsNetwork(FrozenNetwork):
     ) -> None:
         self.copies = len(tokens) + 2
         super().__init__(modules, example.repeated(self.copies))
+        # The tokens' number in each sequence that has been entered.
         self.lengths: list[int] = []
         self._tokens = tokens
         self._sharing = sharing
@@ -217,15 +206,7 @@ def propagated(
 ) -> Iterator[tuple[Any, PartsNetwork]]:
     """Run the parts of an example; for some tokens at a time, yield the model's output and the network.
 
-    Args:
-        modules: the model's modules to hook.
-        example: its call.
-        sharing: see :class:`PartsNetwork`; biases that are shared take the parts of all tokens together.
-        advance: called with the number of tokens whose parts have run.
-        watch: see :data:`Watch`.
-
-    Raises:
-        NotEnoughMemoryError: if all tokens must run together and do not fit.
+    Biases that are shared take the parts of all tokens together.
     """
     alone, copy = _measured(modules, example)
     count, device = sum(stream.shape[1] for stream in alone.streams), alone.streams[0].device
@@ -273,29 +254,16 @@ def _measured(modules: HookedModules, example: ModelCall) -> tuple[FrozenNetwork
 
 
 class LayerParts(NamedTuple):
-    """One layer's output in parts.
+    """One layer's output in parts: the K tokens' (reduced), the biases', what remains, and the output's norm."""
 
-    Attributes:
-        tokens: the K tokens' parts, reduced, (K, ...).
-        bias: the biases' part, (Q, D).
-        rest: the output minus its parts, (Q, D).
-        size: the norm of the output, (Q,).
-    """
-
-    tokens: Tensor
-    bias: Tensor
-    rest: Tensor
-    size: Tensor
+    tokens: Tensor  # (K, ...)
+    bias: Tensor  # (Q, D)
+    rest: Tensor  # (Q, D)
+    size: Tensor  # (Q,)
 
     @staticmethod
     def of(copies: Tensor, reduce: Callable[[Tensor], Tensor], before: "LayerParts | None") -> "LayerParts":
-        """Reduce some tokens' parts, and join them to those of the tokens before.
-
-        Args:
-            copies: the example, the tokens' and the biases' parts, (K + 2, Q, D).
-            reduce: (K, Q, D) to (K, ...); must copy, as the next layer may write in place.
-            before: the parts of the tokens before.
-        """
+        """Reduce some tokens' parts by a function that copies, and join them to those of the tokens before."""
         copies = copies.to(accumulation_dtype(copies.dtype))
         output, parts, bias = copies[0], copies[1:-1], copies[-1]
         tokens, total = reduce(parts), parts.sum(0)

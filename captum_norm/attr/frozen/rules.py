@@ -58,15 +58,10 @@ STABILIZER = 1e-10
 
 
 class Line(NamedTuple):
-    """A function of one or two arguments made linear: Σ slope ⊙ argument + constant.
-
-    Attributes:
-        slopes: one per argument, in its shape.
-        constant: what remains of the function's value, in its shape or (1,).
-    """
+    """A function of one or two arguments made linear: Σ slope ⊙ argument + constant."""
 
     slopes: tuple[Tensor, ...]
-    constant: Tensor
+    constant: Tensor  # in the function's shape, or (1,)
 
     def of(self, *arguments: Tensor) -> Tensor:
         """Apply the linear part to other arguments."""

@@ -228,6 +228,18 @@ def test_the_model_is_left_as_it_was(name: str, product: str) -> None:
         assert all(parameter.grad is None for parameter in module.parameters())
 
 
+def test_hooks_that_an_interrupt_leaves_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = classifier(), families.inputs("bert")
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(network, "_remove_hooks", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        AttnLRP(model).attribute(ids, 1)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
 @every_method
 @pytest.mark.parametrize("product", ["flash", "softmax"])
 def test_steps_that_are_not_understood_are_refused(name: str, product: str) -> None:
