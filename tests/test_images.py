@@ -126,7 +126,7 @@ def test_norms_equal_the_oracle(name: str) -> None:
 
 def merged_inputs(model: Any, inputs: Inputs) -> tuple[nn.Module, dict[str, Any]]:
     """The text model, and what the whole gives to it."""
-    text: Any = bind_inputs(model, inputs).library.towers(model)
+    text: Any = bind_inputs(model, inputs).facts.library.towers(model)
     given: dict[str, Any] = {}
 
     def note(_: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from captum_norm.forward.room import piece_elements
 from captum_norm.functional import l1_distances, nearness, own_keys
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.inputs import Inputs
-from captum_norm.models.known import refuse_mixing
+from captum_norm.models.model import refuse_mixing
 from captum_norm.results.aggregation import encoder_decoder_rollout, normalize_rows
 from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
 

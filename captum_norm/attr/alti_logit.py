@@ -32,7 +32,7 @@ from captum_norm.models.blocks import Block
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
-from captum_norm.models.known import refuse_mixing
+from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Position, Readout
 from captum_norm.models.stacks import Place, StackName
@@ -189,7 +189,7 @@ class ALTILogit(OutputAttribution):
     def _traced(self, call: ModelCall, values: OutputValues, *, maps: bool) -> Tracing:
         refuse_mixing(self.model)
         if maps:
-            refuse_chains(call.before.cached)
+            refuse_chains(call.prefix.cached)
         with gradients_on():
             call = call.outside_inference()
         return self.session.explain(lambda: self._run(call, values, maps=maps))

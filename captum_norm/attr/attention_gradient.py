@@ -173,7 +173,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
             cached = '; the cache holds what it reads of the encoder: pass stacks=["decoder", "cross"]'
             raise UnsupportedModelError(
                 f"the output of {type(self.model).__name__} does not depend on the attention weights that its "
-                f"attention function returns{cached * (call.before.cached > 0 and call.encoder is not None)}"
+                f"attention function returns{cached * (call.prefix.cached > 0 and call.encoder is not None)}"
             )
         dtype = accumulation_dtype(weights.dtype)
         positive = (weights.to(dtype) * gradient.to(dtype)).clamp(min=0)

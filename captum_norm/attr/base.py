@@ -16,17 +16,17 @@ from captum_norm.errors import CaptumNormError, InvalidInputError, MethodError, 
 from captum_norm.forward.checks import expect_complete, expect_finite
 from captum_norm.forward.head import ObservedHead
 from captum_norm.forward.record import Layer
-from captum_norm.forward.request import Request, Segments, as_layers, as_segments, as_stacks, refuse_towers
+from captum_norm.forward.request import Request, Segments, as_layers, as_segments, refuse_towers
 from captum_norm.forward.session import Session
 from captum_norm.forward.stacking import scores_of_inputs, stacked_maps
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
-from captum_norm.models.libraries.registry import library_of
+from captum_norm.models.model import encoder_of, library_of
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import Position, position_rows
-from captum_norm.models.stacks import Place, encoder_of
+from captum_norm.models.stacks import Place
 from captum_norm.results.aggregation import AGGREGATIONS, with_prefix_rows
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix, only_layer
 
@@ -270,7 +270,7 @@ class AttentionMapAttribution(MapsInterface):
                 f"got last={quoted(request.last)}; {type(self).__name__} carries what every position receives through "
                 "all layers, so its maps have all rows: leave last= out"
             )
-        request = replace(request, layers=as_layers(request.layers), stacks=as_stacks(self.model, request.stacks))
+        request = replace(request, layers=as_layers(request.layers), stacks=self.session.roles(request.stacks))
         with torch.set_grad_enabled(self.session.differentiable):
             call = self.session.bind(inputs, additional_forward_args, request.stacks)
             if request.last is not None:

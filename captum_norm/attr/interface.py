@@ -17,7 +17,7 @@ from captum_norm.forward.request import Request
 from captum_norm.forward.session import Session
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
-from captum_norm.models.known import refuse_mixing
+from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Texts
 from captum_norm.models.outputs import Position
 from captum_norm.models.stacks import StackName

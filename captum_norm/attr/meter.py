@@ -14,7 +14,7 @@ from captum_norm.checks import check_bool, check_count, check_entries, quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.forward.checks import finite_results
 from captum_norm.forward.record import Layer
-from captum_norm.forward.request import Request, as_layers, as_stacks
+from captum_norm.forward.request import Request, as_layers
 from captum_norm.forward.session import Session
 from captum_norm.forward.stacking import stack_name
 from captum_norm.functional import Baseline, own_keys, ratio
@@ -23,9 +23,10 @@ from captum_norm.models.blocks import Block, check_scopes
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope, Stage
+from captum_norm.models.model import encoder_of
 from captum_norm.models.objects import Explainable
 from captum_norm.models.precision import accumulation_dtype
-from captum_norm.models.stacks import Place, StackName, encoder_of
+from captum_norm.models.stacks import Place, StackName
 
 
 class MeterOptions(TypedDict, total=False):
@@ -146,7 +147,7 @@ class NormMeter:
             )
         request = Request(
             layers=as_layers(layers),
-            stacks=as_stacks(self._session.model, stacks),
+            stacks=self._session.roles(stacks),
             per_head=per_head,
             scopes=scopes,
             weights=weights,

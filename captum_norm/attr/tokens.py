@@ -350,7 +350,7 @@ class _ExplainedOutput(nn.Module):
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that Captum repeats with the features; with a cache, which it cannot, the examples' indices."""
         further = [value for value in (self._real, self._target, self._read) if value is not None]
-        if self._call.before.cache is not None:
+        if self._call.prefix.cache is not None:
             further.append(torch.arange(len(self._real), device=self._real.device))
         return (*(self._call.arguments[name] for name in self._batched), *further)
 
@@ -360,7 +360,7 @@ class _ExplainedOutput(nn.Module):
         target = None if self._target is None else further.pop(0)
         read = None if self._read is None else further.pop(0)
         call = self._call
-        if call.before.cache is not None:
+        if call.prefix.cache is not None:
             index = further.pop(0)
             call = call.map_batched(lambda value: value[index.to(value.device)], index.tolist())
         call = replace(call, arguments=call.arguments | dict(zip(self._batched, tensors, strict=False)))

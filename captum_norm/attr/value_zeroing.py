@@ -90,7 +90,7 @@ class ValueZeroing(AttentionMapAttribution):
         counts = {role: layers[0].output.shape[1] for role, layers in stacks.items() if role != "cross"}
         # Without its layers, the encoder's output is the input.
         counts["cross"] = counts.get("encoder", call.positions.length or 0)
-        counts |= {role: counts[role] + call.before.past for role in counts if role in EXTENDED}
+        counts |= {role: counts[role] + call.prefix.past for role in counts if role in EXTENDED}
         total = call.batch * sum(counts[role] * len(layers) for role, layers in requested.items())
         with bar(f"values of {session.name}", total, "keys") as shown:
             for role, layers in requested.items():
@@ -123,7 +123,7 @@ class ValueZeroing(AttentionMapAttribution):
         self, call: ModelCall, layer: "_LayerCall", place: Place, count: int, advance: Callable[[int], object]
     ) -> Tensor:
         """Compute one example's map of one layer, (1, Q, K), with ``count`` keys."""
-        step, columns = _copies_at_a_time(layer.output, call.budget), []
+        step, columns = _copies_at_a_time(layer.output, self.session.options.budget), []
         dtype = torch.promote_types(self.session.options.accumulate, layer.output.dtype)
         for start in range(0, count, step):
             keys = slice(start, min(start + step, count))

@@ -16,7 +16,7 @@ from captum_norm.forward.request import Request, Segments, layer_indices
 from captum_norm.forward.stacking import of_last_rows
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
-from captum_norm.models.known import refuse_mixing
+from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.stacks import StackName
 from captum_norm.results.aggregation import (
@@ -125,7 +125,7 @@ class AttentionRollout(AttentionWeights):
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the rollouts up to the layers requested."""
-        refuse_chains(call.before.cached)
+        refuse_chains(call.prefix.cached)
         asked, call = call, replace(call, last=None)
         layers, requested = request.layers, request.stacks
         # A decoder's rollout goes through all three stacks.

@@ -22,6 +22,7 @@ from captum_norm.lab.comparison.targets import PROJECTION, count_outputs, own_di
 from captum_norm.loading import DEFAULT_MODEL, Quantization, load, load_poolings, load_sentence_transformer
 from captum_norm.methods import METHODS
 from captum_norm.models import bind_tokens
+from captum_norm.models.model import encoder_of
 from captum_norm.models.objects import Explainable, SentenceEncoder, SentenceSimilarity, opened, tokenized
 from captum_norm.models.outputs import (
     POOLINGS,
@@ -32,7 +33,6 @@ from captum_norm.models.outputs import (
     has_labels,
     read_position,
 )
-from captum_norm.models.stacks import encoder_of
 from captum_norm.results.maps import AttributionMaps
 from captum_norm.text.words import WORD_MEASURES, WordMeasure, words_of
 

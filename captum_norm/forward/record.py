@@ -472,7 +472,7 @@ class _Recorder(Generic[Result]):
             made = None if call.own is None or call.own.weights is None else call.own.weights[:, :, first:]
             real = self.model_call.positions_of(place.role)[0].real
             attended = output[:, first:].detach() if not torch.is_grad_enabled() else output[:, first:]
-            past = self.model_call.before.past if place.role in EXTENDED else 0
+            past = self.model_call.prefix.past if place.role in EXTENDED else 0
             layer = Layer(place, noted, attended, made, real, self.options, past, first, self.advance)
         if self.blocks is None:
             if layer is not None:
@@ -535,7 +535,7 @@ class _Recorder(Generic[Result]):
                     f"{self.model_call.library.with_weights}"
                 )
         directed = any(ahead is not None and place.role == "self" for place, _, _, ahead, _ in self.checks)
-        causal = self.stacks.causal if directed else bool(self.model_call.known.causal)
+        causal = self.stacks.causal if directed else bool(self.model_call.facts.excerpt.causal)
         return Recording(
             {role: sorted(layers, key=lambda one: one[0]) for role, layers in self.results.items()}, causal
         )

@@ -1,17 +1,17 @@
 """Says which maps are requested of a model, and checks that the model has them."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.checks import check_bool, check_entries, check_indices, quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
-from captum_norm.models.libraries.registry import library_of
-from captum_norm.models.stacks import TEXT_STACKS, Place, Role, StackName, StackSize, encoder_of
+from captum_norm.models.model import Model
+from captum_norm.models.stacks import TEXT_STACKS, Place, Role, StackName, StackSize
 from captum_norm.results.stacks import STACKS
 
 
@@ -128,28 +128,24 @@ def layer_indices(layers: Sequence[int] | None, count: int) -> list[int]:
     return [layer % count for layer in chosen]
 
 
-def as_stacks(model: nn.Module, stacks: object) -> list[Role] | None:
-    """Check names of the stacks of an encoder–decoder model or of one with towers, any sequence; None stays None."""
-    if stacks is None:
-        return None
+def as_stacks(facts: Model, stacks: object) -> list[Role]:
+    """Check names of the stacks of an encoder–decoder model or of one with towers, any sequence."""
     found = check_entries("stacks", stacks, "names")
-    towers = library_of(model).towers(model)
-    names = dict(_TOWER_STACKS) | _of_towers(towers.others) if towers else dict(zip(STACKS, STACKS, strict=True))
+    names = dict(zip(STACKS, STACKS, strict=True))
+    if facts.has_towers:
+        names = dict(_TOWER_STACKS) | {stack: stack for name in facts.towers for stack in (name, f"{name} cross")}
     if not found or not all(isinstance(name, str) and name in names for name in found):
         raise InvalidInputError(f"got stacks={quoted(stacks)}; expected some of {', '.join(names)} in a list")
-    if towers is None and encoder_of(model) is None:
+    if not facts.has_towers and facts.decoder is None:
         raise InvalidInputError(
-            f"got stacks={quoted(stacks)}, but {type(model).__name__} is no encoder–decoder model and has no towers"
+            f"got stacks={quoted(stacks)}, but {type(facts.module).__name__} is no encoder–decoder model and has no "
+            "towers"
         )
     return list(dict.fromkeys(names[name] for name in found))
 
 
 # The stack that reads the tokens is "encoder" or "decoder" in results, by its direction.
 _TOWER_STACKS: Mapping[StackName, Role] = {"text": "self", "encoder": "self", "decoder": "self", "cross": "cross"}
-
-
-def _of_towers(names: Iterable[str]) -> dict[StackName, Role]:
-    return {stack: stack for name in names for stack in (name, f"{name} cross")}
 
 
 def check_seen(call: ModelCall, seen: Collection[Role], request: Request) -> None:
@@ -178,10 +174,10 @@ def refuse_towers(method: str, call: ModelCall) -> None:
         InvalidInputError: if a tower is requested.
         UnsupportedModelError: if the text does so.
     """
-    beside = [name for name in call.watched if name not in TEXT_STACKS]
+    beside = [name for name in call.facts.watched if name not in TEXT_STACKS]
     if beside:
         raise InvalidInputError(f"got the stack {' and '.join(beside)}; {method} explains the text alone")
-    if "cross" in (call.known.sizes or ()):
+    if "cross" in (call.facts.excerpt.sizes or ()):
         raise UnsupportedModelError(
             f"got {type(call.model).__name__}, whose text attends to a tower's positions, too; {method} explains one "
             "stack of layers: take a method whose maps have .decoder and .cross, such as NormAttribution"

@@ -35,7 +35,7 @@ def total_queries(call: ModelCall, stacks: Sizes, chosen: Callable[[Place], bool
 
 def may_be_large(call: ModelCall) -> bool:
     """Whether the maps of a call may not fit."""
-    longest = max(call.positions.length or 0, call.decoder.length or 0) + call.before.virtual + call.before.past
+    longest = max(call.positions.length or 0, call.decoder.length or 0) + call.prefix.virtual + call.prefix.past
     return call.batch * longest**2 >= LARGE_MAP
 
 

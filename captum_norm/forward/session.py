@@ -17,17 +17,17 @@ from captum_norm.errors import (
 )
 from captum_norm.forward.checks import refuse_autocast, refuse_non_finite_weights
 from captum_norm.forward.record import Layer, Options, Recording, no_bar, record
-from captum_norm.forward.request import Request, check_seen, layer_indices
+from captum_norm.forward.request import Request, as_stacks, check_seen, layer_indices
 from captum_norm.forward.room import expect_room, may_be_large, total_queries
 from captum_norm.functional import Baseline
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs, bind_inputs
-from captum_norm.models.known import KnownModel
 from captum_norm.models.layers import on_excerpt, stack_sizes, verify
 from captum_norm.models.libraries.adapters import norms_taken_once
 from captum_norm.models.libraries.refusals import refusal_of
+from captum_norm.models.model import Model, understand
 from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place, Role, Sizes
@@ -81,11 +81,11 @@ class Session:
         )
         self.differentiable = check_bool("differentiable", differentiable)
         self._blocks: Blocks | None = None
-        self._known: KnownModel | None = None
+        self._facts: Model | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # What is known about a model does not leave the process.
-        return vars(self) | {"_blocks": None, "_known": None}
+        return vars(self) | {"_blocks": None, "_facts": None}
 
     @property
     def name(self) -> str:
@@ -107,13 +107,20 @@ class Session:
             UnsupportedModelError: the model computes something else than with attention weights.
             NonFiniteError: its weights contain NaN or infinity.
         """
-        call = bind_inputs(self.model, inputs, additional_forward_args, self.options.budget, self.tokenizer, stacks)
-        if call.known.sizes is None:
+        facts = understand(self.model)
+        if stacks is not None and facts.has_towers:
+            facts = understand(self.model, frozenset(stacks))
+        call = bind_inputs(facts, inputs, additional_forward_args, self.tokenizer)
+        if facts.excerpt.sizes is None:
             with self._naming_reasons(), norms_taken_once(self.model):
                 verify(call)
-        if call.known is not self._known:
-            self._known, self._blocks = call.known, None
+        if facts is not self._facts:
+            self._facts, self._blocks = facts, None
         return call
+
+    def roles(self, stacks: object) -> list[Role] | None:
+        """Check the names of the stacks to explain; None stays None."""
+        return None if stacks is None else as_stacks(understand(self.model), stacks)
 
     def sizes(self, call: ModelCall) -> Sizes:
         """Sizes of the model's stacks, seen on an excerpt.

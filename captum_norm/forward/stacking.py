@@ -138,7 +138,7 @@ def maps_of_call(
         real=real,
         tokens=tokens,
         segmented=segmented,
-        virtual=call.before.virtual_tokens,
+        virtual=call.prefix.virtual_tokens,
         cached=call.without_rows,
         decoder_real=decoder_real,
         decoder_tokens=decoder_tokens,

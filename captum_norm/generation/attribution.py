@@ -26,10 +26,9 @@ from captum_norm.generation.prompts import (
 from captum_norm.generation.result import Explained, GenerationResult
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
-from captum_norm.models.libraries.registry import library_of
+from captum_norm.models.model import encoder_of, library_of
 from captum_norm.models.offloading import input_device
 from captum_norm.models.outputs import Difference
-from captum_norm.models.stacks import encoder_of
 from captum_norm.models.wrappers import config_of
 from captum_norm.results.maps import SourceAndPrefix
 from captum_norm.text.words import Span, token_texts

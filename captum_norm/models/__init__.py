@@ -2,7 +2,7 @@
 
 from captum_norm.models.embeddings import replacement
 from captum_norm.models.hooks import evaluating
-from captum_norm.models.inputs import Inputs
+from captum_norm.models.inputs import Inputs, check_sequence
 from captum_norm.models.layouts import (
     FeedForwardLayout,
     Layout,
@@ -15,7 +15,7 @@ from captum_norm.models.layouts import (
     registered_feed_forwards,
     registered_layouts,
 )
-from captum_norm.models.main_input import check_sequence, longest_sequence
+from captum_norm.models.model import longest_sequence
 from captum_norm.models.objects import Explainable, SentenceSimilarity, opened
 from captum_norm.models.offloading import input_device
 from captum_norm.models.outputs import Difference, Position, chosen_target, explained_number

@@ -1,6 +1,6 @@
 """Describes one call of a model, which can be run, cut to some examples or positions, and repeated."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,21 +9,81 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from captum_norm.errors import CaptumNormError, InvalidInputError
-from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall, AttentionFunction
-from captum_norm.models.before import Before
+from captum_norm.models.caches import CACHE, copied, selected
 from captum_norm.models.hooks import evaluating
-from captum_norm.models.known import KnownModel
 from captum_norm.models.libraries.library import Library, forward_parameters
-from captum_norm.models.libraries.registry import no_attention
+from captum_norm.models.model import Model, no_attention
 from captum_norm.models.pictures import Pictures, gathering_chunks, of_examples, read_pictures
 from captum_norm.models.positions import Positions
-from captum_norm.models.stacks import EXTENDED, ROWED, Members, Role, Stacks
+from captum_norm.models.stacks import EXTENDED, ROWED, Role, Stacks
 from captum_norm.models.wrappers import config_of
 
 FEW = "logits_to_keep"
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What comes before the inputs: cached positions, or an adapter's virtual tokens.
+
+    Attributes:
+        cache: the user's cache of past keys and values, of which each forward pass gets a copy.
+        past: number of keys before those of the inputs in self-attention, a decoder's in an encoder–decoder model:
+            those of the cache, or a tuned prefix.
+        past_real: True at the real ones of these keys, (B, past); None if all are.
+        virtual: number of virtual tokens, with queries and keys, before the inputs', the encoder's in an
+            encoder–decoder model.
+    """
+
+    cache: Cache | None = None
+    past: int = 0
+    past_real: Tensor | None = None
+    virtual: int = 0
+
+    @property
+    def cached(self) -> int:
+        """Number of positions in the cache."""
+        return 0 if self.cache is None else self.past
+
+    @property
+    def virtual_tokens(self) -> int:
+        """Number of virtual tokens, those of a tuned prefix included."""
+        return self.virtual + self.past - self.cached
+
+    def texts(self, *, encoder: bool = False, decoder: bool = False) -> list[str]:
+        """Return what stands for these positions' tokens in one stack of layers, or in one half of two."""
+        virtual = self.virtual * (not decoder) + (self.past - self.cached) * (not encoder)
+        kinds = {"virtual": virtual, "cached": self.cached * (not encoder)}
+        return [f"[{kind} {place}]" for kind, count in kinds.items() for place in range(1, count + 1)]
+
+    def passed(self, arguments: dict[str, Any], mask: str) -> dict[str, Any]:
+        """Return a model's arguments with a copy of the cache, and with a mask over its positions, too."""
+        if self.cache is None:
+            return arguments
+        passed, new = {**arguments, CACHE: copied(self.cache)}, arguments.get(mask)
+        if isinstance(new, Tensor):
+            old = new.new_ones(len(new), self.past) if self.past_real is None else self.past_real.to(new)
+            passed[mask] = torch.cat([old, new], dim=1)
+        return passed
+
+    def of_examples(self, examples: Sequence[int]) -> "Prefix":
+        """Return the same for some examples, which may repeat."""
+        if self.cache is None:
+            return self
+        index = torch.tensor(examples, dtype=torch.long, device="cpu")
+        real = None if self.past_real is None else self.past_real[index.to(self.past_real.device)]
+        return replace(self, cache=selected(self.cache, index), past_real=real)
+
+    def without_cache(self) -> "Prefix":
+        """Return the same without a cache."""
+        return self if self.cache is None else Prefix()
+
+
+Texts = Sequence[Sequence[str]] | None
+"""The texts of each example's tokens, if they are known."""
 
 
 @dataclass(frozen=True)
@@ -31,38 +91,44 @@ class ModelCall:
     """One call of a model.
 
     Attributes:
-        model: the model.
-        known: what is known about it.
-        encoder: the encoder of an encoder–decoder model; None for any other model.
-        towers: the models inside it that read images or sounds beside tokens, by name.
-        watched: the stacks to explain of a model with towers.
+        facts: what is known about the model.
         arguments: arguments of its forward function, by name.
         batch: batch size.
         positions: positions of the inputs, of the encoder's in an encoder–decoder model.
         decoder: positions of the decoder's inputs in an encoder–decoder model.
-        tokens: the tokens' texts, if the inputs contain them, or the tokenizer is known.
-        decoder_tokens: those of the decoder's inputs in an encoder–decoder model.
-        budget: memory that each piece of a computation may take.
-        before: what comes before the inputs: cached positions, virtual tokens.
-        found: positions of queries and keys of the towers' stacks, which the latest forward pass showed.
+        prefix: what comes before the inputs.
+        texts: those of the tokens, and of a decoder's inputs, if the inputs contain them, or the tokenizer is known.
         last: how many of the last positions have rows in the maps of the stacks :data:`ROWED`; all if None.
     """
 
-    model: nn.Module
-    known: KnownModel
-    encoder: nn.Module | None
-    towers: Mapping[str, nn.Module]
-    watched: Collection[Role]
+    facts: Model
     arguments: dict[str, Any]
     batch: int
     positions: Positions
     decoder: Positions
-    tokens: Sequence[Sequence[str]] | None
-    budget: MemoryBudget
-    before: Before = field(default_factory=Before)
-    found: dict[Role, tuple[Positions, Positions]] = field(default_factory=dict)
+    prefix: Prefix = field(default_factory=Prefix)
+    texts: tuple[Texts, Texts] = (None, None)
     last: int | None = None
-    decoder_tokens: Sequence[Sequence[str]] | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self.facts.module
+
+    @property
+    def encoder(self) -> nn.Module | None:
+        """The encoder of an encoder–decoder model; None for any other model."""
+        return self.facts.encoder
+
+    @property
+    def towers(self) -> Mapping[str, nn.Module]:
+        """The models inside it that read images or sounds beside tokens, by name."""
+        return self.facts.towers
+
+    @property
+    def tokens(self) -> Texts:
+        """The tokens' texts, if the inputs contain them, or the tokenizer is known."""
+        return self.texts[0]
 
     @cached_property
     def pictures(self) -> Pictures:
@@ -76,26 +142,23 @@ class ModelCall:
     @property
     def library(self) -> Library:
         """The library that the model is built with."""
-        return self.known.library
+        return self.facts.library
 
     @property
     def unseen(self) -> str:
         """The message for a call in which no attention was seen."""
-        if not self.towers or "self" in self.watched:
+        if not self.towers or "self" in self.facts.watched:
             return no_attention(self.model)
         return (
-            f"no attention of {' or '.join(self.watched)} was seen in {type(self.model).__name__}; pass its inputs, too"
+            f"no attention of {' or '.join(self.facts.watched)} was seen in {type(self.model).__name__}; pass its "
+            "inputs, too"
         )
 
     def stacks(self) -> Stacks:
         """Create the checks of a forward pass's attention calls."""
-        before = self.before
-        several = before.virtual > 0 or self.positions.several
-        return Stacks(self._members, several=several, found=self.found, past=before.past, grows=before.cached > 0)
-
-    @property
-    def _members(self) -> Members:
-        return Members(self.encoder, self.towers)
+        facts, prefix = self.facts, self.prefix
+        several, grows = prefix.virtual > 0 or self.positions.several, prefix.cached > 0
+        return Stacks(facts.members, several=several, seen=facts.seen, past=prefix.past, grows=grows)
 
     @contextmanager
     def attention_through(self, function: AttentionFunction) -> Iterator[None]:
@@ -106,31 +169,31 @@ class ModelCall:
         """
         with evaluating(self.model), ExitStack() as stack:
             if self.towers:
-                watched = [tower for name, tower in self.towers.items() if name in self.watched]
+                watched = [tower for name, tower in self.towers.items() if name in self.facts.watched]
                 function = stack.enter_context(gathering_chunks(watched, function))
                 function = self._watching(function)
-            if self.before.past:
+            if self.prefix.past:
                 function = self._over_all_keys(function)
-            stack.enter_context(self.library.attention_through(self.model, function))
+            stack.enter_context(self.facts.attention_through(function))
             yield
 
     @property
     def unwatched(self) -> set[nn.Module]:
         """The modules of the towers that are not explained."""
-        names = {role.removesuffix(" cross") for role in self.watched}
+        names = {role.removesuffix(" cross") for role in self.facts.watched}
         return {module for name, tower in self.towers.items() if name not in names for module in tower.modules()}
 
     def _watching(self, function: AttentionFunction) -> AttentionFunction:
-        members = self._members
-        return lambda call: function(call) if members.role(call) in self.watched else call.output()
+        members = self.facts.members
+        return lambda call: function(call) if members.role(call) in self.facts.watched else call.output()
 
     def _over_all_keys(self, function: AttentionFunction) -> AttentionFunction:
         """Hand on self-attention over all past keys and the queries' own, however many a layer's cache holds."""
-        members = self._members
+        members = self.facts.members
 
         def attend(call: AttentionCall) -> Tensor:
             extends = not call.cross and members.role(call) in EXTENDED
-            return function(call.over_keys(self.before.past + call.query.shape[2]) if extends else call)
+            return function(call.over_keys(self.prefix.past + call.query.shape[2]) if extends else call)
 
         return attend
 
@@ -141,13 +204,13 @@ class ModelCall:
 
     def _all_positions_of(self, role: Role) -> tuple[Positions, Positions]:
         if self.towers and role != "self":
-            queries, keys = self.found.get(role, (Positions(), Positions()))
+            queries, keys = self.facts.seen.get(role, (Positions(), Positions()))
             return self.positions if role == "cross" else queries, keys
-        first = self.positions.after(self.before.virtual)
+        first = self.positions.after(self.prefix.virtual)
         queries = self.decoder if role in ("decoder", "cross") else first
         if role in ("encoder", "cross"):
             return queries, first
-        return queries, queries.after(self.before.past, self.before.past_real)
+        return queries, queries.after(self.prefix.past, self.prefix.past_real)
 
     def of_last(self, count: int) -> "ModelCall":
         """The same call, of which only the last positions have rows in the maps.
@@ -182,23 +245,23 @@ class ModelCall:
         Those of a tuned prefix are not counted.
         """
         length = self.output_positions.length
-        return self.before.cached + (0 if self.last is None or length is None else length - self.last)
+        return self.prefix.cached + (0 if self.last is None or length is None else length - self.last)
 
     def texts_of(self, role: Role) -> Sequence[Sequence[str]] | None:
         """Return the texts of the keys of a stack's self-attention, if those of their tokens are known."""
         if self.encoder is None:
-            before, tokens = self.before.texts(), self.tokens if role == "self" else None
+            before, tokens = self.prefix.texts(), self.texts[0] if role == "self" else None
         elif role == "encoder":
-            before, tokens = self.before.texts(encoder=True), self.tokens
+            before, tokens = self.prefix.texts(encoder=True), self.texts[0]
         else:
-            before, tokens = self.before.texts(decoder=True), self.decoder_tokens
+            before, tokens = self.prefix.texts(decoder=True), self.texts[1]
         return tokens and [[*before, *texts] for texts in tokens]
 
     @property
     def passed(self) -> dict[str, Any]:
         """What the model is called with."""
         mask = self.library.mask if self.encoder is None else self.library.decoder_mask
-        return self.before.passed(self.arguments, str(mask))
+        return self.prefix.passed(self.arguments, str(mask))
 
     @property
     def output_positions(self) -> Positions:
@@ -237,11 +300,11 @@ class ModelCall:
             replace(old, length=old.length and min(old.length, length), real=old.cut(old.real, self.batch, length))
             for old in (self.positions, self.decoder)
         )
-        if self.before.cached:
+        if self.prefix.cached:
             arguments.pop("cache_position", None)  # places behind those of the cache
-        before = self.before.without_cache()
+        prefix = self.prefix.without_cache()
         return replace(
-            self, arguments=arguments, batch=1, positions=positions, decoder=decoder, before=before, last=None
+            self, arguments=arguments, batch=1, positions=positions, decoder=decoder, prefix=prefix, last=None
         )
 
     def example(self, index: int) -> "ModelCall":
@@ -302,8 +365,8 @@ class ModelCall:
         positions, decoder = (
             replace(old, real=changed(old.real), shift=changed(old.shift)) for old in (self.positions, self.decoder)
         )
-        before, batch = self.before.of_examples(examples), len(examples)
-        return replace(self, arguments=arguments, batch=batch, positions=positions, decoder=decoder, before=before)
+        prefix, batch = self.prefix.of_examples(examples), len(examples)
+        return replace(self, arguments=arguments, batch=batch, positions=positions, decoder=decoder, prefix=prefix)
 
     def _map_arguments(self, change: Callable[[str, Any], Any]) -> dict[str, Any]:
         """Apply a function to every argument; a tensor with several names, such as query and key, stays one tensor."""

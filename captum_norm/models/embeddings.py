@@ -12,7 +12,7 @@ from captum_norm.checks import quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import hooked
-from captum_norm.models.libraries.registry import library_of
+from captum_norm.models.model import library_of
 from captum_norm.models.offloading import loaded
 from captum_norm.models.wrappers import config_of
 

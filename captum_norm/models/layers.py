@@ -79,9 +79,9 @@ def verify(call: ModelCall) -> None:
         stacks = on_excerpt(call, _expect_same_output)
         layer = on_excerpt(call, lambda excerpt: mixing_layer(excerpt, stacks.queries))
         names = {module: name for name, module in call.model.named_modules()}
-        call.known.mixing = None if layer is None else f'"{names[layer]}" ({type(layer).__name__})'
+        call.facts.excerpt.mixing = None if layer is None else f'"{names[layer]}" ({type(layer).__name__})'
         # Without its inputs, a tower has not been seen.
-        call.known.sizes, call.known.causal = stacks.sizes or None, stacks.causal
+        call.facts.excerpt.sizes, call.facts.excerpt.causal = stacks.sizes or None, stacks.causal
 
 
 def on_excerpt(call: ModelCall, work: Callable[[ModelCall], Result]) -> Result:
@@ -94,7 +94,8 @@ def on_excerpt(call: ModelCall, work: Callable[[ModelCall], Result]) -> Result:
 
 def stack_sizes(call: ModelCall) -> Sizes:
     """Return the sizes of a model's stacks of layers on an excerpt of these inputs, or of earlier ones."""
-    return on_excerpt(call, seen_stacks)[0].sizes if call.known.sizes is None else call.known.sizes
+    known = call.facts.excerpt.sizes
+    return on_excerpt(call, seen_stacks)[0].sizes if known is None else known
 
 
 def seen_stacks(call: ModelCall) -> tuple[Stacks, Any]:

@@ -1,7 +1,7 @@
 """Brings a module the parameters that it has only while it runs: offloaded by accelerate, or sharded by torch."""
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -129,25 +129,3 @@ def _whole(tensor: Any) -> Any:
     """A sharded parameter as a tensor of its own."""
     tensor = tensor.detach()
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
-
-
-KeptParameters = list[tuple[nn.Module, dict[str, Any]]]
-
-
-def kept_parameters(modules: Collection[nn.Module]) -> KeptParameters:
-    """Note the parameters of the modules of a FullyShardedDataParallel, for :func:`put_back`.
-
-    Where they are the original ones (``use_orig_params``), a gradient with respect to inputs alone leaves views.
-    """
-    if not any(type(module).__name__ == "FullyShardedDataParallel" for module in modules):
-        return []
-    managed = (module for module in modules if getattr(module, "_fsdp_use_orig_params", False))
-    return [(module, dict(module._parameters)) for module in managed]
-
-
-def put_back(kept: KeptParameters) -> None:
-    """Give modules the parameters back that were noted."""
-    for module, parameters in kept:
-        module._parameters.update(parameters)
-        for name in parameters.keys() & vars(module).keys():
-            del vars(module)[name]

@@ -12,8 +12,7 @@ from captum_norm.checks import check_index, check_indices, quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.call import ModelCall
 from captum_norm.models.objects import SentenceEncoder
-from captum_norm.models.virtual_tokens import virtual_tokens
-from captum_norm.models.wrappers import class_of, config_of, unwrapped
+from captum_norm.models.wrappers import class_of, config_of, unwrapped, virtual_tokens
 
 ReadPosition = Literal["first", "last", "mean"]
 

@@ -1,15 +1,10 @@
-"""Finds the real positions of an input sequence; shifts left-padded examples to position 0 and their results back."""
+"""Positions of an input sequence: which are real; shifts left-padded examples to position 0 and their results back."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
-
-from captum_norm.errors import InvalidInputError
-from captum_norm.models.libraries.library import Library
-from captum_norm.models.main_input import check_sequence
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -70,8 +65,8 @@ class Positions:
     def _rolled(self, tensor: Tensor, shift: Tensor, axis: int) -> Tensor:
         """Roll each example's entries along an axis to the left, but for those before the inputs'."""
         first = tensor.narrow(axis, 0, self.before)
-        rolled = _rolled(tensor.narrow(axis, self.before, tensor.shape[axis] - self.before), shift, axis)
-        return torch.cat([first, rolled], dim=axis) if self.before else rolled
+        behind = rolled(tensor.narrow(axis, self.before, tensor.shape[axis] - self.before), shift, axis)
+        return torch.cat([first, behind], dim=axis) if self.before else behind
 
     def restore(self, rows: Tensor, axis: int) -> Tensor:
         """Set results at padding to 0 and shift them back, along an axis of length S."""
@@ -93,90 +88,7 @@ class Positions:
         return value[:1, :length] if sequence else value[:1]
 
 
-def read_positions(
-    library: Library,
-    part: nn.Module,
-    mask: str | None,
-    main: Tensor,
-    arguments: Mapping[str, Any],
-    before: int = 0,
-    *,
-    fixed: bool = False,
-) -> Positions:
-    """Positions of one input, each example shifted to begin at position 0 unless ``fixed``.
-
-    Args:
-        library: the library that the model is built with.
-        part: what reads the input: a model, its encoder or its decoder.
-        mask: the name of the argument that masks padding, if there is one.
-        main: the input.
-        arguments: all arguments of the model's forward function.
-        before: number of positions before the input's.
-        fixed: whether the examples stay where they are, behind those of a cache.
-
-    Raises:
-        InvalidInputError: if the input or its mask is invalid, or an example is all padding.
-    """
-    given = None if mask is None else arguments.get(mask)
-    signal = next((name for name in library.signals if arguments.get(name) is main), None)
-    if signal is not None and main.numel() > 0:
-        _refuse_padding(signal, given)
-        return Positions()
-    embeddings = library.embeddings(part)
-    length = check_sequence(part, embeddings, main, before)
-    real = _non_padding(embeddings, main) if mask is None else _real_positions(given, main, length)
-    if real is None:
-        return Positions(length)
-    check_some_real(real, "the padding id" if mask is None else "the attention mask")
-    shift = real.to(torch.int8).argmax(1)
-    if fixed or not shift.any():
-        return Positions(length, None if real.all() else real)
-    real = _rolled(real, shift, 1)
-    return Positions(length, None if real.all() else real, shift)
-
-
-def check_some_real(real: Tensor, cause: str) -> None:
-    """Refuse examples without a real position.
-
-    Raises:
-        InvalidInputError: with the first such example.
-    """
-    empty = (~real.any(1)).nonzero()
-    if len(empty):
-        raise InvalidInputError(f"{cause} leaves no position of example {int(empty[0])}")
-
-
-def _refuse_padding(signal: str, mask: Any) -> None:
-    """Refuse padded signals: which of the positions computed from them are padding is unknown."""
-    if isinstance(mask, Tensor) and not mask.all():
-        raise InvalidInputError(
-            f"got {signal} with an attention mask that has padding; expected examples of one length, without a mask"
-        )
-
-
-def _real_positions(mask: Any, main: Tensor, length: int | None) -> Tensor | None:
-    if mask is None or length is None:
-        return None
-    if not isinstance(mask, Tensor):
-        raise InvalidInputError(f"got an attention mask of type {type(mask).__name__}; expected a tensor")
-    if mask.shape != main.shape[:2]:
-        raise InvalidInputError(
-            f"got an attention mask of shape {tuple(mask.shape)} for inputs of shape {tuple(main.shape)}; expected "
-            f"{tuple(main.shape[:2])}"
-        )
-    if not ((mask == 0) | (mask == 1)).all():
-        raise InvalidInputError("the attention mask has other values than 1 (real position) and 0 (padding)")
-    return mask.bool()
-
-
-def _non_padding(embeddings: nn.Module | None, ids: Tensor) -> Tensor | None:
-    if ids.is_floating_point():
-        raise InvalidInputError(f"got inputs of dtype {ids.dtype}; expected token ids")
-    padding = getattr(embeddings, "padding_idx", None)
-    return None if padding is None else ids != padding
-
-
-def _rolled(tensor: Tensor, shift: Tensor, axis: int) -> Tensor:
+def rolled(tensor: Tensor, shift: Tensor, axis: int) -> Tensor:
     """Roll each example's entries along an axis to the left."""
     length = tensor.shape[axis]
     source = (torch.arange(length, device=shift.device) + shift[:, None]) % length

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from captum_norm.models.hooks import unobserved
-from captum_norm.models.modules import modules_of
+from captum_norm.models.hooks import modules_of, unobserved
 from captum_norm.models.offloading import is_shard, loaded
 from captum_norm.models.precision import EIGHT_BITS, accumulation_dtype
 

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.libraries.registry import library_of
 from captum_norm.models.positions import Positions
 
 StackName = str
@@ -36,12 +35,6 @@ class Place:
 
     def __str__(self) -> str:
         return f"layer {self.index}" if self.role == "self" else f"{self.role} layer {self.index}"
-
-
-def encoder_of(model: nn.Module) -> nn.Module | None:
-    """The encoder of an encoder–decoder model; None for any other model, an encoder alone included."""
-    halves = library_of(model).halves(model)
-    return None if halves is None else halves[0]
 
 
 class Members:
@@ -102,7 +95,7 @@ class Stacks:
     Args:
         members: says which stack a call belongs to.
         several: whether any example has more than one real position; otherwise weights cannot show causality.
-        found: filled with the positions of queries and keys of each stack that reads something else than the inputs'
+        seen: filled with the positions of queries and keys of each stack that reads something else than the inputs'
             tokens.
         past: number of keys before the queries' own in the stacks :data:`EXTENDED`.
         grows: whether these are a cache, which only a causal model reads.
@@ -118,7 +111,7 @@ class Stacks:
         members: Members,
         *,
         several: bool,
-        found: dict[Role, tuple[Positions, Positions]],
+        seen: dict[Role, tuple[Positions, Positions]],
         past: int = 0,
         grows: bool = False,
     ) -> None:
@@ -127,7 +120,7 @@ class Stacks:
         self.causal = False
         self._members = members
         self._several = several
-        self._found = found
+        self._seen = seen
         self._past, self._grows = past, grows
         self._directed = False
 
@@ -153,7 +146,7 @@ class Stacks:
                 "those of the inputs and of past_key_values, in self-attention"
             )
         if self._members.towers and role != "self" and role not in self.sizes:
-            self._found[role] = _tower_positions(call)
+            self._seen[role] = _tower_positions(call)
         size = self.sizes.setdefault(role, StackSize(batch, heads, queries, keys, call.value.dtype, call.value.device))
         if (size.batch, size.queries, size.keys) != (batch, queries, keys):
             raise UnsupportedModelError(

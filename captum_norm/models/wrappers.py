@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -137,3 +137,55 @@ def refuse_spread(model: nn.Module) -> None:
 def config_of(model: nn.Module) -> Any:
     """The model's configuration, found through wrappers; None if it has none."""
     return getattr(unwrapped(model), "config", None)
+
+
+# Adapters of these kinds are keys and values in every layer; all others are embeddings before the inputs'.
+_PREFIXES = ("PREFIX_TUNING", "CARTRIDGE")
+# In an encoder-decoder model these put embeddings before the encoder's inputs alone.
+_BEFORE_THE_ENCODER = ("PROMPT_TUNING", "P_TUNING")
+
+
+class VirtualTokens(NamedTuple):
+    """Learned positions before those of the inputs.
+
+    Attributes:
+        number: how many there are.
+        attend: whether they are embeddings, which attend as other tokens do; False for keys and values alone.
+    """
+
+    number: int
+    attend: bool
+
+
+def virtual_tokens(model: nn.Module) -> VirtualTokens | None:
+    """Return the virtual tokens that a model's active adapter puts before the inputs; None if it puts none.
+
+    Raises:
+        UnsupportedModelError: if it puts some before the inputs of an encoder and of a decoder.
+    """
+    adapted: Any = next(filter(is_peft, model.modules()), None)
+    return None if adapted is None else tokens_of_adapter(adapted)
+
+
+def tokens_of_adapter(adapted: Any) -> VirtualTokens | None:
+    """Return the virtual tokens that a PeftModel puts before the inputs; see :func:`virtual_tokens`."""
+    if not isinstance(adapted.active_adapter, str) or getattr(adapted, "_adapters_disabled", False):
+        return None
+    settings = adapted.active_peft_config
+    if not settings.is_prompt_learning:
+        return None
+    kind = str(getattr(settings.peft_type, "value", settings.peft_type))
+    if kind in _PREFIXES:
+        return VirtualTokens(settings.num_virtual_tokens, attend=False)
+    if settings.num_transformer_submodules == 2 and kind not in _BEFORE_THE_ENCODER:
+        raise UnsupportedModelError(
+            f"{kind} of {type(adapted).__name__} puts virtual tokens before the inputs of both encoder and decoder; "
+            f"supported are {', '.join((*_BEFORE_THE_ENCODER, *_PREFIXES))} for encoder-decoder models"
+        )
+    return VirtualTokens(settings.num_virtual_tokens, attend=True)
+
+
+def is_peft(module: nn.Module) -> bool:
+    """Whether a module is PEFT's model with adapters."""
+    kinds = type(module).__mro__
+    return any(kind.__module__ == "peft.peft_model" and kind.__name__ == "PeftModel" for kind in kinds)

@@ -6,7 +6,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from captum_norm.models.modules import modules_of
+from captum_norm.models.hooks import modules_of
 
 
 def test_the_modules_of_a_model_in_their_order() -> None:

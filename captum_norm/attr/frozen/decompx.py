@@ -188,10 +188,11 @@ class DecompX(RelevanceAttribution):
             return super()._parts_of(call, values, together=together, rules=rules)
         modules, lengths, deviations = self._hooked_modules(call), list[int](), list[tuple[str, Tensor]]()
         examples = []
+        chosen = self._sharing, self.session.options.budget
         with self._bar(call) as shown:
             for index in range(call.batch):
                 scores = []
-                for output, network in propagated(modules, call.example(index), self._sharing, shown.update):
+                for output, network in propagated(modules, call.example(index), *chosen, shown.update):
                     numbers, rounded = values.of_example(index).read(network.call, output)
                     numbers = numbers.to(accumulation_dtype(numbers.dtype))
                     scores.append(numbers[1:-1])
@@ -215,10 +216,11 @@ class DecompX(RelevanceAttribution):
             if layers is None or layer in layers:
                 examples[-1][layer] = LayerParts.of(copies, reduce, examples[-1].get(layer))
 
+        chosen = self._sharing, self.session.options.budget
         with self._bar(call) as shown:
             for index in range(call.batch):
                 examples.append({})
-                for _, network in propagated(modules, call.example(index), self._sharing, shown.update, watch):
+                for _, network in propagated(modules, call.example(index), *chosen, shown.update, watch):
                     self._expect_agreement(network.largest_deviation())
         return examples, network
 

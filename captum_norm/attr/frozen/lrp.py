@@ -20,7 +20,7 @@ from captum_norm.forward.stacking import scores_of_inputs
 from captum_norm.models.blocks import check_batch_first
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import evaluating
-from captum_norm.models.known import refuse_mixing
+from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Readout
 from captum_norm.models.positions import Positions
@@ -72,7 +72,7 @@ class RelevanceAttribution(OutputAttribution):
     def _prepared(self, call: ModelCall) -> ModelCall:
         """Take the call out of inference mode; refuse models whose layers cannot be chained, and caches."""
         refuse_mixing(self.model)
-        before = call.before
+        before = call.prefix
         if before.past:
             keys = "cached positions" if before.cached else "virtual tokens of a tuned prefix"
             way = "pass the whole sequence without a cache, or take" if before.cached else "take"

@@ -27,6 +27,7 @@ from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import Hook, first_argument, first_tensor, numbers, undone, with_argument
 from captum_norm.models.layers import layer_of, not_run
+from captum_norm.models.model import encoder_of
 from captum_norm.models.networks import (
     ExpertsReader,
     read_routed,
@@ -39,7 +40,6 @@ from captum_norm.models.offloading import is_elsewhere
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.probes import affine_test, may_be_affine
 from captum_norm.models.projections import NormReader, Projection, read_step, tensor_of
-from captum_norm.models.stacks import encoder_of
 
 Step = NormReader | Projection | Elementwise | ExpertsReader | Tensor
 """What a module computes; a tensor is the bias of an affine map."""

@@ -21,7 +21,7 @@ from captum_norm.functional import (
     inverse_scale,
     length,
 )
-from captum_norm.memory import free_bytes, readable
+from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import Hook, first_tensor, tensors_in
@@ -201,6 +201,7 @@ def propagated(
     modules: HookedModules,
     example: ModelCall,
     sharing: str | None,
+    budget: MemoryBudget,
     advance: Callable[[int], object],
     watch: Watch = lambda *_: None,
 ) -> Iterator[tuple[Any, PartsNetwork]]:
@@ -212,7 +213,7 @@ def propagated(
     count, device = sum(stream.shape[1] for stream in alone.streams), alone.streams[0].device
     step = count
     if sharing is None:
-        step = max(1, example.budget[device] // copy - 2)
+        step = max(1, budget[device] // copy - 2)
     else:
         free, needed = free_bytes(device), (count + 2) * copy
         if free is not None and needed > free:

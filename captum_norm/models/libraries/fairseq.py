@@ -3,6 +3,8 @@
 Their attention is observed in the functions that it calls (:mod:`captum_norm.models.libraries.own_code`).
 """
 
+from functools import partial
+
 from torch import nn
 
 from captum_norm.models.libraries.library import Library, forward_parameters
@@ -25,7 +27,7 @@ SOURCE, DECODER = "src_tokens", "prev_output_tokens"
 FAIRSEQ = Library(
     models="a model of fairseq whose attention modules are its MultiheadAttention",
     fits=lambda model: SOURCE in forward_parameters(model),
-    attention_through=attention_through,
+    observer=lambda model: partial(attention_through, model),
     halves=_halves,
     embeddings=_embeddings,
     inputs=(SOURCE,),

@@ -22,10 +22,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.attention import AttentionCall, AttentionFunction, OwnAttention, mask_rows, scaled_dot_product
-from captum_norm.models.hooks import numbers, undone
-from captum_norm.models.libraries.library import Library, Towers
+from captum_norm.models.hooks import modules_of, numbers, undone
+from captum_norm.models.libraries.library import AttentionThrough, Library, Towers
 from captum_norm.models.libraries.own_code import AttentionProducts, watching_sequences
-from captum_norm.models.modules import modules_of
 from captum_norm.models.wrappers import class_of, config_of, unwrapped
 
 # The name under which model files import the registry.
@@ -108,37 +107,39 @@ def _restore(since: int = 0) -> None:
 undone.append(_restore)
 
 
-@contextmanager
-def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator[None]:
-    """Tell ``function`` of every attention call of ``model`` while open; what it returns is attention's output.
+def observer(model: nn.Module) -> AttentionThrough:
+    """Return a context in which a function is told of every attention call; what it returns is attention's output.
 
-    Args:
-        model: the model, in an open :func:`~captum_norm.models.hooks.evaluating`, which undoes all of this.
-        function: the function; :meth:`AttentionCall.output` is the model's own.
+    The context is to be open inside :func:`~captum_norm.models.hooks.evaluating`, which undoes all of this.
+    :meth:`AttentionCall.output` is the model's own.
     """
     modules = modules_of(model)
     models = [unwrapped(model), *(module for module in modules if isinstance(module, PreTrainedModel))]
+    registered, crosses, places = all(map(_uses_interface, models)), _crosses(model), _places(modules)
 
-    def attend(call: AttentionCall) -> Tensor:
-        call = call if products is None else products.unwatched_call(call)
-        return function(replace(call, cross=call.module in crossing))
+    @contextmanager
+    def attention_through(function: AttentionFunction) -> Iterator[None]:
+        def attend(call: AttentionCall) -> Tensor:
+            call = call if products is None else products.unwatched_call(call)
+            return function(replace(call, cross=True) if call.module in crossing else call)
 
-    products = None if all(map(_uses_interface, models)) else AttentionProducts(model, attend)
+        products = None if registered else AttentionProducts(model, attend)
+        first, token = next(numbers), _current.set(attend)
+        try:
+            for registry, name in places:
+                _registries[id(registry)] = registry
+                if not isinstance(registry.get(name), _Entry):
+                    registry[name] = _Entry(name, registry.get(name))
+            with (
+                watching_sequences(model) if crosses else nullcontext(set[nn.Module]()) as crossing,
+                nullcontext() if products is None else products.watching(),
+            ):
+                yield
+        finally:
+            _restore(first)
+            _current.reset(token)
 
-    first, token = next(numbers), _current.set(attend)
-    try:
-        for registry, name in _places(modules):
-            _registries[id(registry)] = registry
-            if not isinstance(registry.get(name), _Entry):
-                registry[name] = _Entry(name, registry.get(name))
-        with (
-            watching_sequences(model) if _crosses(model) else nullcontext(set[nn.Module]()) as crossing,
-            nullcontext() if products is None else products.watching(),
-        ):
-            yield
-    finally:
-        _restore(first)
-        _current.reset(token)
+    return attention_through
 
 
 def _places(modules: Sequence[nn.Module]) -> list[tuple[Any, str]]:
@@ -227,7 +228,7 @@ HUGGING_FACE = Library(
     models="a model that attends through transformers' attention interface, by softmax(scores) @ values or by "
     "scaled_dot_product_attention",
     fits=lambda _: True,
-    attention_through=attention_through,
+    observer=observer,
     halves=_halves,
     embeddings=_embeddings,
     inputs=("input_ids", "inputs_embeds", *SIGNALS),

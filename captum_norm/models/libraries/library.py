@@ -15,7 +15,7 @@ SequencesSeen = Callable[[nn.Module, Callable[[], None]], tuple[Tensor | None, T
 """From a model and a function that runs it, the first sequence and the decoder's, True at real positions, (B, S)."""
 
 
-AttentionThrough = Callable[[nn.Module, AttentionFunction], AbstractContextManager[None]]
+AttentionThrough = Callable[[AttentionFunction], AbstractContextManager[None]]
 """A context in which a function of ours is told of every attention call of a model."""
 
 
@@ -33,7 +33,7 @@ class Library:
     Attributes:
         models: which of its models can be explained, for messages.
         fits: whether a model is one of this library's.
-        attention_through: a context in which a function of ours is told of every attention call of a model.
+        observer: from a model to a context in which a function of ours is told of each of its attention calls.
         halves: encoder and decoder of an encoder–decoder model; None for any other model, including an encoder alone.
         embeddings: the module that embeds the token ids of a model or of one of its halves, if there is one.
         inputs: the arguments that may be the first sequence, the encoder's in an encoder–decoder model, by preference.
@@ -51,7 +51,7 @@ class Library:
 
     models: str
     fits: Callable[[nn.Module], bool]
-    attention_through: AttentionThrough
+    observer: Callable[[nn.Module], AttentionThrough]
     halves: Callable[[nn.Module], tuple[nn.Module, nn.Module] | None]
     embeddings: Callable[[nn.Module], nn.Module | None]
     inputs: tuple[str, ...]

@@ -6,6 +6,7 @@ are watched, torch fuses no whole layers.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +15,9 @@ from torch.overrides import BaseTorchFunctionMode
 
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.attention import AttentionCall, AttentionFunction
-from captum_norm.models.hooks import Received, hooked
+from captum_norm.models.hooks import Received, hooked, modules_of
 from captum_norm.models.libraries import own_code
 from captum_norm.models.libraries.library import Library, forward_parameters
-from captum_norm.models.modules import modules_of
 
 PARAMETERS = (
     "query",
@@ -140,7 +140,7 @@ def _fits(model: nn.Module) -> bool:
 TORCH_NN = Library(
     models="a model whose attention modules are torch's nn.MultiheadAttention",
     fits=_fits,
-    attention_through=attention_through,
+    observer=lambda model: partial(attention_through, model),
     halves=_halves,
     embeddings=lambda _: None,
     inputs=("src",),

@@ -10,7 +10,7 @@ from torch.nn import functional
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormMeter, UnsupportedModelError
 from captum_norm.models import Scope
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.libraries.huggingface import attention_through
+from captum_norm.models.libraries.huggingface import observer
 from tests import encoder_decoders, families
 from tests.families import FAMILIES, OWN_CODE, tiers
 
@@ -132,7 +132,7 @@ def test_a_model_computes_while_it_is_watched_what_it_computes_alone(name: str) 
 
     with torch.no_grad():
         alone = model(inputs)[0]
-        with attention_through(model, attend):
+        with observer(model)(attend):
             watched = model(inputs)[0]
         assert torch.equal(model(inputs)[0], alone)
     torch.testing.assert_close(watched, alone, rtol=1e-5, atol=1e-6)

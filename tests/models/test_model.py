@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from captum_norm import InvalidInputError, NormAttribution, UnsupportedModelError
-from captum_norm.models.known import known_model
+from captum_norm.models.model import understand
 from tests import encoder_decoders, families
 from tests.hybrids import HYBRIDS
 
@@ -53,9 +53,9 @@ def test_models_are_freed(name: str, refer: Any) -> None:
 
 def test_a_move_to_another_device_is_another_state() -> None:
     model = families.build("bert")
-    known = known_model(model)
-    assert known_model(model) is known
-    assert known_model(model.to("meta")) is not known
+    known = understand(model)
+    assert understand(model) is known
+    assert understand(model.to("meta")) is not known
 
 
 def test_that_layers_mix_positions_is_not_forgotten() -> None:

@@ -1,0 +1,233 @@
+"""Understands a model: reads every fact about it once, for as long as its modules, dtypes and devices stay the same."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+
+import torch
+from torch import nn
+
+from captum_norm.errors import UnsupportedModelError
+from captum_norm.models.attention import AttentionFunction
+from captum_norm.models.hooks import modules_of
+from captum_norm.models.libraries.fairseq import FAIRSEQ
+from captum_norm.models.libraries.huggingface import HUGGING_FACE
+from captum_norm.models.libraries.library import Library, forward_parameters
+from captum_norm.models.libraries.torch_nn import TORCH_NN
+from captum_norm.models.offloading import note_sharded, processes_of
+from captum_norm.models.positions import Positions
+from captum_norm.models.stacks import TEXT_STACKS, Members, Role, Sizes
+from captum_norm.models.wrappers import is_peft, refuse_spread, unwrapped
+
+LIBRARIES = (TORCH_NN, FAIRSEQ, HUGGING_FACE)
+"""In order: a model belongs to the first library that fits; the last one fits all models."""
+POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
+Watched = frozenset[str]
+"""The stacks to explain of a model with towers; empty for any other model."""
+
+
+class Reader(NamedTuple):
+    """What reads a sequence of inputs: a model, its encoder or its decoder.
+
+    Attributes:
+        module: the same.
+        embeddings: the module that embeds its token ids, if there is one.
+        longest: the largest number of positions that it has position embeddings for, or None.
+    """
+
+    module: nn.Module
+    embeddings: nn.Module | None
+    longest: int | None
+
+
+@dataclass(eq=False)
+class Excerpt:
+    """What a forward pass over a few positions showed of a model in one state; it outlives :class:`Model`.
+
+    It holds no module, since one of them may hold the model.
+
+    Attributes:
+        state: see :class:`Model`.
+        mixing: the layer that mixes positions other than by attention, if one was found.
+        sizes: sizes of the stacks of layers; None before the forward pass.
+        causal: whether the only stack looks back alone.
+    """
+
+    state: tuple[object, ...]
+    mixing: str | None = None
+    sizes: Sizes | None = None
+    causal: bool | None = None
+
+
+@dataclass(eq=False)
+class Model:
+    """The facts of a model in one state.
+
+    Attributes:
+        module: the model.
+        state: its modules, attention implementations, dtypes and devices.
+        library: the library that it is built with.
+        parameters: of its forward function.
+        reader: what reads the inputs, an encoder–decoder model's encoder.
+        decoder: what reads the decoder's inputs of an encoder–decoder model; None for any other model.
+        towers: the models inside it that read images or sounds beside tokens, by name.
+        has_towers: whether there are any, which a model made of them alone has, too.
+        watched: the stacks to explain of a model with towers.
+        hands_on_cache: whether a model with towers hands ``use_cache`` on to the one that reads the tokens.
+        adapted: the adapter of PEFT that may put virtual tokens before the inputs, or None.
+        processes: the processes that have its shards; None if it is in this one alone.
+        members: says to which stack an attention call belongs.
+        forward: a forward function of the model's own instance, or None.
+        attention_through: a context in which a function of ours is told of every attention call.
+        excerpt: what a forward pass over an excerpt showed.
+        seen: positions of queries and keys of the towers' stacks, which the latest forward pass showed.
+    """
+
+    module: nn.Module
+    state: tuple[object, ...]
+    library: Library
+    parameters: Mapping[str, inspect.Parameter]
+    reader: Reader
+    decoder: Reader | None
+    towers: Mapping[str, nn.Module]
+    has_towers: bool
+    watched: Watched
+    hands_on_cache: bool
+    adapted: nn.Module | None
+    processes: Any
+    members: Members
+    attention_through: Callable[[AttentionFunction], AbstractContextManager[None]]
+    excerpt: Excerpt
+    forward: object
+    seen: dict[Role, tuple[Positions, Positions]] = field(default_factory=dict)
+
+    @property
+    def encoder(self) -> nn.Module | None:
+        """The encoder of an encoder–decoder model; None for any other model."""
+        return None if self.decoder is None else self.reader.module
+
+
+# Facts hold the model, so they live as long as somebody who uses them.
+_models: WeakKeyDictionary[nn.Module, WeakValueDictionary[Watched, Model]] = WeakKeyDictionary()
+_excerpts: WeakKeyDictionary[nn.Module, dict[Watched, Excerpt]] = WeakKeyDictionary()
+
+
+def understand(module: nn.Module, watched: Watched = frozenset()) -> Model:
+    """Return the facts of a model in its present state.
+
+    Args:
+        module: the model.
+        watched: the stacks to explain of a model with towers; by default those that read the tokens.
+
+    Raises:
+        UnsupportedModelError: if threads run copies of the model on several devices.
+    """
+    every, state = _models.setdefault(module, WeakValueDictionary()), _state(module)
+    known = every.get(watched)
+    if known is None or known.state != state or known.forward is not vars(module).get("forward"):
+        known = every[watched] = _read(module, state, watched)
+    return known
+
+
+def _read(module: nn.Module, state: tuple[object, ...], watched: Watched) -> Model:
+    refuse_spread(module)
+    note_sharded(module)
+    library = library_of(module)
+    towers, halves = library.towers(module), library.halves(module)
+    text = module if towers is None else towers.text
+    others = {} if towers is None else towers.others
+    excerpts = _excerpts.setdefault(module, {})
+    excerpt = excerpts.get(watched)
+    if excerpt is None or excerpt.state != state:
+        # Whether layers mix positions is known of the state before until this one is verified.
+        excerpt = excerpts[watched] = Excerpt(state, None if excerpt is None else excerpt.mixing)
+    parameters = inspect.signature(unwrapped(module).forward).parameters
+    takes_all = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+    return Model(
+        module=module,
+        state=state,
+        library=library,
+        parameters=parameters,
+        reader=_reader(library, text if halves is None else halves[0]),
+        decoder=None if halves is None else _reader(library, halves[1]),
+        towers=others,
+        has_towers=towers is not None,
+        watched=(watched or frozenset(TEXT_STACKS)) if towers is not None else frozenset(),
+        hands_on_cache=towers is not None and takes_all and "use_cache" in forward_parameters(text),
+        adapted=next(filter(is_peft, module.modules()), None),
+        processes=processes_of(module),
+        members=Members(None if halves is None else halves[0], others),
+        attention_through=library.observer(module),
+        excerpt=excerpt,
+        forward=vars(module).get("forward"),
+    )
+
+
+def _reader(library: Library, module: nn.Module) -> Reader:
+    return Reader(module, library.embeddings(module), longest_sequence(module))
+
+
+def _state(model: nn.Module) -> tuple[object, ...]:
+    """Modules, attention implementations, dtypes, devices, autocast: what a forward pass must be seen again for."""
+    modules, configurations, parameters = modules_of(model), dict[int, Any](), list[tuple[object, ...]]()
+    for module in modules:
+        attributes = vars(module)
+        if attributes.get("config") is not None:
+            configurations[id(attributes["config"])] = getattr(attributes["config"], "_attn_implementation", None)
+        for parameter in attributes["_parameters"].values():
+            if parameter is not None:
+                parameters.append((parameter.dtype, parameter.device))
+    kinds = list(zip(map(ref, modules), map(type, modules), strict=True))
+    return kinds, list(configurations.values()), parameters, torch.is_autocast_enabled()
+
+
+def refuse_mixing(module: nn.Module) -> None:
+    """Refuse to aggregate attention maps over layers if a layer is known to mix positions otherwise.
+
+    Raises:
+        UnsupportedModelError: with that layer's name.
+    """
+    for watched, excerpt in _excerpts.get(module, {}).items():
+        if excerpt.mixing is not None and (not watched or "self" in watched):
+            raise UnsupportedModelError(
+                f"{type(module).__name__} mixes positions by more than attention weights, in {excerpt.mixing}: "
+                "attention maps cannot be aggregated over its layers; explain single layers: attribute(layer=...), or "
+                "maps() of a method that maps each layer on its own"
+            )
+
+
+def library_of(module: nn.Module) -> Library:
+    """Return the library that a model is built with."""
+    return next(library for library in LIBRARIES if library.fits(module))
+
+
+def encoder_of(module: nn.Module) -> nn.Module | None:
+    """Return the encoder of an encoder–decoder model; None for any other model, an encoder alone included."""
+    halves = library_of(module).halves(module)
+    return None if halves is None else halves[0]
+
+
+def no_attention(module: nn.Module) -> str:
+    """Return the message for a model in which no attention call was seen."""
+    expected = ", or ".join(library.models for library in reversed(LIBRARIES))
+    return f"no attention was seen in {type(module).__name__}. Expected {expected}"
+
+
+def longest_sequence(part: nn.Module) -> int | None:
+    """Largest number of positions that a model, its encoder or its decoder has position embeddings for.
+
+    They are found by name; None if there are none.
+    """
+    named = (child for module in modules_of(part) for child in module._modules.items())
+    tables = (table for name, table in named if name in POSITION_TABLES and isinstance(table, nn.Embedding))
+    # RoBERTa's positions start after the padding index, OPT's at an offset.
+    counts = (
+        table.num_embeddings
+        - int(getattr(table, "offset", 0))
+        - (0 if table.padding_idx is None else table.padding_idx + 1)
+        for table in tables
+    )
+    return min(counts, default=None)
