@@ -321,12 +321,11 @@ class FrozenNetwork(TorchFunctionMode):
 
     @torch.no_grad()
     def _note(self, name: str, line: Tensor, output: Tensor, rows: Tensor | None = None) -> None:
-        """Note by how much a line differs from the model's output, relative to its largest entry."""
+        """Note by how much a line differs from the model's output, relative to its norm."""
         if rows is not None:
             line, output = line[rows], output[rows]
-        if output.numel():
-            size = output.abs().amax().clamp(min=torch.finfo(output.dtype).tiny)
-            self.deviations.append((name, (line - output).abs().amax() / size))
+        error, size = (torch.linalg.vector_norm(part.float()) for part in (line - output, output))
+        self.deviations.append((name, error / size.clamp(min=torch.finfo(size.dtype).tiny)))
 
     def _keep(self, tensor: Tensor, constant: Tensor, sign: int = 1, times: int = 1) -> None:
         """Record the contribution of a constant added to ``tensor``, once its gradient is known."""
