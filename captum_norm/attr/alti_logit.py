@@ -142,7 +142,7 @@ class ALTILogit(OutputAttribution):
         Args:
             inputs: as for every method: see :meth:`captum_norm.NormAttribution.maps`.
             additional_forward_args: the model's further positional arguments (attention mask first).
-            layers: 0-based indices of the layers, negative ones from the last; all if None.
+            layers: as for every method.
             per_head: refused: heads add up before their keys are traced to tokens.
             stacks: as for every method.
             last: refused: parts are traced through all positions.

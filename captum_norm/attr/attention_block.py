@@ -104,11 +104,7 @@ class GlobEnc(AttentionMapAttribution):
 
 
 def globenc(layer: Layer) -> LayerMap:
-    """Compute the norms at the end of a post-norm layer, of vectors that bypass its feed-forward network.
-
-    Raises:
-        UnsupportedModelError: if the layer is of another kind.
-    """
+    """Compute the norms at the end of a post-norm layer, of vectors that bypass its feed-forward network."""
     block, behind = layer.block, layer.block.feed_forward
     if behind is not None and (behind.parallel or behind.residual_factor is not None):
         raise UnsupportedModelError(

@@ -35,10 +35,9 @@ VALUES_PER_VECTOR, STEPS_PER_VECTOR, NEURONS_PER_QUERY = 2, 9, 12
 def _frozen(
     behind: FeedForwardBlock, stream: Tensor, constant: Tensor, routing: Routing | None, baseline: Baseline
 ) -> tuple[FrozenFeedForward, Callable[[Tensor, Tensor, int], Tensor]]:
-    """Freeze a block's norm and networks at n queries, from the stream and its part that belongs to no key, (n, D).
+    """Freeze a block's norm and networks at n streams and their parts that belong to no key, (n, D).
 
-    Returns:
-        the networks, and what carries parts of the stream, (m, D), at their queries, (m,), to the networks' output.
+    Also return what carries parts of the streams, (m, D), at their queries, (m,), to the networks' output.
     """
     if behind.norm is None:
         frozen = FrozenFeedForward(behind.uses(stream, routing), stream, constant, baseline)
@@ -56,11 +55,7 @@ def _frozen(
 
 
 def parallel_part(block: Block, tensors: BlockTensors, baseline: Baseline, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Compute what a parallel layer's networks add to the residual stream; their input is at the query alone.
-
-    Returns:
-        the query's own part, and what belongs to no key, (B, Q, D) each.
-    """
+    """Compute what a parallel layer's networks add to queries: their own parts, and what is no key's, (B, Q, D)."""
     if block.feed_forward is None or tensors.behind is None:
         raise ValueError("a parallel feed-forward block is needed")
     stream = tensors.residual.to(dtype).flatten(0, 1)
@@ -73,14 +68,9 @@ def parallel_part(block: Block, tensors: BlockTensors, baseline: Baseline, dtype
 
 
 def feed_forward_norms(layer: Layer, scopes: Sequence[Scope]) -> tuple[dict[Scope, Tensor], dict[str, Tensor], Tensor]:
-    """Compute the norms of what each query receives from each key, at scopes beyond the feed-forward network.
+    """Compute norms, (B, Q, K), and mixing ratios, (B, Q), at scopes beyond a layer's feed-forward network.
 
-    Args:
-        layer: the layer; its feed-forward block must not be parallel.
-        scopes: the scopes to measure, all of them the feed-forward block's.
-
-    Returns:
-        norms, (B, Q, K), and mixing ratios, (B, Q), by scope, and the largest completeness error, (B,).
+    Also return the largest completeness error, (B,). The network must not be parallel to attention.
     """
     block, tensors, dtype = layer.block, layer.recorded, layer.dtype
     network, behind = cast(FeedForwardBlock, block.feed_forward), cast(FeedForwardTensors, tensors.behind)

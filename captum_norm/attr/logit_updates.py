@@ -88,15 +88,8 @@ def path_step(layer: Layer) -> PathStep:
 def residual_path(
     model: nn.Module, path: Sequence[PathStep], reading: HeadReading
 ) -> tuple[dict[Place, tuple[Tensor, Tensor]], Tensor]:
-    """Carry the directions of a head back along the residual connections.
-
-    Returns:
-        the directions (N, D) at each layer's sums of attention and stream, and of feed-forward output and stream; and
-        what the norms behind blocks add to each reading by their biases, (N,).
-
-    Raises:
-        UnsupportedScopeError: if a layer's feed-forward block is not understood.
-    """
+    """Carry the directions of a head back along the residual connections; also return what norms' biases add, (N,)."""
+    # Directions (N, D) at each layer's sums of attention and stream, and of feed-forward output and stream.
     directions: dict[Place, tuple[Tensor, Tensor]] = {}
     g, constant = reading.directions, torch.zeros_like(reading.directions[:, 0])
 
@@ -198,31 +191,21 @@ def stacked_heads(layers: Sequence[Tensor]) -> Tensor:
 
 @dataclass(eq=False)
 class Tracing:
-    """The updates of all layers, and what their keys and positions stand for.
-
-    Attributes:
-        call: the call explained.
-        spread: which updates are traced to tokens, see :class:`captum_norm.ALTILogit`.
-        reading: how the head reads N positions.
-        path: the blocks on the residual path.
-        constant: what the biases of norms on it add, (N,).
-        several: whether there are P positions of each example.
-        updates: what each layer adds.
-        causal: whether the model's only stack is causal.
-    """
+    """The updates of all layers, and the mixtures of tokens that their keys and positions stand for."""
 
     call: ModelCall
     spread: Spread
-    reading: HeadReading
+    reading: HeadReading  # of N positions
     path: list[PathStep]
-    constant: Tensor
-    several: bool
+    constant: Tensor  # what the biases of norms on the path add, (N,)
+    several: bool  # whether there are P positions of each example
     updates: dict[Place, BlockUpdates] = field(default_factory=dict)
-    causal: bool = False
+    causal: bool = False  # whether the model's only stack is
+    # What each stack's positions stand for now, (B, Q, K) or, in a decoder that reads a source, (B, T, K + S).
     _streams: dict[Role, Tensor] = field(default_factory=dict)
-    _tokens: dict[Place, Tensor] = field(default_factory=dict)
-    _deltas: dict[Place, Tensor] = field(default_factory=dict)
-    _prefix: int = 0
+    _tokens: dict[Place, Tensor] = field(default_factory=dict)  # a layer's updates traced to tokens, (N, K or K + S)
+    _deltas: dict[Place, Tensor] = field(default_factory=dict)  # the completeness errors of its map
+    _prefix: int = 0  # number of the decoder's own tokens, if it reads a source
 
     @property
     def depth(self) -> int:
@@ -230,10 +213,7 @@ class Tracing:
         return 1 + max(step.place.index for step in self.path)
 
     def advance(self, place: Place, shares: Tensor, delta: Tensor) -> None:
-        """Trace a layer's updates to the tokens by what keys stand for, and go on to what its positions stand for.
-
-        States stand for mixtures of tokens, (B, Q, K) or, of a decoder that reads a source, (B, T, K + S).
-        """
+        """Trace a layer's updates to the tokens by what keys stand for, and go on to what its positions stand for."""
         queries, keys = self.call.positions_of(place.role)
         if queries.real is not None:
             shares = shares.where(queries.real.to(shares.device)[:, :, None], 0)
@@ -344,11 +324,7 @@ class Tracing:
         return torch.maximum(error, self.reading.deviation.to(error))
 
     def accept(self, modules: HookedModules) -> None:
-        """Refuse updates that do not add up, more precisely than the modules on the way compute.
-
-        Raises:
-            IncompleteDecompositionError: if they do not.
-        """
+        """Refuse updates that do not add up as precisely as the modules on the way compute."""
         delta = finite_results(self.call.model, self.delta)
         if (delta <= TOLERANCE[delta.dtype]).all():
             return

@@ -38,11 +38,10 @@ class LayerSegments:
         """
         if segments.numbers is None:
             return cls(torch.arange(keys, device=device).expand(batch, -1), keys, True, segments.together)
-        given = segments.numbers.shape[1]
-        if given != keys:
+        if (positions := segments.numbers.shape[1]) != keys:
             raise InvalidInputError(
-                f"got segments of {given} positions for a layer with {keys} keys; expected a number for each key, -1 "
-                "for no segment; of a model with several stacks choose those with these keys: stacks=[...]"
+                f"got segments of {positions} positions for a layer with {keys} keys; expected a number for each key, "
+                "-1 for no segment; of a model with several stacks choose those with these keys: stacks=[...]"
             )
         return cls(segments.numbers.to(device), segments.count, False, segments.together)
 
@@ -64,12 +63,13 @@ class LayerSegments:
         residual = layer.carry.residual and not layer.cross
         queries = layer.weights.shape[2]
         own = self.numbers[:, self.numbers.shape[1] - queries :] if residual else self.numbers
-        for rows, columns, found in segment_vectors(weights, layer.values, layer.projection, keys, most):
-            if not residual:
-                yield rows, columns, found
-                continue
-            those = slice(0, queries) if self.together else rows
-            yield rows, columns, add_own(found, layer.stream[:, those], own[:, those], columns)
+        for rows, columns, vectors in segment_vectors(weights, layer.values, layer.projection, keys, most):
+            added = slice(0, queries) if self.together else rows
+            yield (
+                rows,
+                columns,
+                add_own(vectors, layer.stream[:, added], own[:, added], columns) if residual else vectors,
+            )
 
     def measured(self, layer: Layer, measure: Callable[[slice, Tensor], Tensor]) -> Tensor:
         """Apply a function of rows and their vectors, (B, rows, segments, D), and collect its numbers, (B, rows, G)."""

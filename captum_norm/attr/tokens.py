@@ -310,24 +310,17 @@ class TokenAttribution(Attribution):
 class _ExplainedOutput(nn.Module):
     """The function that Captum explains: from features and :attr:`tensors` to the explained output, (N,).
 
-    Args:
-        call: the call of the model.
-        real: True at real positions, (N, S).
-        read: True where the output is read, (N, S); None for the default.
-        target: see :func:`captum_norm.models.outputs.chosen_target`.
-        readout: the user's readout.
-        baseline: (D,), for features (N, S) that interpolate between it and the embeddings; None for features that are
-            embeddings, (N, S, D).
+    Features are embeddings, (N, S, D), or with a baseline (N, S), which interpolate between it and the embeddings.
     """
 
     def __init__(
         self,
         call: ModelCall,
-        real: Tensor,
-        read: Tensor | None,
+        real: Tensor,  # True at real positions, (N, S)
+        read: Tensor | None,  # True where the output is read, (N, S)
         target: Tensor | None,
         readout: Readout | None,
-        baseline: Tensor | None,
+        baseline: Tensor | None,  # (D,)
     ) -> None:
         super().__init__()
         self.model, self._call, self._readout, self._baseline = call.model, call, readout, baseline

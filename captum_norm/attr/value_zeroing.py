@@ -188,21 +188,13 @@ def _copies_at_a_time(output: Tensor, budget: MemoryBudget) -> int:
 
 @dataclass(frozen=True)
 class _LayerCall:
-    """A recorded call of a layer, (B, Q, D) in and out.
-
-    Attributes:
-        layer: the layer.
-        arguments: its arguments.
-        output: its output, (B, Q, D).
-        crosses: whether it may read an encoder's output, too.
-        shared: the arguments that all examples have in common, though their first axis is as long as the batch.
-    """
+    """A recorded call of a layer, (B, Q, D) in and out."""
 
     layer: nn.Module
     arguments: Received
     output: Tensor
-    crosses: bool = False
-    shared: frozenset[_Path] = frozenset()
+    crosses: bool = False  # whether it may read an encoder's output, too
+    shared: frozenset[_Path] = frozenset()  # what all examples share, though its first axis is as long as the batch
 
     def as_long_as(self, batch: int) -> frozenset[_Path]:
         """Find the tensors whose first axis is as long as the batch."""

@@ -37,15 +37,9 @@ def scaled(norm: Normalization | None, factor: Tensor) -> Normalization:
 
 
 def inverse_scale(norm: Normalization, whole: Tensor) -> Tensor:
-    """Compute 1/σ of a normalisation's input.
+    """Compute 1/σ of a normalisation's whole input, (..., D) -> (..., 1); of a gain alone it is 1.
 
-    Args:
-        norm: the normalisation.
-        whole: its whole input, (..., D).
-
-    Returns:
-        (..., 1): 1/sqrt(variance + ε) for LayerNorm (biased variance), 1/sqrt(mean square + ε) for RMSNorm, 1 for a
-        gain alone.
+    σ is sqrt(variance + ε) for LayerNorm (biased variance), sqrt(mean square + ε) for RMSNorm.
     """
     if not norm.statistics:
         return torch.ones_like(whole[..., :1])
@@ -74,15 +68,7 @@ def apply_linear(norm: Normalization, part: Tensor) -> Tensor:
 
 
 def apply_transposed(norm: Normalization, direction: Tensor) -> Tensor:
-    """Apply the transpose of :func:`apply_linear`: ⟨direction, apply_linear(part)⟩ = ⟨result, part⟩.
-
-    Args:
-        norm: the normalisation.
-        direction: in the space of its output, (..., D).
-
-    Returns:
-        in the space of its input, (..., D).
-    """
+    """Apply the transpose of :func:`apply_linear`, (..., D): ⟨direction, apply_linear(part)⟩ = ⟨result, part⟩."""
     direction = direction if norm.gain is None else direction * norm.gain
     return direction - direction.mean(dim=-1, keepdim=True) if norm.centered else direction
 

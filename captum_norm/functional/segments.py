@@ -17,16 +17,7 @@ from captum_norm.functional.vectors import CACHED_ELEMENTS, chunks
 
 
 def members(numbers: Tensor, count: int) -> list[list[Tensor]]:
-    """Return the keys of each segment of each example.
-
-    Args:
-        numbers: the segment of each key, (B, K); −1 for none.
-        count: number of segments, G.
-
-    Example:
-        >>> members(torch.tensor([[0, 1, -1, 0]]), 2)
-        [[tensor([0, 3]), tensor([1])]]
-    """
+    """Return the keys of each of ``count`` segments of each example, from each key's segment, (B, K), or −1."""
     groups = []
     for row in numbers:
         sizes = torch.bincount(row + 1, minlength=count + 1).tolist()
@@ -47,7 +38,7 @@ def segment_vectors(
         weights: α, over σ where vectors are, (B, H, Q, K).
         values: v, (B, H, K, d).
         projection: W, (H, d, D).
-        keys: :func:`members`; None if each key is a segment of its own.
+        keys: those of each segment of each example; None if each key is a segment of its own.
         most: maximum number of elements of an intermediate result; a single row may exceed it.
 
     Yields:
@@ -80,16 +71,9 @@ def segment_vectors(
 
 
 def add_own(vectors: Tensor, stream: Tensor, numbers: Tensor, columns: slice) -> Tensor:
-    """Add what each query's residual connection contributes to the segment that holds its position.
+    """Add the residual connections' contributions, (B, Q, D), to the segments that hold their queries, (B, Q).
 
-    Args:
-        vectors: (B, Q, segments, D), or (B, 1, segments, D) for all queries together; not changed.
-        stream: contributions of the residual connections, (B, Q, D).
-        numbers: each query's segment, (B, Q); −1 for none.
-        columns: which segments.
-
-    Returns:
-        the shape of ``vectors``.
+    Vectors are (B, Q, segments, D) of some columns, or (B, 1, segments, D) for all queries together.
     """
     inside = (numbers >= columns.start) & (numbers < columns.stop)
     example, query = inside.nonzero(as_tuple=True)

@@ -197,15 +197,7 @@ def transformed_norms(form: Tensor) -> Tensor:
 
 
 def value_norms(values: Tensor, gram: Tensor) -> Tensor:
-    """Compute :func:`transformed_norms` without :func:`key_gram`, from the gram's diagonal d×d blocks.
-
-    Args:
-        values: (B, K, H, d).
-        gram: :func:`weight_gram` of the output projection, (H·d, H·d).
-
-    Returns:
-        (B, H, K).
-    """
+    """Compute ‖f_h(x_j)‖, (B, H, K), from values (B, K, H, d) and the diagonal d×d blocks of :func:`weight_gram`."""
     heads, width = values.shape[2:]
     blocks = gram.unflatten(0, (heads, width)).unflatten(2, (heads, width)).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
     per_head = values.transpose(1, 2)  # (B, H, K, d)

@@ -121,8 +121,6 @@ def test_gradients_flow_when_asked_for() -> None:
     ("target", "message"),
     [
         (3, "got the target 3; expected 0 to 2"),
-        (True, "got target=True for 3 examples"),
-        ((0, 1), r"got target=\(0, 1\) for 3 examples"),
         ([0, 1], r"got target=\[0, 1\] for 3 examples"),
         ("positive", "got target='positive' for 3 examples"),
         (Difference(0, 3), "got the target 3; expected 0 to 2"),

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from torch import Tensor
 
 from captum_norm import GlobEnc, IncompleteDecompositionError, NormAttribution, UnsupportedModelError
@@ -117,7 +116,7 @@ def test_an_error_of_the_second_norm_is_seen(monkeypatch: pytest.MonkeyPatch) ->
         method.maps(ids)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt-neox"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt-neox"])
 def test_layers_without_a_second_norm_are_refused(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match="expected post-norm layers"):
         GlobEnc(families.build(name)).maps(families.inputs(name))
@@ -130,9 +129,3 @@ def test_encoder_decoders_are_refused_and_their_encoders_are_not() -> None:
     maps = GlobEnc(model.get_encoder()).maps(inputs["input_ids"])
     assert maps.encoder is not None
     assert maps.encoder.shape == (2, 2, 9, 9)
-
-
-def test_a_classifier_is_explained_from_its_first_token() -> None:
-    model = hf.BertForSequenceClassification(hf.BertConfig(**families.TEXT))
-    ids = families.inputs("bert")
-    torch.testing.assert_close(GlobEnc(model).attribute(ids), GlobEnc(model).attribute(ids, position=0))

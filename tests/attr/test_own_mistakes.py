@@ -1,7 +1,6 @@
 """Mistakes in a method of one's own are named: the method, the layer and what to do."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -103,13 +102,6 @@ def test_a_method_that_decomposes_nothing_has_no_delta() -> None:
     assert method.maps(ids).convergence_delta is None
     with pytest.raises(InvalidInputError, match="Own decomposes nothing, so it has no convergence delta"):
         method.compute_convergence_delta(method.attribute(ids), ids)
-
-
-def test_the_function_may_be_any_callable() -> None:
-    method, ids = own_method(mean)(families.build("bert")), families.inputs("bert")
-    expected = method.maps(ids).encoder
-    method.layer_map = partial(lambda scale, layer: scale * mean(layer), 2)
-    torch.testing.assert_close(method.maps(ids).encoder, 2 * expected)
 
 
 def test_one_map_is_not_those_of_single_heads() -> None:
