@@ -18,10 +18,9 @@ from rich.table import Table
 from transformers import BertConfig, BertModel
 
 from benchmarks.norms import Run, alternate
-from captum_norm.lab.analysis.analysis import Analysis
-from captum_norm.lab.analysis.corpus import SAMPLE, Corpus
-from captum_norm.lab.analysis.engine import ANALYSES, set_up
-from captum_norm.lab.analysis.sequences import TokenBatch
+from captum_norm.lab.analysis.corpus import SAMPLE, Categories, Corpus, Encoder, TokenBatch, longest
+from captum_norm.lab.analysis.engine import ANALYSES, Setup
+from captum_norm.lab.analysis.statistics import Analysis
 from captum_norm.loading import load
 
 
@@ -62,8 +61,8 @@ def main() -> None:
         runs: list[Run] = []
         for name in options.names:
             kind = ANALYSES[name]
-            setup = set_up(kind, model, tokenizer, corpus, mask_rate=kind.mask_rate)
-            context, encoder = setup.context(), setup.encoder
+            encoder = Encoder(tokenizer, Categories.of(tokenizer), longest(model, tokenizer), mask_rate=kind.mask_rate)
+            context = Setup.of(kind, model, encoder, corpus).context()
             texts = list(islice(corpus.texts(), options.texts))
             batches = list(encoder.batches(encoder.sequences(texts), options.batch_tokens))
             runs += [partial(forward, model, batches), partial(work, kind(context), batches)]

@@ -23,9 +23,8 @@ from alignment.fairseq.tokenizer import SPECIAL, BPESegmenter, Dictionary, Sente
 from alignment.formats import format_pharaoh
 from captum_norm import InvalidInputError, loading
 from captum_norm.lab.analysis import read_result
-from captum_norm.lab.analysis.corpus import Corpus
+from captum_norm.lab.analysis.corpus import Corpus, read_ranks
 from captum_norm.lab.analysis.results import AnalysisResult
-from captum_norm.lab.analysis.sequences import read_ranks
 from captum_norm.loading.files import read_config
 from captum_norm.models import register_layouts, registered_feed_forwards, registered_layouts
 from tests.alignment.fairseq.small import settings, weights
@@ -231,11 +230,11 @@ READERS: Mapping[str, Callable[[Path], Reader]] = {
     "corpus": lambda _: Reader(
         "text.txt",
         texts(TEXT),
-        lambda path: [text for _, text in Corpus(path).texts()] and Corpus(path, "documents").facts(),
+        lambda path: [text for _, text in Corpus(path).texts()] and Corpus(path, "documents").digest(),
     ),
-    "gz": lambda _: Reader("text.gz", [gzip.compress(TEXT.encode() * 20)], lambda path: Corpus(path).facts()),
-    "xz": lambda _: Reader("text.xz", [lzma.compress(TEXT.encode() * 20)], lambda path: Corpus(path).facts()),
-    "bz2": lambda _: Reader("text.bz2", [bz2.compress(TEXT.encode() * 20)], lambda path: Corpus(path).facts()),
+    "gz": lambda _: Reader("text.gz", [gzip.compress(TEXT.encode() * 20)], lambda path: Corpus(path).digest()),
+    "xz": lambda _: Reader("text.xz", [lzma.compress(TEXT.encode() * 20)], lambda path: Corpus(path).digest()),
+    "bz2": lambda _: Reader("text.bz2", [bz2.compress(TEXT.encode() * 20)], lambda path: Corpus(path).digest()),
     "dictionary": lambda _: Reader(
         "dict.fr.txt",
         texts("le 3\nla@@ 2\né 1\n▁a 1\n", "a 1\nb 1\na 2 #fairseq:overwrite\nc 9\n"),

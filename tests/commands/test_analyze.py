@@ -12,9 +12,9 @@ import torch
 from captum_norm import cli
 from captum_norm.commands.analyze import NAMES
 from captum_norm.lab.analysis import read_result
-from captum_norm.lab.analysis.analysis import Analysis
 from captum_norm.lab.analysis.corpus import Corpus
 from captum_norm.lab.analysis.engine import ANALYSES, analyze
+from captum_norm.lab.analysis.statistics import Analysis
 from captum_norm.loading import load
 from captum_norm.runs import journal
 from tests.lab.analysis.small import TEXTS, bert, tokenizer, write_model, write_texts

@@ -1,10 +1,9 @@
 """Repeats the papers' experiments on a model and a corpus."""
 
-from captum_norm.lab.analysis.components import ContextualizationChange, contextualization_change
-from captum_norm.lab.analysis.corpus import SAMPLE, Corpus
+from captum_norm.lab.analysis.corpus import SAMPLE, Corpus, read_ranks
 from captum_norm.lab.analysis.engine import ANALYSES, analyze
+from captum_norm.lab.analysis.layers import ContextualizationChange, contextualization_change
 from captum_norm.lab.analysis.results import AnalysisResult, read_result
-from captum_norm.lab.analysis.sequences import read_ranks
 
 __all__ = [
     "ANALYSES",

@@ -15,28 +15,26 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from captum_norm.attr import NormMeter
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.identity import configuration_digest, tokenizer_digest, weights_digest
-from captum_norm.lab.analysis.analysis import Analysis, AnalysisContext
-from captum_norm.lab.analysis.components import ComponentChanges
-from captum_norm.lab.analysis.corpus import Corpus
-from captum_norm.lab.analysis.mixing import ExpansionRate, MixingRatio, affine_maps
-from captum_norm.lab.analysis.norms import Dispersion, Frequency, SpecialTokens
-from captum_norm.lab.analysis.results import AnalysisResult
-from captum_norm.lab.analysis.sequences import (
+from captum_norm.lab.analysis.corpus import (
     Categories,
+    Corpus,
     Encoder,
     TokenBatch,
     TokenSequence,
-    count_tokens,
     encoder_part,
-    frequency_ranks,
     longest,
     read_ranks,
 )
+from captum_norm.lab.analysis.layers import ComponentChanges, ExpansionRate, affine_maps
+from captum_norm.lab.analysis.norms import Dispersion, Frequency, MixingRatio, SpecialTokens
+from captum_norm.lab.analysis.results import AnalysisResult
+from captum_norm.lab.analysis.statistics import Analysis, AnalysisContext, dump, frequency_ranks, restore
 from captum_norm.loading import on_device
 from captum_norm.models import explained_module, input_device
 from captum_norm.runs import Attempt, Backend, Block, Identity, Job, Journal, Parts, Record, Work, run_job
@@ -46,14 +44,7 @@ from captum_norm.versions import versions
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_KINDS: tuple[type[Analysis], ...] = (
-    Dispersion,
-    SpecialTokens,
-    Frequency,
-    MixingRatio,
-    ExpansionRate,
-    ComponentChanges,
-)
+_KINDS = (Dispersion, SpecialTokens, Frequency, MixingRatio, ExpansionRate, ComponentChanges)
 ANALYSES: Mapping[str, type[Analysis]] = MappingProxyType({kind.name: kind for kind in _KINDS})
 """The analyses by their names on the command line."""
 
@@ -107,8 +98,10 @@ def analyze(
         batch_tokens: the largest number of tokens in a batch, padding included.
         block_texts: the number of texts in a block, whose sequences are batched by length.
         frequencies: a list of tokens, the most frequent first, to rank tokens by instead of the corpus; see
-            ``captum_norm.lab.analysis.sequences.read_ranks``.
-        tokens: also store the values of each token, in a Parquet file at this path or URL.
+            ``captum_norm.lab.analysis.read_ranks``.
+        tokens: also store the values of each token, in a Parquet file at this path or URL, with the columns ``line``,
+            ``window``, ``position`` (from 0), ``token``, ``category``, and one for each value: numbers, or lists with a
+            number for each layer.
         restart: whether to discard unfinished work.
         backend: where blocks are computed, see :func:`captum_norm.runs.run_job`; a cluster needs an ``out`` that all of
             its nodes reach.
@@ -139,7 +132,7 @@ def analyze(
     if out is None and not isinstance(backend, str) and backend.address is not None:
         raise InvalidInputError("got a cluster, which needs a folder that all nodes reach; name it with --out (out=)")
     model, kind = explained_module(model), ANALYSES[name]
-    if _has_prompt(model):
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         raise UnsupportedModelError(
             f"got {type(model).__name__} with virtual tokens, which stand for no text of the corpus; pass the model "
             "inside: model.get_base_model()"
@@ -148,7 +141,7 @@ def analyze(
         mask_rate = kind.mask_rate if tokenizer.mask_token_id is not None else 0.0
     if max_length is None:
         max_length = longest(model, tokenizer)
-    facts = corpus.facts()
+    digest, model_class = corpus.digest(), type(model).__name__
     settings = {
         "unit": corpus.unit,
         "limit": corpus.limit,
@@ -161,10 +154,10 @@ def analyze(
     }
     identity = {
         "analysis": name,
-        "model": f"{model_name or type(model).__name__} ({weights_digest(model)})",
+        "model": f"{model_name or model_class} ({weights_digest(model)})",
         "configuration": configuration_digest(model),
         "tokenizer": tokenizer_digest(tokenizer),
-        "corpus": facts.sha256,
+        "corpus": digest,
         **settings,
         "frequencies": _with_digest(frequencies),
         "tokens": tokens is not None,
@@ -172,9 +165,9 @@ def analyze(
         **versions(),
     }
     metadata = {
-        "model": model_name or type(model).__name__,
-        "model_class": type(model).__name__,
-        "corpus": {"name": str(corpus), "sha256": facts.sha256},
+        "model": model_name or model_class,
+        "model_class": model_class,
+        "corpus": {"name": str(corpus), "sha256": digest},
         "seed": seed,
         "settings": settings,
         "versions": versions(),
@@ -185,26 +178,9 @@ def analyze(
         Journal(output, identity).check()
         if tokens is not None:
             TokenStore()
-        setup = set_up(
-            kind,
-            model,
-            tokenizer,
-            corpus,
-            seed=seed,
-            mask_rate=mask_rate,
-            max_length=max_length,
-            frequencies=frequencies,
-        )
-        job = AnalysisJob(
-            output,
-            identity,
-            setup,
-            metadata,
-            batch_tokens=batch_tokens,
-            block_texts=block_texts,
-            tokens=None if tokens is None else os.fspath(tokens),
-            device=device,
-        )
+        encoder = Encoder(tokenizer, Categories.of(tokenizer), max_length, corpus.unit == "documents", mask_rate, seed)
+        setup = Setup.of(kind, model, encoder, corpus, frequencies)
+        job = AnalysisJob(output, identity, setup, metadata, batch_tokens, block_texts, tokens, device)
         results: list[AnalysisResult] = []
 
         def evaluate(whole: Record) -> None:
@@ -214,11 +190,6 @@ def analyze(
 
         run_job(job, backend, restart=restart, save=evaluate, report=report, log=log)
         return results[0]
-
-
-def _has_prompt(model: nn.Module) -> bool:
-    """Whether an adapter of PEFT puts learned positions before the inputs."""
-    return bool(getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False))
 
 
 @contextmanager
@@ -251,7 +222,7 @@ def _with_digest(path: str | PathLike[str] | None) -> str | None:
 
 @dataclass(frozen=True)
 class Setup:
-    """An analysis of a corpus with a model."""
+    """An analysis of a corpus with a model; its first input, and the frequency ranks of tokens if it needs them."""
 
     kind: type[Analysis]
     model: nn.Module
@@ -259,6 +230,32 @@ class Setup:
     corpus: Corpus
     first: TokenSequence
     ranks: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        kind: type[Analysis],
+        model: nn.Module,
+        encoder: Encoder,
+        corpus: Corpus,
+        frequencies: str | PathLike[str] | None = None,
+    ) -> "Setup":
+        """Find the first input, and rank tokens by frequency; see :func:`analyze`."""
+        first = next(chain.from_iterable(encoder.sequences([text]) for text in corpus.texts()), None)
+        if first is None:
+            raise InvalidInputError(f"{corpus.name or corpus.path} has no token that the tokenizer knows")
+        if not kind.needs_ranks:
+            if frequencies is not None:
+                raise InvalidInputError(f"got a list of frequencies, which the analysis {kind.name} does not use")
+            return cls(kind, model, encoder, corpus, first, None)
+        listed = None if frequencies is None else read_ranks(frequencies, encoder.tokenizer.get_vocab())
+        vocabulary, texts = len(encoder.categories.of_token), corpus.texts()
+        counts = np.zeros(vocabulary, np.int64)
+        while some := list(islice(texts, BLOCK_TEXTS)):
+            for sequence in encoder.sequences(some):
+                visible = [token for place, token in enumerate(sequence.ids) if place not in sequence.masked]
+                counts += np.bincount(visible, minlength=vocabulary)
+        return cls(kind, model, encoder, corpus, first, frequency_ranks(counts, listed))
 
     def context(self) -> AnalysisContext:
         """Find the model's structure."""
@@ -286,36 +283,6 @@ class Setup:
         )
 
 
-def set_up(
-    kind: type[Analysis],
-    model: nn.Module,
-    tokenizer: "PreTrainedTokenizerBase",
-    corpus: Corpus,
-    *,
-    seed: int = 0,
-    mask_rate: float = 0.0,
-    max_length: int | None = None,
-    frequencies: str | PathLike[str] | None = None,
-) -> Setup:
-    """Prepare an analysis: find the first input, and rank tokens by frequency; see :func:`analyze`."""
-    if max_length is None:
-        max_length = longest(model, tokenizer)
-    encoder = Encoder(tokenizer, Categories.of(tokenizer), max_length, corpus.unit == "documents", mask_rate, seed)
-    first = next(chain.from_iterable(encoder.sequences([text]) for text in corpus.texts()), None)
-    if first is None:
-        raise InvalidInputError(f"{corpus.name or corpus.path} has no token that the tokenizer knows")
-    ranks = None
-    if kind.needs_ranks:
-        listed = None if frequencies is None else read_ranks(frequencies, tokenizer.get_vocab())
-        texts = corpus.texts()
-        parts = iter(lambda: list(islice(texts, BLOCK_TEXTS)), [])
-        counts = count_tokens(chain.from_iterable(map(encoder.sequences, parts)), len(encoder.categories.of_token))
-        ranks = frequency_ranks(counts, listed)
-    elif frequencies is not None:
-        raise InvalidInputError(f"got a list of frequencies, which the analysis {kind.name} does not use")
-    return Setup(kind, model, encoder, corpus, first, ranks)
-
-
 class AnalysisJob(Job[Record]):
     """Analyzes a corpus; see :func:`analyze`.
 
@@ -331,16 +298,16 @@ class AnalysisJob(Job[Record]):
         identity: Identity,
         setup: Setup,
         metadata: Mapping[str, Any],
-        *,
         batch_tokens: int,
         block_texts: int,
-        tokens: str | None = None,
+        tokens: str | PathLike[str] | None = None,
         device: str | None = None,
     ) -> None:
         super().__init__(output, identity)
         self.title = setup.kind.name
         self._setup, self._metadata = setup, metadata
-        self._batch_tokens, self._block_texts, self._tokens, self._device = batch_tokens, block_texts, tokens, device
+        self._batch_tokens, self._block_texts, self._device = batch_tokens, block_texts, device
+        self._tokens = None if tokens is None else os.fspath(tokens)
 
     def blocks(self) -> Iterator[Block]:
         """Find the blocks of the corpus."""
@@ -355,17 +322,16 @@ class AnalysisJob(Job[Record]):
     def _analyze(self, context: AnalysisContext, store: "TokenStore | None", attempt: Attempt) -> Record:
         """Compute the statistics of a block; a saved record of an unfinished block is continued."""
         setup, analysis, done = self._setup, self._setup.kind(context), 0
-        texts, saved = setup.corpus.read(attempt.block), attempt.saved
-        state, tokens = b"", b""
-        if saved is not None:
-            done = saved.notes["batches"]
-            state, tokens = _split(saved.content)
-            analysis.restore(state)
+        texts, tokens = setup.corpus.read(attempt.block), b""
+        if attempt.saved is not None:
+            done = attempt.saved.notes["batches"]
+            state, tokens = _split(attempt.saved.content)
+            restore(analysis.statistics, state)
         if store is not None:
             store.restore(tokens)
 
         def record(**notes: object) -> Record:
-            return Record(notes, _joined(analysis.state(), b"" if store is None else store.state()))
+            return Record(notes, _joined(dump(analysis.statistics), b"" if store is None else store.state()))
 
         sequences = setup.encoder.sequences(texts)
         batches = setup.encoder.batches(sequences, self._batch_tokens)
@@ -385,14 +351,15 @@ class AnalysisJob(Job[Record]):
 
     def combine(self, records: Iterable[Record]) -> Record:
         """Add up statistics and counts, in the order of the corpus."""
-        kind = self._setup.kind
-        whole, part, counts = kind(self._context), kind(self._context), Counter[str]()
+        whole, part = (self._setup.kind(self._context).statistics for _ in range(2))
+        counts = Counter[str]()
         for record in records:
             counts.update(record.notes["counts"])
             if record.content:  # else the block was set aside
-                part.restore(_split(record.content)[0])
-                whole.merge(part)
-        return Record({"counts": counts}, _joined(whole.state()))
+                restore(part, _split(record.content)[0])
+                for name, statistic in whole.items():
+                    statistic.join(part[name].parts)
+        return Record({"counts": counts}, _joined(dump(whole)))
 
     def set_aside(self, block: Block) -> Record:
         """Return a record of nothing but the number of texts that were left out."""
@@ -409,7 +376,7 @@ class AnalysisJob(Job[Record]):
         if "texts" not in whole.notes["counts"]:
             raise InvalidInputError("all blocks of the corpus were set aside; nothing is left to analyze")
         analysis = self._setup.kind(self._context)
-        analysis.restore(_split(whole.content)[0])
+        restore(analysis.statistics, _split(whole.content)[0])
         corpus = self._metadata["corpus"] | whole.notes["counts"]
         return replace(analysis.result(), metadata={**self._metadata, "corpus": corpus})
 
@@ -430,14 +397,7 @@ def _split(content: bytes) -> tuple[bytes, bytes]:
 
 
 class TokenStore:
-    """Collects the tokens of a block as Parquet, and merges those of all blocks into one file.
-
-    The columns are ``line``, ``window``, ``position`` (from 0), ``token``, ``category``, and one for each value:
-    numbers, or lists with a number for each layer.
-
-    Raises:
-        InvalidInputError: pyarrow is not installed.
-    """
+    """Collects the tokens of a block as Parquet, and merges those of all blocks into one file."""
 
     def __init__(self) -> None:
         try:

@@ -1,24 +1,46 @@
-"""Lengths of transformed vectors and attention weights: by head, category and frequency [Kobayashi et al. 2020]."""
+"""Analyses of tokens: lengths of vectors, attention weights and mixing ratios [Kobayashi et al. 2020, 2021]."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from captum_norm.attr import Measurements
-from captum_norm.lab.analysis.analysis import Analysis, AnalysisContext
-from captum_norm.lab.analysis.results import AnalysisResult, Cell, Plot, Table, columns
-from captum_norm.lab.analysis.sequences import TokenBatch
-from captum_norm.lab.analysis.statistics import GREATEST, LEAST, Array, Counts, Grid, Moments, RankedCounts, number
+from captum_norm.functional import spearman
+from captum_norm.lab.analysis.corpus import TokenBatch
+from captum_norm.lab.analysis.results import AnalysisResult, Plot, grid, table_of
+from captum_norm.lab.analysis.statistics import (
+    GREATEST,
+    LEAST,
+    Analysis,
+    AnalysisContext,
+    Array,
+    Counts,
+    Grid,
+    Moments,
+    RankedCounts,
+)
 
 WEIGHTS = Grid(LEAST, 1, 4)
 LENGTHS = Grid(LEAST, GREATEST, 5)
 VALUES = Grid(LEAST, GREATEST, 9)
+# Below 2^-24, a ratio in float32 is rounding noise.
+RATIOS = Grid(-24, 1, 10)
 
 _INPUT = "‖x‖"
 _LABELS = {"weight": "attention weight α", "transformed": "‖f(x)‖", "product": "‖αf(x)‖"}
 _BANDS = 20
+_VARIANTS = {
+    "weights": "Attn-W",
+    "attn": "Attn-N",
+    "weights_res": "AttnRes-W",
+    "attn_res": "AttnRes-N",
+    "attn_res_ln": "AttnResLn-N",
+    "atb": "ATB-N",
+}
 
 
 class Dispersion(Analysis):
@@ -57,42 +79,43 @@ class Dispersion(Analysis):
 
     def result(self) -> AnalysisResult:
         """See :class:`Analysis`."""
-        moments, pooled, f = self._transformed, self._transformed.over(1), _LABELS["transformed"]
-        layers, heads = range(self.context.layers), self.context.heads
-        variation = _variation(moments)  # (L, H)
-        measures = columns(
-            mean="mean length", sd="SD over tokens", cv="coefficient of variation", min="least", max="greatest"
-        )
-        by_head = Table(
+        f, layers, heads = _LABELS["transformed"], range(self.context.layers), range(self.context.heads)
+        measures = {
+            "mean": "mean length",
+            "sd": "SD over tokens",
+            "cv": "coefficient of variation",
+            "min": "least",
+            "max": "greatest",
+        }
+        spreads = _spreads(self._transformed)
+        by_head = table_of(
             "heads",
             f"{f} by layer and head",
-            (*columns(layer="layer", head="head"), *measures),
-            [(layer, head, *_row(moments, layer, head)) for layer in layers for head in range(heads)],
+            {"layer": "layer", "head": "head", **measures},
+            grid([layers, heads], spreads),
         )
-        by_layer = Table(
+        both = zip(_spreads(self._transformed.over(1)), _spreads(self._inputs), strict=True)
+        by_layer = table_of(
             "layers",
             f"{f} of all heads, and {_INPUT}, by layer",
-            (*columns(layer="layer", vector="vector"), *measures),
-            [
-                (layer, vector, *_row(lengths, layer))
-                for vector, lengths in ((f, pooled), (_INPUT, self._inputs))
-                for layer in layers
-            ],
+            {"layer": "layer", "vector": "vector", **measures},
+            grid([layers, [f, _INPUT]], [np.stack(pair, 1) for pair in both]),
         )
+        mean, deviation, variation = (spread.mean() for spread in spreads[:3])
         means = {
-            f"mean {f}": number(moments.mean.mean()),
-            f"SD of {f}, mean over heads": number(moments.deviation.mean()),
-            f"coefficient of variation of {f}, mean over heads": number(variation.mean()),
+            f"mean {f}": mean,
+            f"SD of {f}, mean over heads": deviation,
+            f"coefficient of variation of {f}, mean over heads": variation,
         }
-        extremes = {"largest variation": divmod(int(variation.argmax()), heads)}
-        extremes["smallest variation"] = divmod(int(variation.argmin()), heads)
-        overall = Table(
+        largest, smallest = (divmod(int(index), len(heads)) for index in (spreads[2].argmax(), spreads[2].argmin()))
+        overall = table_of(
             "overall",
             f"{f}: means over heads, and the heads that vary most and least from token to token",
-            (*columns(what="", layer="layer", head="head"), *measures[:3]),
+            {"what": "", "layer": "layer", "head": "head", **{name: measures[name] for name in ("mean", "sd", "cv")}},
             [
                 ("mean over heads", None, None, *means.values()),
-                *((what, *place, *_row(moments, *place)[:3]) for what, place in extremes.items()),
+                ("largest variation", *largest, *(spread[largest] for spread in spreads[:3])),
+                ("smallest variation", *smallest, *(spread[smallest] for spread in spreads[:3])),
             ],
         )
         plots = [
@@ -102,13 +125,9 @@ class Dispersion(Analysis):
         return self._result(means, [overall, by_layer, by_head], plots)
 
 
-def _variation(moments: Moments) -> Array:
-    return moments.deviation / moments.mean
-
-
-def _row(moments: Moments, *place: int) -> tuple[Cell, ...]:
-    measures = (moments.mean, moments.deviation, _variation(moments), moments.least, moments.greatest)
-    return tuple(number(values[place]) for values in measures)
+def _spreads(moments: Moments) -> list[Array]:
+    """Mean, standard deviation, coefficient of variation, minimum and maximum."""
+    return [moments.mean, moments.deviation, moments.deviation / moments.mean, moments.least, moments.greatest]
 
 
 class SpecialTokens(Analysis):
@@ -140,7 +159,7 @@ class SpecialTokens(Analysis):
         weights: Any = measured.weights
         values = _received(batch, measured)  # (B, L, H, K)
         categories, real = batch.categories.to(weights.device), batch.real.to(weights.device)
-        members = torch.nn.functional.one_hot(categories, self._categories + 1)[..., :-1].to(weights.dtype)
+        members = one_hot(categories, self._categories + 1)[..., :-1].to(weights.dtype)
         sizes = members.sum(1)[:, None, None]  # (B, 1, 1, C)
         for name, value in values.items():
             total = value @ members[:, None]
@@ -166,49 +185,37 @@ class SpecialTokens(Analysis):
 
     def result(self) -> AnalysisResult:
         """See :class:`Analysis`."""
-        names, means = self.context.categories.names, {name: moments.mean for name, moments in self._means.items()}
-        seen = [place for place in range(self._categories) if self._means["weight"].count[..., place].any()]
+        seen = np.asarray(self._means["weight"].count.any((0, 1)))
+        names = [name for name, occurs in zip(self.context.categories.names, seen, strict=True) if occurs]
         layers, heads = range(self.context.layers), range(self.context.heads)
-        measures = columns(**_LABELS)
-        deviations = columns(**{f"{name}_sd": f"SD of {label} over sequences" for name, label in _LABELS.items()})
-        by_head = Table(
+        means = [moments.mean[..., seen] for moments in self._means.values()]  # (L, H, C) each
+        deviations = [moments.deviation[..., seen] for moments in self._means.values()]
+        by_head = table_of(
             "heads",
             "Attention weight and lengths of vectors by layer, head and category of token",
-            (*columns(layer="layer", head="head", category="category"), *measures, *deviations),
-            [
-                (
-                    layer,
-                    head,
-                    names[place],
-                    *(number(means[name][layer, head, place]) for name in _LABELS),
-                    *(number(self._means[name].deviation[layer, head, place]) for name in _LABELS),
-                )
-                for layer in layers
-                for head in heads
-                for place in seen
-            ],
+            {
+                "layer": "layer",
+                "head": "head",
+                "category": "category",
+                **_LABELS,
+                **{f"{name}_sd": f"SD of {label} over sequences" for name, label in _LABELS.items()},
+            },
+            grid([layers, heads, names], means + deviations),
         )
-        by_layer = Table(
+        by_layer = table_of(
             "layers",
             "Attention weight and lengths of vectors by layer and category of token, means over heads",
-            (*columns(layer="layer", category="category"), *measures),
-            [
-                (layer, names[place], *(number(means[name][layer, :, place].mean()) for name in _LABELS))
-                for layer in layers
-                for place in seen
-            ],
+            {"layer": "layer", "category": "category", **_LABELS},
+            grid([layers, names], [mean.mean(1) for mean in means]),
         )
-        correlations = [number(correlation) for correlation in self._pairs.spearman()]
-        by_category = Table(
+        correlations = np.array(self._pairs.spearman())[seen]
+        by_category = table_of(
             "correlation",
             "Spearman's correlation of α with ‖f(x)‖ over pairs of tokens and all heads, and means over all heads",
-            (*columns(category="category", spearman="Spearman's ρ of α and ‖f(x)‖"), *measures),
-            [
-                (names[place], correlations[place], *(number(means[name][..., place].mean()) for name in _LABELS))
-                for place in seen
-            ],
+            {"category": "category", "spearman": "Spearman's ρ of α and ‖f(x)‖", **_LABELS},
+            grid([names], [correlations, *(mean.mean((0, 1)) for mean in means)]),
         )
-        summary = {f"Spearman's ρ of α and ‖f(x)‖, {names[place]}": correlations[place] for place in seen}
+        summary = {f"Spearman's ρ of α and ‖f(x)‖, {name}": rho for name, rho in zip(names, correlations, strict=True)}
         plots = [
             Plot(f"{name}-by-layer", "line", f"{label} by category of token", "layers", "layer", name, "category")
             for name, label in _LABELS.items()
@@ -257,7 +264,7 @@ class Frequency(Analysis):
         chosen = torch.stack([values[name].cpu()[visible] for name in self._labels])  # (2, N)
         self._ranked.add(ranks, chosen)
         bands = (ranks * _BANDS).long().clamp(max=_BANDS - 1)
-        self._bands.add(chosen.T[..., None], torch.nn.functional.one_hot(bands, _BANDS).bool()[:, None])
+        self._bands.add(chosen.T[..., None], one_hot(bands, _BANDS).bool()[:, None])
 
     def token_values(self, batch: TokenBatch, measured: Measurements) -> Mapping[str, Tensor]:
         """See :class:`Analysis`."""
@@ -270,37 +277,130 @@ class Frequency(Analysis):
 
     def result(self) -> AnalysisResult:
         """See :class:`Analysis`."""
-        labels, bands = self._labels, self._bands
-        correlations = dict(zip(labels.values(), map(number, self._ranked.spearman()), strict=True))
-        table = Table(
+        correlations = dict(zip(self._labels.values(), self._ranked.spearman(), strict=True))
+        correlation = table_of(
             "correlation",
             "Spearman's correlation with the rank of the token's frequency, over all tokens",
-            columns(measure="measure", spearman="Spearman's ρ with frequency rank"),
-            list(correlations.items()),
+            {"measure": "measure", "spearman": "Spearman's ρ with frequency rank"},
+            correlations.items(),
         )
-        by_band = Table(
+        (seen,) = self._bands.count[0].nonzero()
+        by_band = table_of(
             "bands",
             "Means by frequency, the most frequent tokens first",
-            (
-                *columns(rank="share of all tokens that are more frequent"),
-                *columns(**{name: f"mean {label}" for name, label in labels.items()}),
-                *columns(**{f"{name}_sd": f"SD of {label}" for name, label in labels.items()}),
-                *columns(tokens="tokens"),
+            {
+                "rank": "share of all tokens that are more frequent",
+                **{name: f"mean {label}" for name, label in self._labels.items()},
+                **{f"{name}_sd": f"SD of {label}" for name, label in self._labels.items()},
+                "tokens": "tokens",
+            },
+            grid(
+                [seen / _BANDS],
+                [*self._bands.mean[:, seen], *self._bands.deviation[:, seen], self._bands.count[0, seen]],
             ),
-            [
-                (
-                    band / _BANDS,
-                    *map(number, bands.mean[:, band]),
-                    *map(number, bands.deviation[:, band]),
-                    int(bands.count[0, band]),
-                )
-                for band in range(_BANDS)
-                if bands.count[0, band]
-            ],
         )
         summary = {f"Spearman's ρ of frequency rank with {label}": rho for label, rho in correlations.items()}
         plots = [
             Plot(f"{name}-by-frequency", "line", f"{label} by frequency", "bands", "rank", name, error=f"{name}_sd")
-            for name, label in labels.items()
+            for name, label in self._labels.items()
         ]
-        return self._result(summary, [table, by_band], plots)
+        return self._result(summary, [correlation, by_band], plots)
+
+
+class MixingRatio(Analysis):
+    """Mixing ratios of the paper's five variants, as far as the model's layers have them, by layer and category.
+
+    Means are over all tokens; masked tokens are a category. Spearman's correlation with depth is between the means of
+    the layers and their indices. The correlation with frequency is over all tokens that are not masked, between the
+    token's frequency rank and its mean ratio over layers, binned at 1/1024 of an octave.
+    """
+
+    name = "mixing-ratio"
+    description = (
+        "How much of each output comes from other positions than its own, for attention alone, with the residual "
+        "connection and with the normalisation, by weights (W) and by norms (N) [Kobayashi et al. 2021]."
+    )
+    needs_ranks = True
+    mask_rate = 0.12
+
+    def __init__(self, context: AnalysisContext) -> None:
+        super().__init__(context)
+        # A block with a norm after the residual connection, or nothing after it, ends at an earlier scope than atb.
+        has_end = {"attn_res_ln", "attn_res"} & set(context.scopes)
+        scopes = [name for name in _VARIANTS if name in context.scopes and (name != "atb" or not has_end)]
+        self._variants = [name for name in _VARIANTS if name in {"weights", "weights_res", *scopes}]
+        self._ratios = Moments(context.layers, len(self._variants), len(context.categories.names))
+        self._frequencies = RankedCounts(len(self._variants), RATIOS)
+        self.statistics = {"ratios": self._ratios, "frequencies": self._frequencies}
+        self.options = {"scopes": scopes, "weights": True, "maps": False}
+
+    def update(self, batch: TokenBatch, measured: Measurements) -> None:
+        """See :class:`Analysis`."""
+        ratios = torch.stack([measured.mixing_ratio[name] for name in self._variants], -1).cpu()  # (B, L, S, V)
+        ratios = ratios.transpose(1, 2)[batch.real]  # (N, L, V)
+        members = one_hot(batch.categories[batch.real], len(self.context.categories.names)).bool()
+        self._ratios.add(ratios.unsqueeze(-1), members[:, None, None])
+        if self.context.ranks is not None:
+            visible = ~batch.masked[batch.real]
+            ids = batch.ids[batch.real][visible]
+            self._frequencies.add(self.context.ranks[ids], ratios[visible].double().mean(1).T)
+
+    def token_values(self, batch: TokenBatch, measured: Measurements) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """See :class:`Analysis`."""
+        return {name: measured.mixing_ratio[name].transpose(1, 2) for name in self._variants}
+
+    def result(self) -> AnalysisResult:
+        """See :class:`Analysis`."""
+        seen = np.asarray(self._ratios.count.any((0, 1)))
+        names = [name for name, occurs in zip(self.context.categories.names, seen, strict=True) if occurs]
+        titles, layers = [_VARIANTS[name] for name in self._variants], range(self.context.layers)
+        pooled, cells = _moments(self._ratios.over(2)), [part[..., seen] for part in _moments(self._ratios)]
+        mean, depth = pooled[0], torch.arange(self.context.layers)
+        with_depth = [spearman(depth, torch.from_numpy(column)).item() for column in mean.T]
+        variants = table_of(
+            "variants",
+            "Mixing ratio, all tokens: mean over layers, layers with the least and the greatest mean, and Spearman's ρ",
+            {
+                "variant": "variant",
+                "mean": "mean mixing ratio",
+                "min": "least mean of a layer",
+                "max": "greatest mean of a layer",
+                "depth": "Spearman's ρ with depth",
+                "frequency": "Spearman's ρ with frequency rank",
+            },
+            grid([titles], [mean.mean(0), mean.min(0), mean.max(0), with_depth, self._frequencies.spearman()]),
+        )
+        layer, variant, category = ({name: name} for name in ("layer", "variant", "category"))
+        measures = {"mean": "mixing ratio", "sd": "SD over tokens", "min": "least", "max": "greatest"}
+        measures["tokens"] = "tokens"
+        by_layer = table_of(
+            "layers",
+            "Mixing ratio by layer and variant, all tokens",
+            layer | variant | measures,
+            grid([layers, titles], pooled),
+        )
+        by_category = table_of(
+            "categories",
+            "Mixing ratio by layer, variant and category of token",
+            layer | variant | category | measures,
+            grid([layers, titles, names], cells),
+        )
+        end = table_of(
+            "end-of-block",
+            f"Mixing ratio at the end of the attention block ({titles[-1]}) by layer and category of token",
+            layer | category | measures,
+            grid([layers, names], [part[:, -1] for part in cells]),
+        )
+        summary: dict[str, Any] = {}
+        for title, ratio, *_, frequency in variants.rows:
+            summary |= {f"mean {title}": ratio, f"Spearman's ρ with frequency rank, {title}": frequency}
+        plots = [
+            Plot("variants-by-layer", "line", "Mixing ratio by layer", "layers", "layer", "mean", "variant", "sd"),
+            Plot("categories-by-layer", "line", end.title, "end-of-block", "layer", "mean", "category"),
+        ]
+        return self._result(summary, [variants, by_layer, end, by_category], plots)
+
+
+def _moments(moments: Moments) -> list[Array]:
+    """Mean, standard deviation, minimum, maximum and count."""
+    return [moments.mean, moments.deviation, moments.least, moments.greatest, moments.count]

@@ -4,10 +4,12 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+
+import numpy as np
 
 from captum_norm.checks import quoted
 from captum_norm.errors import InvalidInputError
@@ -161,26 +163,31 @@ class AnalysisResult:
         raise InvalidInputError(f"got the table {name}; the result of {self.analysis} has {have}")
 
 
-def columns(**labels: str) -> tuple[Column, ...]:
-    """Create columns from their labels by name."""
-    return tuple(Column(name, label) for name, label in labels.items())
+def cell(value: Any) -> Cell:
+    """Convert a value, also of numpy, to a cell: None unless it is finite."""
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def table_of(name: str, title: str, labels: Mapping[str, str], rows: Iterable[Iterable[Any]]) -> Table:
+    """Create a table from the labels of its columns by name."""
+    columns = tuple(Column(*label) for label in labels.items())
+    return Table(name, title, columns, [tuple(map(cell, row)) for row in rows])
+
+
+def grid(axes: Sequence[Sequence[Any]], arrays: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield a row for each place in arrays with these axes: its labels along the axes, and the arrays' values there."""
+    values = list(map(np.asarray, arrays))
+    for place in np.ndindex(*map(len, axes)):
+        labels = (axis[index] for axis, index in zip(axes, place, strict=True))
+        yield (*labels, *(array[place] for array in values))
 
 
 def number_files(result: AnalysisResult) -> dict[str, bytes]:
     """Format each table as ``TABLE.csv`` and the complete result as ``results.json``; returns contents by file name."""
     _check(result)
-    tables = {
-        table.name: {"title": table.title, "columns": [asdict(column) for column in table.columns], "rows": table.rows}
-        for table in result.tables
-    }
-    document = {
-        "analysis": result.analysis,
-        "description": result.description,
-        "metadata": result.metadata,
-        "summary": result.summary,
-        "tables": tables,
-        "plots": [asdict(plot) for plot in result.plots],
-    }
+    document = asdict(result)
+    document["tables"] = {table.pop("name"): table for table in document["tables"]}
     files = {
         f"{table.name}.csv": csv_text([[column.name for column in table.columns], *table.rows]).encode()
         for table in result.tables
@@ -214,7 +221,7 @@ def _result(document: Any) -> AnalysisResult:
             name,
             _checked(str, table["title"], "title"),
             tuple(_parsed(Column, column) for column in table["columns"]),
-            [tuple(_checked(Cell, cell, f"a cell of {name}") for cell in row) for row in table["rows"]],
+            [tuple(_checked(Cell, value, f"a cell of {name}") for value in row) for row in table["rows"]],
         )
         for name, table in document["tables"].items()
     ]
@@ -262,7 +269,7 @@ def _check(result: AnalysisResult) -> None:
     for table in result.tables:
         for column in table.columns:
             where = f"the column {column.name} of {table.name}"
-            cells += [(cell, where) for cell in table.column(column.name)]
-    for cell, where in cells:
-        if isinstance(cell, float) and not math.isfinite(cell):
-            raise InvalidInputError(f"got {cell} in {where}; expected None for what is undefined")
+            cells += [(value, where) for value in table.column(column.name)]
+    for value, where in cells:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidInputError(f"got {value} in {where}; expected None for what is undefined")

@@ -1,27 +1,74 @@
-"""Sufficient statistics, whose size does not depend on the corpus and which are merged by addition.
+"""What an analysis keeps of a corpus: sufficient statistics, whose size does not depend on it, merged by addition.
 
 A run computes statistics for each block of the corpus and merges them in the order of the blocks. The corpus alone
 thus determines the order of every floating-point addition: one process, several, and a resumed run give the same
 numbers, bit for bit. Sums are in float64, counts are integers.
 """
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
-from math import isfinite
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from captum_norm.attr import Measurements, NormMeter
+from captum_norm.errors import InvalidInputError
+from captum_norm.lab.analysis.corpus import Categories, TokenBatch
+from captum_norm.lab.analysis.results import AnalysisResult, Plot, Table, cell
+from captum_norm.models import Scope, Stage, input_device
+
 Array = NDArray[Any]
 
 LEAST, GREATEST = -127, 128
 """Exponents of a :class:`Grid` for all non-negative numbers of float32, with 0 in the first bin."""
+
+
+@dataclass(frozen=True)
+class AffineMap:
+    """One layer's f(x) = Σ_h f_h(x) = x W + b, without the output projection's bias, and the norm behind the sum."""
+
+    weight: Array
+    bias: Array
+    norm: Array | None
+
+
+@dataclass(frozen=True)
+class AnalysisContext:
+    """The model and the corpus of an analysis.
+
+    Attributes:
+        meter: measures the model.
+        layers: L.
+        heads: H.
+        causal: whether the model only looks back.
+        scopes: the scopes of the attention blocks.
+        categories: the categories of tokens.
+        texts: the text of each token, (V,).
+        ranks: the frequency rank of each token id among all tokens of the corpus, as a share of their number, small for
+            frequent tokens, (V,); None if the analysis does not need it.
+        stages: the scopes through the whole layer; empty if the analysis does not need them.
+        decode: returns the text of token ids.
+        affine_maps: read each layer's f from the model; empty if the analysis does not need it.
+    """
+
+    meter: NormMeter
+    layers: int
+    heads: int
+    causal: bool
+    scopes: tuple[Scope, ...]
+    categories: Categories
+    texts: Sequence[str] = ()
+    ranks: Tensor | None = None
+    stages: tuple[Stage, ...] = ()
+    decode: Callable[[list[int]], str] = str
+    affine_maps: Sequence[Callable[[], AffineMap]] = ()
 
 
 class Statistic:
@@ -32,18 +79,69 @@ class Statistic:
     def __init__(self, **parts: Array) -> None:
         self.parts = parts
 
-    def merge(self, other: Self) -> None:
-        """Add the statistics of another part of the corpus."""
-        self.join(other.parts)
-
     def join(self, parts: Mapping[str, Array]) -> None:
-        """Add arrays to the own ones."""
+        """Add the arrays of another part of the corpus."""
         for name, part in self.parts.items():
             self.joins.get(name, np.add)(part, parts[name], out=part)
 
 
+class Analysis(ABC):
+    """One of the papers' experiments, as statistics that are updated batch by batch and merged.
+
+    Attributes:
+        name: its name on the command line.
+        description: what it measures, and the paper it is from.
+        needs_ranks: whether it needs the frequency ranks of tokens.
+        needs_stages: whether it needs the scopes through the whole layer.
+        needs_affine_maps: whether it needs attention's affine maps.
+        mask_rate: the default share of masked tokens.
+        context: the model and the corpus.
+        statistics: the statistics by name.
+        options: what to measure in a forward pass, arguments of :meth:`captum_norm.NormMeter.measure`.
+    """
+
+    name: ClassVar[str]
+    description: ClassVar[str]
+    needs_ranks: ClassVar[bool] = False
+    needs_stages: ClassVar[bool] = False
+    needs_affine_maps: ClassVar[bool] = False
+    mask_rate: ClassVar[float] = 0.0
+
+    statistics: Mapping[str, Statistic]
+    options: Mapping[str, Any]
+
+    def __init__(self, context: AnalysisContext) -> None:
+        self.context = context
+
+    def measure(self, batch: TokenBatch) -> Measurements:
+        """Run the model on a batch."""
+        inputs = batch.inputs(input_device(self.context.meter.model))
+        (measured,) = self.context.meter.measure(inputs, **self.options).values()
+        return measured
+
+    @abstractmethod
+    def update(self, batch: TokenBatch, measured: Measurements) -> None:
+        """Update the statistics with a batch."""
+
+    @abstractmethod
+    def result(self) -> AnalysisResult:
+        """Evaluate the statistics; the result has no metadata yet."""
+
+    def token_values(self, batch: TokenBatch, measured: Measurements) -> Mapping[str, Tensor]:  # noqa: ARG002
+        """Return the values to store for each token, (B, S) or (B, S, L) by name.
+
+        Raises:
+            InvalidInputError: the analysis has none.
+        """
+        raise InvalidInputError(f"the analysis {self.name} measures nothing of single tokens; leave the store out")
+
+    def _result(self, summary: Mapping[str, Any], tables: Sequence[Table], plots: Sequence[Plot]) -> AnalysisResult:
+        numbers: dict[str, Any] = {name: cell(value) for name, value in summary.items()}
+        return AnalysisResult(self.name, self.description, numbers, tables, plots)
+
+
 class Moments(Statistic):
-    """Count, mean, population standard deviation, minimum and maximum of the values in each cell.
+    """Count, mean, population standard deviation, minimum and maximum of the values in each cell; NaN of none.
 
     Example:
         >>> moments = Moments(2)
@@ -66,11 +164,11 @@ class Moments(Statistic):
     def add(self, values: Tensor, present: Tensor) -> None:
         """Add values (N, ...) where ``present`` is True; both broadcast to (N, *shape)."""
         values, present = torch.broadcast_tensors(values.double(), present)
-        kept = values.where(present, 0)
+        chosen = values.where(present, 0)
         added = {
             "count": present.sum(0),
-            "total": kept.sum(0),
-            "squares": kept.square().sum(0),
+            "total": chosen.sum(0),
+            "squares": chosen.square().sum(0),
             "least": values.where(present, torch.inf).amin(0),
             "greatest": values.where(present, -torch.inf).amax(0),
         }
@@ -83,12 +181,12 @@ class Moments(Statistic):
 
     @property
     def mean(self) -> Array:
-        """The mean; NaN without values."""
+        """The mean."""
         return self._per_value("total")
 
     @property
     def deviation(self) -> Array:
-        """The population standard deviation; NaN without values."""
+        """The population standard deviation."""
         # Rounding may make the variance negative.
         deviation: Array = np.sqrt(np.maximum(self._per_value("squares") - self.mean**2, 0))
         return deviation
@@ -103,12 +201,12 @@ class Moments(Statistic):
         """The maximum; −infinite without values."""
         return self.parts["greatest"]
 
-    def over(self, *axes: int) -> "Moments":
-        """Pool the cells along some axes."""
+    def over(self, axis: int) -> "Moments":
+        """Pool the cells along an axis."""
         pooled = Moments()
         reductions = {"least": np.min, "greatest": np.max}
         pooled.parts = {
-            name: np.asarray(reductions.get(name, np.sum)(part, axis=axes)) for name, part in self.parts.items()
+            name: np.asarray(reductions.get(name, np.sum)(part, axis=axis)) for name, part in self.parts.items()
         }
         return pooled
 
@@ -219,9 +317,7 @@ class RankedCounts(Statistic):
 
 
 def midranks(counts: Array) -> Array:
-    """Return the rank of the values in each bin, as a share of the number of values; bins are in ascending order.
-
-    Values in one bin share the mean of their ranks.
+    """Return the mean rank of the values in each of some ascending bins, as a share of the number of values.
 
     Example:
         >>> midranks(np.array([1, 2, 1])).tolist()
@@ -231,9 +327,27 @@ def midranks(counts: Array) -> Array:
     return ranks
 
 
+def frequency_ranks(counts: Array, listed: Mapping[int, int] | None = None) -> Tensor:
+    """Return the mean frequency rank of each token as a share of all tokens, by counts (V,) or by rank in a list.
+
+    Unlisted tokens follow the listed ones together.
+
+    Example:
+        >>> frequency_ranks(np.array([2, 1, 0, 1])).tolist()
+        [0.375, 0.875, 1.125, 0.875]
+    """
+    if listed is None:
+        order = -counts
+    else:
+        order = np.full(len(counts), 1 + max(listed.values()))
+        order[list(listed)] = list(listed.values())
+    _, groups = np.unique(order, return_inverse=True)
+    return torch.from_numpy(midranks(np.bincount(groups, weights=counts)))[groups]
+
+
 def dump(statistics: Mapping[str, Statistic]) -> bytes:
     """Serialize statistics, for :func:`restore`."""
-    arrays = {f"{name}/{part}": array for name, kept in statistics.items() for part, array in kept.parts.items()}
+    arrays = {f"{name}/{part}": array for name, one in statistics.items() for part, array in one.parts.items()}
     stream = BytesIO()
     np.savez_compressed(stream, allow_pickle=False, **arrays)
     return stream.getvalue()
@@ -244,11 +358,6 @@ def restore(statistics: Mapping[str, Statistic], content: bytes) -> None:
     with np.load(BytesIO(content), allow_pickle=False) as arrays:
         for name, statistic in statistics.items():
             statistic.parts = {part: arrays[f"{name}/{part}"] for part in statistic.parts}
-
-
-def number(value: Any) -> float | None:
-    """Convert a value to a cell of a table: None unless it is finite."""
-    return float(value) if value is not None and isfinite(value) else None
 
 
 def _from_sums(count: Array, rank: Array, square: float) -> float:

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from captum_norm import contextualization_change
 from captum_norm.functional import spearman
-from captum_norm.lab.analysis.corpus import Corpus
+from captum_norm.lab.analysis.corpus import Categories, Corpus, Encoder, TokenSequence
 from captum_norm.lab.analysis.engine import analyze
 from captum_norm.lab.analysis.norms import LENGTHS, WEIGHTS
 from captum_norm.lab.analysis.results import AnalysisResult
-from captum_norm.lab.analysis.sequences import Categories, Encoder, TokenSequence
 from tests.lab.analysis.small import TEXTS, bert, gpt2, tokenizer, write_texts
 
 CATEGORIES = Categories.of(tokenizer())

@@ -40,8 +40,7 @@ def test_blocks_and_facts(tmp_path: Path) -> None:
         "lines 1 to 2 of the input",
         "lines 3 to 3 of the input",
     ]
-    facts = Corpus(path).facts()
-    assert (facts.texts, facts.sha256) == (3, hashlib.sha256(path.read_bytes()).hexdigest())
+    assert Corpus(path).digest() == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -56,17 +55,17 @@ def test_blocks_and_facts(tmp_path: Path) -> None:
 def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InvalidInputError, match=message):
-        Corpus(tmp_path / name).facts()
+        Corpus(tmp_path / name).digest()
 
 
 def test_a_corpus_goes_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"\xff\n")
     with pytest.raises(InvalidInputError, match=r"^standard input, line 1: got byte 0xff"):
-        Corpus(path, name="standard input").facts()
+        Corpus(path, name="standard input").digest()
     path.write_bytes(b"\n")
     with pytest.raises(InvalidInputError, match=r"^standard input has no text"):
-        Corpus(path, name="standard input").facts()
+        Corpus(path, name="standard input").digest()
 
 
 def test_bad_options(tmp_path: Path) -> None:

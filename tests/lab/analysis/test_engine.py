@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.lab.analysis.analysis import Analysis
-from captum_norm.lab.analysis.corpus import Corpus
-from captum_norm.lab.analysis.engine import AnalysisJob, analyze, set_up
+from captum_norm.lab.analysis.corpus import Categories, Corpus, Encoder
+from captum_norm.lab.analysis.engine import AnalysisJob, Setup, analyze
 from captum_norm.lab.analysis.norms import Dispersion, SpecialTokens
 from captum_norm.lab.analysis.results import AnalysisResult
+from captum_norm.lab.analysis.statistics import Analysis
 from captum_norm.loading import load_tokenizer
 from captum_norm.runs import RayBackend, run_job
 from tests.lab.analysis.processes import run, start
@@ -48,8 +48,9 @@ def test_blocks_set_aside_are_left_out_and_counted(tmp_path: Path) -> None:
             return lambda attempt: self.set_aside(attempt.block) if attempt.block.index in bad else work(attempt)
 
     def result(corpus: Path, **metadata: Any) -> AnalysisResult:
-        setup = set_up(SpecialTokens, bert(), tokenizer(), Corpus(corpus))
-        whole = Survivors(str(tmp_path / "out"), {}, setup, {"corpus": metadata}, batch_tokens=64, block_texts=3)
+        encoder = Encoder(tokenizer(), Categories.of(tokenizer()), 512)
+        setup = Setup.of(SpecialTokens, bert(), encoder, Corpus(corpus))
+        whole = Survivors(str(tmp_path / "out"), {}, setup, {"corpus": metadata}, 64, 3)
         return whole.result(run_job(whole))
 
     bad = {1}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.lab.analysis.sequences import Categories, Encoder, longest
+from captum_norm.lab.analysis.corpus import Categories, Encoder, longest
 from tests import families
 from tests.lab.analysis.small import TEXTS, tokenizer
 

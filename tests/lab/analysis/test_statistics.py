@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from captum_norm.functional import average_ranks, spearman
+from captum_norm.lab.analysis.results import cell
 from captum_norm.lab.analysis.statistics import (
     GREATEST,
     LEAST,
@@ -14,7 +15,6 @@ from captum_norm.lab.analysis.statistics import (
     Moments,
     RankedCounts,
     dump,
-    number,
     restore,
 )
 
@@ -25,9 +25,9 @@ def test_moments_are_those_of_the_values() -> None:
     moments = Moments(3)
     for rows in range(0, 50, 8):
         moments.add(values[rows : rows + 8], present[rows : rows + 8])
-    for cell in range(3):
-        kept = values[present[:, cell], cell].numpy()
-        found = [array[cell] for array in (moments.mean, moments.deviation, moments.least, moments.greatest)]
+    for place in range(3):
+        kept = values[present[:, place], place].numpy()
+        found = [array[place] for array in (moments.mean, moments.deviation, moments.least, moments.greatest)]
         assert found == pytest.approx([kept.mean(), kept.std(), kept.min(), kept.max()], rel=1e-12)
     pooled = moments.over(0)
     every = values[present].numpy()
@@ -72,7 +72,7 @@ def test_correlation_does_not_depend_on_the_size_of_the_values(scale: float) -> 
         fields = (rows + 2 * grid.size) * grid.size + columns
         counts.add(fields[:2000])
         half.add(torch.cat([fields[2000:], torch.tensor([3 * grid.size**2])]))  # one that is left out
-        counts.merge(half)
+        counts.join(half.parts)
         assert counts.parts["count"].sum() == 5000
         found.append(counts.spearman())
         assert found[-1][2] == pytest.approx(spearman(rows, columns).item(), abs=1e-12)
@@ -131,7 +131,7 @@ def test_parts_merge_in_any_order_to_the_counts_of_the_whole() -> None:
         parts = [of(slice(1000 * place, 1000 * place + 1000)) for place in order]
         for found, expected, *rest in zip(*parts[:1], whole, *parts[1:], strict=True):
             for other in rest:
-                found.merge(other)
+                found.join(other.parts)
             for name, array in expected.parts.items():
                 np.testing.assert_allclose(found.parts[name], array, rtol=1e-13)
 
@@ -145,7 +145,7 @@ def test_dumped_statistics_come_back_bit_for_bit() -> None:
 
 
 def test_cells_of_what_is_no_number() -> None:
-    assert [number(value) for value in (None, float("nan"), np.float64("inf"), np.float32(0.5), 2)] == [
+    assert [cell(value) for value in (None, float("nan"), np.float64("inf"), np.float32(0.5), 2)] == [
         None,
         None,
         None,

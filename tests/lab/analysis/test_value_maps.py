@@ -10,7 +10,7 @@ import torch
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.lab.analysis.corpus import Corpus
 from captum_norm.lab.analysis.engine import analyze
-from captum_norm.lab.analysis.mixing import affine_maps
+from captum_norm.lab.analysis.layers import affine_maps
 from tests import families, oracle
 from tests.families import FAMILIES
 from tests.lab.analysis.small import bert, tokenizer, write_texts
