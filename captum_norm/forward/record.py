@@ -395,7 +395,7 @@ def record(
             are different sequences where they should not be.
     """
     recorder = _Recorder(call, reduce, options, blocks, chosen, feed_forward, advance)
-    with within_a_pass(), call.attention_through(recorder.attention), hooked(recorder.hooks()):
+    with within_a_pass(), call.attention_through(recorder.attention), hooked(list(recorder.hooks())):
         (call if call.last is None else call.with_few_outputs()).run()
     return recorder.finished()
 

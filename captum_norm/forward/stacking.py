@@ -38,7 +38,8 @@ def stacked(
             return layer
         if whole is None:
             whole = layer.new_empty(len(layer), count, *layer.shape[2:])
-        whole[:, where] = layer.to(whole.device)
+        for place in where:
+            whole[:, place] = layer.squeeze(1).to(whole.device)
     return cast(Tensor, whole)  # no selection of layers is empty
 
 

@@ -173,9 +173,9 @@ def scaled_dot_product(
     dtype, group = accumulation_dtype(query.dtype), query.shape[1] // key.shape[1]
     if group > 1:
         key, value = (heads.repeat_interleave(group, dim=1) for heads in (key, value))
-    scores = (
-        query.to(dtype) @ key.to(dtype).transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    )
+    # There are fewer queries than scores to scale.
+    scaled = query.to(dtype) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = scaled @ key.to(dtype).transpose(-1, -2)
     for summand in (mask, position_bias):
         scores = scores if summand is None else scores + summand
     weights = scores.softmax(-1)

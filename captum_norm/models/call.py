@@ -266,7 +266,7 @@ class ModelCall:
     @property
     def output_positions(self) -> Positions:
         """Positions of the outputs: those of the decoder's inputs in an encoder–decoder model."""
-        return self.positions if self.encoder is None else self.decoder
+        return self.positions if self.facts.decoder is None else self.decoder
 
     def run(self) -> Any:
         """Run the model; errors of its own code become :class:`~captum_norm.InvalidInputError`."""
