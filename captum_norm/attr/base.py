@@ -255,6 +255,28 @@ class AttentionMapAttribution(MapsInterface):
             )
         if check_bool("per_head", request.per_head) and not self.single_heads:
             raise InvalidInputError(f"got per_head=True; {type(self).__name__} has no maps of single heads")
+        self._check_model()
+        if request.last is not None and self.mapped and not self.any_rows:
+            raise InvalidInputError(
+                f"got last={quoted(request.last)}; {type(self).__name__} carries what every position receives through "
+                "all layers, so its maps have all rows: leave last= out"
+            )
+        if request.layers is not None:
+            request = replace(request, layers=as_layers(request.layers))
+        if request.stacks is not None:
+            request = replace(request, stacks=self.session.roles(request.stacks))
+        with torch.set_grad_enabled(self.session.differentiable):
+            call = self.session.bind(inputs, additional_forward_args, request.stacks)
+            if request.last is not None:
+                call = call.of_last(check_count("last", request.last))
+        if segments is not None or together is not False:
+            request = replace(request, segments=as_segments(call, request, segments, together))
+        if self.text_alone and call.towers:
+            refuse_towers(type(self).__name__, call)
+        return call, request
+
+    def _check_model(self) -> None:
+        """Refuse models that the method does not explain."""
         if self.one_stack and encoder_of(self.model) is not None:
             raise UnsupportedModelError(
                 f"got the encoder–decoder model {self.session.name}; {type(self).__name__} explains one stack of "
@@ -265,20 +287,6 @@ class AttentionMapAttribution(MapsInterface):
                 f"got {self.session.name}, which is not a Hugging Face model; {type(self).__name__} supports only "
                 "these, whose layers have the batch first"
             )
-        if request.last is not None and self.mapped and not self.any_rows:
-            raise InvalidInputError(
-                f"got last={quoted(request.last)}; {type(self).__name__} carries what every position receives through "
-                "all layers, so its maps have all rows: leave last= out"
-            )
-        request = replace(request, layers=as_layers(request.layers), stacks=self.session.roles(request.stacks))
-        with torch.set_grad_enabled(self.session.differentiable):
-            call = self.session.bind(inputs, additional_forward_args, request.stacks)
-            if request.last is not None:
-                call = call.of_last(check_count("last", request.last))
-        request = replace(request, segments=as_segments(call, request, segments, together))
-        if self.text_alone and call.towers:
-            refuse_towers(type(self).__name__, call)
-        return call, request
 
     def observed_maps(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the maps; once per model, observe where its head reads if its class does not tell."""

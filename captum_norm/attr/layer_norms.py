@@ -160,7 +160,7 @@ class _Norms:
         queries = layer.call.query.shape[2]
         self._carries, self._values = carries, values
         # One key per query, its own in self-attention, whose vectors are computed directly, too.
-        self._past = 0 if layer.cross else keys - queries
+        self._past = 0 if layer.call.cross else keys - queries
         self._sampled_keys = (torch.arange(queries, device=values.device) + self._past) % keys
         self._sampled_weights = values.new_empty(batch, heads, queries)
         self._limit = piece_elements(layer.budget, values)
@@ -213,7 +213,7 @@ class _Norms:
             vectors = self._vectors[carry.norms]
             if vectors.mapped:
                 norms = vectors.divided(last=last_scopes[carry.norms] == scope)
-                if carry.residual and not self.layer.cross:
+                if carry.residual and not self.layer.call.cross:
                     own_keys(norms).copy_(whole.own_norm)
                 self.results.norms[scope] = norms
         return torch.stack(deltas).amax(0)
@@ -224,9 +224,9 @@ class _Norms:
         weight, bias = projection.weight(dtype), projection.bias(dtype)
         keys = self._sampled_keys[rows]
         own_rows = slice(rows.start + self._past, rows.stop + self._past)
-        values = self._values[:, keys if self.layer.cross else own_rows]
+        values = self._values[:, keys if self.layer.call.cross else own_rows]
         sampled = (values * self._sampled_weights[:, :, rows].transpose(1, 2).unsqueeze(-1)).flatten(2) @ weight
-        own = torch.zeros_like(sampled) if self.layer.cross else sampled
+        own = torch.zeros_like(sampled) if self.layer.call.cross else sampled
         others = here.projected - own if bias is None else self._without_bias(here, rows, own, weight, bias)
         if results.residual_norm is not None:
             results.residual_norm[:, rows] = length(here.residual)
@@ -238,7 +238,7 @@ class _Norms:
             if results.norm_scale is not None and scales.final is not None:
                 results.norm_scale[:, rows] = scales.final.squeeze(-1)
             if vectors.mapped:
-                direct = length(carry.linear(sampled)) if self.layer.cross else attention.own_norm
+                direct = length(carry.linear(sampled)) if self.layer.call.cross else attention.own_norm
                 vectors.finish_rows(rows, keys, direct, scales)
             carried_bias, sketch = vectors.projection.bias, vectors.sketch[:, rows]
             for scope, steps in self._carries.items():

@@ -553,7 +553,9 @@ def _block_tensors(block: Block, opened: _OpenLayer, feed_forward: bool) -> Bloc
     total, projected = at(block.total), at(output)
     if block.minus is not None:
         total = total - at(block.minus).to(total.device)
-    residual = multiplied(block.residual_factor, at(block.residual))
+    residual = at(block.residual)
+    if block.residual_factor is not None:
+        residual = multiplied(block.residual_factor, residual)
     behind, parts = None, block.feed_forward
     if feed_forward and parts is not None:
         read, behind_normed = (None if norm is None else at(norm.output) for norm in (parts.norm, parts.final_norm))

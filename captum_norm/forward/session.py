@@ -200,13 +200,13 @@ class Session:
             CaptumNormError: a check of the layers fails.
         """
         self.expect_room(call, request)
-        chosen: dict[Role, list[int]] = {}
+        chosen, stacks = dict[Role, list[int]](), request.stacks
         if request.layers is not None:
             chosen = {role: layer_indices(request.layers, size.layers) for role, size in self.sizes(call).items()}
 
         def is_chosen(place: Place) -> bool:
             some = request.layers is None or place.index in chosen.get(place.role, ())
-            return some and request.has_stack(place.role)
+            return some and (stacks is None or place.role in stacks)
 
         with self._progress(call, is_chosen, passes) as advance:
             found, causal = record(

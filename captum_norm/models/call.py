@@ -168,7 +168,7 @@ class ModelCall:
         the other as of one sequence.
         """
         with evaluating(self.model), ExitStack() as stack:
-            if self.towers:
+            if self.facts.towers:
                 watched = [tower for name, tower in self.towers.items() if name in self.facts.watched]
                 function = stack.enter_context(gathering_chunks(watched, function))
                 function = self._watching(function)
@@ -203,7 +203,7 @@ class ModelCall:
         return queries if self.last is None or role not in ROWED else Positions(self.last), keys
 
     def _all_positions_of(self, role: Role) -> tuple[Positions, Positions]:
-        if self.towers and role != "self":
+        if self.facts.towers and role != "self":
             queries, keys = self.facts.seen.get(role, (Positions(), Positions()))
             return self.positions if role == "cross" else queries, keys
         first = self.positions.after(self.prefix.virtual)
@@ -249,7 +249,7 @@ class ModelCall:
 
     def texts_of(self, role: Role) -> Sequence[Sequence[str]] | None:
         """Return the texts of the keys of a stack's self-attention, if those of their tokens are known."""
-        if self.encoder is None:
+        if self.facts.decoder is None:
             before, tokens = self.prefix.texts(), self.texts[0] if role == "self" else None
         elif role == "encoder":
             before, tokens = self.prefix.texts(encoder=True), self.texts[0]
@@ -260,7 +260,8 @@ class ModelCall:
     @property
     def passed(self) -> dict[str, Any]:
         """What the model is called with."""
-        mask = self.library.mask if self.encoder is None else self.library.decoder_mask
+        library = self.facts.library
+        mask = library.mask if self.facts.decoder is None else library.decoder_mask
         return self.prefix.passed(self.arguments, str(mask))
 
     @property
