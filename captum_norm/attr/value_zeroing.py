@@ -22,7 +22,7 @@ from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import check_batch_first
 from captum_norm.models.caches import copied, of_first_copy, selected
 from captum_norm.models.call import ModelCall
-from captum_norm.models.hooks import End, Hook, Received, first_argument, first_tensor, hooked
+from captum_norm.models.hooks import End, Hook, Received, evaluating, first_argument, first_tensor, hooked
 from captum_norm.models.layers import layer_of, not_run
 from captum_norm.models.stacks import EXTENDED, Place, Role
 from captum_norm.results.aggregation import encoder_decoder_rollout, normalize_rows
@@ -73,7 +73,7 @@ class ValueZeroing(AttentionMapAttribution):
         around = set(layer_of(self.model, blocks, [module for module in blocks if blocks[module].cross]).values())
         session.expect_room(call, replace(request, weights=True))
         calls: list[_LayerCall] = []
-        with _recorded(around, calls):
+        with evaluating(call.model), _recorded(around, calls):
             causal = record(call, lambda _: None, session.options).causal
         if not calls:
             raise not_run(self.model, around)
@@ -114,7 +114,7 @@ class ValueZeroing(AttentionMapAttribution):
         Run alone, one example has them just as long, such as MPT's position biases with as many heads as examples.
         """
         alone: list[_LayerCall] = []
-        with torch.no_grad(), _recorded(layers, alone):
+        with torch.no_grad(), evaluating(call.model), _recorded(layers, alone):
             record(call.example(0), lambda _: None, self.session.options)
         pairs = zip(calls, alone, strict=True)
         return [replace(together, shared=single.as_long_as(call.batch)) for together, single in pairs]
