@@ -1,4 +1,4 @@
-"""Finds the free memory, and the budget of computations in pieces, see ``captum_norm.functional.chunks``."""
+"""Finds the free memory, and the budget of computations in pieces, see ``captum_norm.functional.vectors.chunks``."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -24,7 +24,7 @@ from captum_norm import (
     SourceAndPrefix,
     ValueZeroing,
 )
-from captum_norm.functional import CACHED_ELEMENTS
+from captum_norm.functional.vectors import CACHED_ELEMENTS
 from tests import encoder_decoders, families
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import EVERY, randomized

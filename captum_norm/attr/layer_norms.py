@@ -14,27 +14,27 @@ from captum_norm.forward.checks import TOLERANCE, expect_complete, expect_finite
 from captum_norm.forward.record import BlockTensors, Layer
 from captum_norm.forward.room import piece_elements
 from captum_norm.functional import (
-    BlockRows,
-    CarriedAttention,
     Carry,
     Scales,
-    block_rows,
-    chunks,
     estimated_length,
     head_norms,
     key_gram,
     length,
     own_keys,
     random_directions,
-    refined_head_norms,
-    refined_summed_norms,
     relative_error,
-    squared_difference,
     summed_norms,
     transformed_norms,
+    weight_gram,
+)
+from captum_norm.functional.carry import BlockRows, CarriedAttention, block_rows
+from captum_norm.functional.vectors import (
+    chunks,
+    refined_head_norms,
+    refined_summed_norms,
+    squared_difference,
     value_norms,
     value_norms_error,
-    weight_gram,
 )
 from captum_norm.models.attention import Part
 from captum_norm.models.blocks import Block

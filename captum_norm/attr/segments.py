@@ -10,7 +10,8 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Segments
 from captum_norm.forward.room import piece_elements
-from captum_norm.functional import add_own, length, members, segment_vectors
+from captum_norm.functional import length, segment_vectors
+from captum_norm.functional.segments import add_own, members
 
 
 @dataclass(frozen=True, eq=False)

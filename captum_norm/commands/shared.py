@@ -15,7 +15,8 @@ from captum_norm.commands.program import Options, option
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL, Precision, Quantization
 from captum_norm.methods import import_method
-from captum_norm.runs import MOST_CORES, Backend, Journal, RayBackend, describe
+from captum_norm.runs import Backend, Journal, RayBackend, describe
+from captum_norm.runs.job import MOST_CORES
 from captum_norm.text.files import check_file, check_folder, is_url, place_of, write_whole
 from captum_norm.text.lines import read_text
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from captum_norm.errors import NotEnoughMemoryError
 from captum_norm.forward.request import Request
-from captum_norm.functional import CACHED_ELEMENTS
+from captum_norm.functional.vectors import CACHED_ELEMENTS
 from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.call import ModelCall
 from captum_norm.models.stacks import Place, Role, Sizes, StackSize

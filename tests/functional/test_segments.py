@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from captum_norm.functional import add_own, members, segment_vectors
+from captum_norm.functional import segment_vectors
+from captum_norm.functional.segments import add_own, members
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

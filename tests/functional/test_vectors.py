@@ -5,6 +5,14 @@ import torch
 from torch import Tensor
 
 from captum_norm import functional as F
+from captum_norm.functional.vectors import (
+    balanced,
+    lengths,
+    refined_head_norms,
+    refined_summed_norms,
+    value_norms,
+    value_norms_error,
+)
 from tests import oracle
 
 SHAPES = [(1, 1, 4, 3, 5), (2, 4, 7, 3, 12), (3, 6, 5, 8, 16)]  # B, H, K, d, D
@@ -86,11 +94,11 @@ def test_lengths_of_single_heads_need_the_diagonal_alone(seed: int) -> None:
     torch.manual_seed(seed)
     values, projection = torch.randn(2, 5, 3, 4, dtype=torch.float64), torch.randn(3, 4, 7, dtype=torch.float64)
     direct = torch.einsum("bkhd,hde->bhke", values, projection).norm(dim=-1)
-    norms = F.value_norms(values, F.weight_gram(projection))
+    norms = value_norms(values, F.weight_gram(projection))
     torch.testing.assert_close(norms, direct)
-    assert F.value_norms_error(norms[..., 2], values[:, 2], projection).max() < 1e-14
+    assert value_norms_error(norms[..., 2], values[:, 2], projection).max() < 1e-14
     sizes = torch.einsum("bhd,hef->bh", values[:, 2].square(), projection.square())
-    changed = F.value_norms_error(norms[..., 2], values[:, 2], 1.1 * projection)
+    changed = value_norms_error(norms[..., 2], values[:, 2], 1.1 * projection)
     torch.testing.assert_close(changed, ((1.1**2 - 1) * direct[..., 2].square() / (1.1**2 * sizes)).amax(1))
 
 
@@ -114,7 +122,7 @@ def test_lengths_of_any_size(scale: float) -> None:
         expected = torch.where((exact > 0) & (exact[:1] > 0), 1 - cosine, (exact != exact[:1]) / 2)
         torch.testing.assert_close(F.cosine_distance(found, found[:1]).double(), expected, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(F.unit(found).double().norm(dim=-1), (exact > 0).double(), rtol=1e-6, atol=0)
-        halved, power = F.balanced(found)
+        halved, power = balanced(found)
         assert torch.equal(halved * power, found)
         assert (halved.abs().amax(-1)[exact > 0] >= 1).all()
         assert (halved.abs().amax(-1) < 2).all()
@@ -140,7 +148,7 @@ def test_lengths_of_what_is_not_finite_and_of_nothing() -> None:
 def test_lengths_together_are_those_of_each_alone() -> None:
     for scales in ((1.0, 1e12, 1e-12), (1e-30, 1.0, 1e30), (1.0, 0.0, 1e-25)):
         several = [vectors(seed, scale) for seed, scale in enumerate(scales)]
-        for found, alone in zip(F.lengths(*several), several, strict=True):
+        for found, alone in zip(lengths(*several), several, strict=True):
             assert torch.equal(found, F.length(alone))
 
 
@@ -181,12 +189,12 @@ def test_norms_of_sums_over_heads_of_any_size(part: str, scale: float) -> None:
         def rows(projection: Tensor = projection) -> Tensor:
             return projection.double()
 
-        norms = F.refined_summed_norms(F.summed_norms(weights, form), weights, values, rows)
+        norms = refined_summed_norms(F.summed_norms(weights, form), weights, values, rows)
         direct = exact.sum(1).norm(dim=-1)
         torch.testing.assert_close(norms.double(), direct, rtol=1e-5, atol=0)
-        heads = F.refined_head_norms(F.transformed_norms(form), values, rows)
+        heads = refined_head_norms(F.transformed_norms(form), values, rows)
         torch.testing.assert_close(F.head_norms(weights, heads).double(), exact.norm(dim=-1), rtol=1e-5, atol=0)
-        alone = F.refined_head_norms(F.value_norms(values, F.weight_gram(projection)), values, rows)
+        alone = refined_head_norms(value_norms(values, F.weight_gram(projection)), values, rows)
         torch.testing.assert_close(alone, heads, rtol=1e-5, atol=0)
         if scale > 1e18:
             continue  # 0 · ∞ is in the gradient of what overflowed
@@ -205,12 +213,12 @@ def test_norms_in_range_are_left_as_they_are() -> None:
         raise AssertionError
 
     norms, heads = F.summed_norms(weights, form), F.transformed_norms(form)
-    assert F.refined_summed_norms(norms, weights, values, never) is norms
-    assert F.refined_head_norms(heads, values, never) is heads
+    assert refined_summed_norms(norms, weights, values, never) is norms
+    assert refined_head_norms(heads, values, never) is heads
     # What is masked is zero, and needs no second look.
     masked = weights.tril()
     norms = F.summed_norms(masked, form)
-    assert F.refined_summed_norms(norms, masked, values, never) is norms
+    assert refined_summed_norms(norms, masked, values, never) is norms
 
 
 def test_errors_and_ratios_of_any_size() -> None:
