@@ -14,6 +14,8 @@ from captum_norm import (
     UnsupportedModelError,
     ValueZeroing,
 )
+from captum_norm.forward.record import record
+from captum_norm.forward.session import Session
 from captum_norm.models.inputs import bind_inputs
 from tests import oracle
 from tests.families.picture_inputs import pictures, sequences
@@ -139,6 +141,19 @@ def test_it_must_be_known_whose_pictures_are_whose() -> None:
     three["input_ids"], three["attention_mask"] = (three[key].flip(0) for key in ("input_ids", "attention_mask"))
     call = bind_inputs(model, three)
     assert torch.equal(call.example(1).arguments["pixel_values"], three["pixel_values"][2:])
+
+
+def test_a_call_keeps_the_positions_that_its_own_pass_showed() -> None:
+    """Another call of the same model, as by another thread, does not exchange them."""
+    model = model_of("llava")
+    session = Session(model)
+    three, one = (session.bind(inputs, stacks=["vision"]) for inputs in (inputs_of("llava"), alone("llava", 1)))
+    lengths = []
+    for call in (three, one):
+        record(call, lambda layer: layer.place, session.options)
+        lengths.append(len(three.positions_of("vision")[1].real))  # type: ignore[arg-type]
+    assert lengths == [3, 3]
+    assert len(one.positions_of("vision")[1].real) == len(alone("llava", 1)["pixel_values"]) < 3  # type: ignore[arg-type]
 
 
 def test_an_adapted_model_has_towers_too() -> None:

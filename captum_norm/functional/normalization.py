@@ -62,10 +62,9 @@ def apply_linear(norm: Normalization, part: Tensor) -> Tensor:
     Returns:
         γ ⊙ (part − mean(part)), or γ ⊙ part for RMSNorm; (..., D).
     """
-    if not norm.centered:
-        return part if norm.gain is None else part * norm.gain
-    part = part - part.mean(dim=-1, keepdim=True)
-    return part if norm.gain is None else part.mul_(norm.gain)
+    if norm.centered:
+        part = part - part.mean(dim=-1, keepdim=True)
+    return part if norm.gain is None else part * norm.gain
 
 
 def apply_transposed(norm: Normalization, direction: Tensor) -> Tensor:

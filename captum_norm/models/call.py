@@ -18,7 +18,7 @@ from captum_norm.models.hooks import evaluating
 from captum_norm.models.libraries.library import Library, forward_parameters
 from captum_norm.models.model import Model, no_attention
 from captum_norm.models.pictures import Pictures, gathering_chunks, of_examples, read_pictures
-from captum_norm.models.positions import Positions
+from captum_norm.models.positions import Positions, TokenTexts
 from captum_norm.models.stacks import EXTENDED, ROWED, Role, Stacks
 from captum_norm.models.wrappers import config_of
 
@@ -82,10 +82,6 @@ class Prefix:
         return self if self.cache is None else Prefix()
 
 
-Texts = Sequence[Sequence[str]] | None
-"""The texts of each example's tokens, if they are known."""
-
-
 @dataclass(frozen=True)
 class ModelCall:
     """One call of a model.
@@ -97,8 +93,8 @@ class ModelCall:
         positions: positions of the inputs, of the encoder's in an encoder–decoder model.
         decoder: positions of the decoder's inputs in an encoder–decoder model.
         prefix: what comes before the inputs.
-        texts: those of the tokens, and of a decoder's inputs, if the inputs contain them, or the tokenizer is known.
         last: how many of the last positions have rows in the maps of the stacks :data:`ROWED`; all if None.
+        seen: positions of queries and keys of the towers' stacks, which the latest forward pass of this call showed.
     """
 
     facts: Model
@@ -107,8 +103,8 @@ class ModelCall:
     positions: Positions
     decoder: Positions
     prefix: Prefix = field(default_factory=Prefix)
-    texts: tuple[Texts, Texts] = (None, None)
     last: int | None = None
+    seen: dict[Role, tuple[Positions, Positions]] = field(default_factory=dict)
 
     @property
     def model(self) -> nn.Module:
@@ -126,9 +122,9 @@ class ModelCall:
         return self.facts.towers
 
     @property
-    def tokens(self) -> Texts:
+    def tokens(self) -> TokenTexts:
         """The tokens' texts, if the inputs contain them, or the tokenizer is known."""
-        return self.texts[0]
+        return self.positions.texts
 
     @cached_property
     def pictures(self) -> Pictures:
@@ -158,7 +154,7 @@ class ModelCall:
         """Create the checks of a forward pass's attention calls."""
         facts, prefix = self.facts, self.prefix
         several, grows = prefix.virtual > 0 or self.positions.several, prefix.cached > 0
-        return Stacks(facts.members, several=several, seen=facts.seen, past=prefix.past, grows=grows)
+        return Stacks(facts.members, several=several, seen=self.seen, past=prefix.past, grows=grows)
 
     @contextmanager
     def attention_through(self, function: AttentionFunction) -> Iterator[None]:
@@ -204,7 +200,7 @@ class ModelCall:
 
     def _all_positions_of(self, role: Role) -> tuple[Positions, Positions]:
         if self.facts.towers and role != "self":
-            queries, keys = self.facts.seen.get(role, (Positions(), Positions()))
+            queries, keys = self.seen.get(role, (Positions(), Positions()))
             return self.positions if role == "cross" else queries, keys
         first = self.positions.after(self.prefix.virtual)
         queries = self.decoder if role in ("decoder", "cross") else first
@@ -250,11 +246,11 @@ class ModelCall:
     def texts_of(self, role: Role) -> Sequence[Sequence[str]] | None:
         """Return the texts of the keys of a stack's self-attention, if those of their tokens are known."""
         if self.facts.decoder is None:
-            before, tokens = self.prefix.texts(), self.texts[0] if role == "self" else None
+            before, tokens = self.prefix.texts(), self.positions.texts if role == "self" else None
         elif role == "encoder":
-            before, tokens = self.prefix.texts(encoder=True), self.texts[0]
+            before, tokens = self.prefix.texts(encoder=True), self.positions.texts
         else:
-            before, tokens = self.prefix.texts(decoder=True), self.texts[1]
+            before, tokens = self.prefix.texts(decoder=True), self.decoder.texts
         return tokens and [[*before, *texts] for texts in tokens]
 
     @property

@@ -16,7 +16,7 @@ from captum_norm.models.libraries.library import SequencesSeen
 from captum_norm.models.model import Model, Reader, longest_sequence, understand
 from captum_norm.models.objects import Texts, are_texts, tokenized
 from captum_norm.models.offloading import expect_same_inputs
-from captum_norm.models.positions import Positions, rolled
+from captum_norm.models.positions import Positions, TokenTexts, rolled
 from captum_norm.models.wrappers import tokens_of_adapter
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any] | Texts
@@ -50,7 +50,7 @@ def bind_inputs(
     if facts.processes is not None:
         expect_same_inputs(facts.processes, inputs, additional_forward_args)
     encodings = getattr(inputs, "encodings", None)  # of a fast tokenizer's output
-    texts = [list(encoding.tokens) for encoding in encodings] if encodings else None
+    texts: TokenTexts = [list(encoding.tokens) for encoding in encodings] if encodings else None
     if not isinstance(inputs, Tensor) and are_texts(inputs):
         inputs = tokenized(facts.module, inputs, tokenizer)
         texts = [tokenizer.convert_ids_to_tokens(ids) for ids in inputs["input_ids"].tolist()]
@@ -63,7 +63,7 @@ def bind_inputs(
     prefix = _read_prefix(facts, arguments, main, main if start is None else start)
     if library.sequences is not None:
         check_shape(main)
-        call = ModelCall(facts, arguments, len(main), Positions(), Positions(), texts=(texts, None))
+        call = ModelCall(facts, arguments, len(main), Positions(texts=texts), Positions())
         return _with_positions_seen(call, main, library.sequences)
     before = prefix.virtual + (prefix.past if facts.decoder is None else 0)
     positions = _read_positions(facts, facts.reader, main, arguments, before, fixed=prefix.cache is not None)
@@ -76,10 +76,10 @@ def bind_inputs(
     if positions.shift is not None or decoder.shift is not None:
         read = ((name, decoder if library.is_decoders(name) else positions) for name in arguments)
         arguments = {name: own.shift_left(arguments[name]) for name, own in read}
-    read_texts: Any = (texts, None)
     if facts.decoder is not None:  # the two sequences of an encoder–decoder model come as ids
-        read_texts = _texts_of_ids(main, tokenizer) if texts is None else texts, _texts_of_ids(start, tokenizer)
-    return ModelCall(facts, arguments, len(main), positions, decoder, prefix, read_texts)
+        texts = _texts_of_ids(main, tokenizer) if texts is None else texts
+        decoder = replace(decoder, texts=_texts_of_ids(start, tokenizer))
+    return ModelCall(facts, arguments, len(main), replace(positions, texts=texts), decoder, prefix)
 
 
 def _named(facts: Model, inputs: Inputs, additional_forward_args: Any) -> tuple[Tensor, dict[str, Any]]:
@@ -158,7 +158,7 @@ def _with_positions_seen(call: ModelCall, main: Tensor, sequences: SequencesSeen
     positions, decoder = (
         Positions() if real is None else Positions(real.shape[1], None if real.all() else real) for real in seen
     )
-    return replace(call, positions=positions, decoder=decoder)
+    return replace(call, positions=replace(positions, texts=call.positions.texts), decoder=decoder)
 
 
 def check_sequence(part: nn.Module, embeddings: nn.Module | None, main: Tensor, before: int = 0) -> int | None:

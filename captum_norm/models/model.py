@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
@@ -18,8 +18,7 @@ from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.libraries.library import Library, forward_parameters
 from captum_norm.models.libraries.torch_nn import TORCH_NN
 from captum_norm.models.offloading import note_sharded, processes_of
-from captum_norm.models.positions import Positions
-from captum_norm.models.stacks import TEXT_STACKS, Members, Role, Sizes
+from captum_norm.models.stacks import TEXT_STACKS, Members, Sizes
 from captum_norm.models.wrappers import is_peft, refuse_spread, unwrapped
 
 LIBRARIES = (TORCH_NN, FAIRSEQ, HUGGING_FACE)
@@ -83,7 +82,6 @@ class Model:
         forward: a forward function of the model's own instance, or None.
         attention_through: a context in which a function of ours is told of every attention call.
         excerpt: what a forward pass over an excerpt showed.
-        seen: positions of queries and keys of the towers' stacks, which the latest forward pass showed.
     """
 
     module: nn.Module
@@ -102,7 +100,6 @@ class Model:
     attention_through: Callable[[AttentionFunction], AbstractContextManager[None]]
     excerpt: Excerpt
     forward: object
-    seen: dict[Role, tuple[Positions, Positions]] = field(default_factory=dict)
 
     @property
     def encoder(self) -> nn.Module | None:
@@ -127,7 +124,7 @@ def understand(module: nn.Module, watched: Watched = frozenset()) -> Model:
     """
     every, state = _models.setdefault(module, WeakValueDictionary()), _state(module)
     known = every.get(watched)
-    if known is None or known.state != state or known.forward is not vars(module).get("forward"):
+    if known is None or known.state != state or known.forward is not _own_forward(module):
         known = every[watched] = _read(module, state, watched)
     return known
 
@@ -162,8 +159,12 @@ def _read(module: nn.Module, state: tuple[object, ...], watched: Watched) -> Mod
         members=Members(None if halves is None else halves[0], others),
         attention_through=library.observer(module),
         excerpt=excerpt,
-        forward=vars(module).get("forward"),
+        forward=_own_forward(module),
     )
+
+
+def _own_forward(module: nn.Module) -> object:
+    return vars(unwrapped(module)).get("forward")
 
 
 def _reader(library: Library, module: nn.Module) -> Reader:

@@ -1,10 +1,14 @@
 """Positions of an input sequence: which are real; shifts left-padded examples to position 0 and their results back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+TokenTexts = Sequence[Sequence[str]] | None
+"""The texts of each example's tokens, if they are known."""
 
 
 @dataclass(frozen=True)
@@ -16,12 +20,14 @@ class Positions:
         real: True at real positions, (B, S); None without padding.
         shift: how far each example was shifted left to begin at position 0, (B,); None if none was.
         before: number of positions before the inputs', which no shift moves.
+        texts: those of each example's tokens, if the inputs contain them, or the tokenizer is known.
     """
 
     length: int | None = None
     real: Tensor | None = None
     shift: Tensor | None = None
     before: int = 0
+    texts: TokenTexts = None
 
     @property
     def several(self) -> bool:
