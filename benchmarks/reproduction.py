@@ -205,7 +205,7 @@ def page(runs: Sequence[Run], images: Path) -> Iterator[str]:
         yield from _tables(experiment, runs)
         for plot in (plot for plot in found[0].plots if plot.name in FIGURES.get(name, ())):
             image = images / f"reproduction-{name}-{plot.name}.png"
-            write_whole(image, plot_bytes(draw_plot(found[0], plot), "png", plot.title))
+            write_whole(image, plot_bytes(draw_plot(found[0], plot), "png"))
             yield f"```{{figure}} _static/{image.name}\n:width: 26em\n\n{plot.title}, {titles[0]}.\n```\n"
     yield TRANSLATION
 

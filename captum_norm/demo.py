@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -46,60 +47,61 @@ _NORM = "norm ‖αf(x)‖"
 
 
 @dataclass(frozen=True)
-class LayerComparison:
-    """Weights and norms of [CLS] and of all ordinary tokens in one layer, as defined in the docstring of the module."""
-
-    cls_weight: float
-    cls_norm: float
-    ordinary_weight: float
-    ordinary_norm: float
-
-
-@dataclass(frozen=True)
 class Findings:
-    """A comparison for each layer; tokens and maps (S, S) of the first sentence, where [CLS] is heaviest."""
+    """The comparison of all layers, with the tokens and maps (S, S) of the first sentence, where [CLS] is heaviest.
 
-    layers: Sequence[LayerComparison]
+    ``layers`` has a row for each layer, (L, 4): weight(G) and norm(G) of [CLS], then those of the ordinary tokens.
+    """
+
+    layers: Tensor
     layer: int
     tokens: Sequence[str]
     weights: Tensor
     norms: Tensor
-    sentences: int
 
 
-def compare_layers(sentences: Sequence[str] = CAPTIONS, model_name: str = DEFAULT_MODEL) -> Findings:
+def compare_layers() -> Findings:
     """Compare weights and norms of [CLS] and of ordinary tokens in each layer; the maps are of the first sentence."""
-    model, tokenizer = load(model_name)
-    weights_of, norms_of = AttentionWeights(model, scope="attn"), NormAttribution(model, scope="attn")
-    encoded = [tokenizer(sentence, return_tensors="pt") for sentence in sentences]
+    model, tokenizer = load()
+    encoded = [tokenizer(sentence, return_tensors="pt") for sentence in CAPTIONS]
     # (L, S, S) for each sentence: the mean over heads of what is measured per head.
-    weights = [weights_of.maps(inputs, per_head=True).self_attention[0].mean(1) for inputs in encoded]
-    norms = [norms_of.maps(inputs, per_head=True).self_attention[0].mean(1) for inputs in encoded]
-    columns = [
-        _mean([_received(maps, keys) for maps in measured])
-        for keys in (slice(0, 1), slice(1, -1))
-        for measured in (weights, norms)
-    ]
-    layers = [LayerComparison(*values) for values in zip(*columns, strict=True)]
-    layer = max(range(len(layers)), key=lambda index: layers[index].cls_weight)
+    weights, norms = (
+        [method.maps(inputs, per_head=True).self_attention[0].mean(1) for inputs in encoded]
+        for method in (AttentionWeights(model, scope="attn"), NormAttribution(model, scope="attn"))
+    )
+    # What a group of keys gives, mean over queries and sentences.
+    layers = torch.stack(
+        [
+            torch.stack([maps[:, :, keys].sum(-1).mean(-1) for maps in measured]).mean(0)
+            for keys in (slice(0, 1), slice(1, -1))
+            for measured in (weights, norms)
+        ],
+        dim=1,
+    )
+    layer = int(layers[:, 0].argmax())
     tokens = tokenizer.convert_ids_to_tokens(encoded[0]["input_ids"][0].tolist())
-    return Findings(layers, layer, tokens, weights[0][layer], norms[0][layer], len(sentences))
+    return Findings(layers, layer, tokens, weights[0][layer], norms[0][layer])
 
 
 def show(findings: Findings, console: Console) -> None:
     """Print the comparison, and the first sentence shaded by weight and by norm."""
-    best = findings.layers[findings.layer]
+    cls_weight, cls_norm, _, ordinary_norm = findings.layers[findings.layer].tolist()
     introduction = (
-        f"{DEFAULT_MODEL}, {findings.sentences} captions. For each layer: how much attention weight a query gives to "
-        "[CLS] and to all ordinary tokens together, and how long the vectors are that it receives from them.\n"
+        f"{DEFAULT_MODEL}, {len(CAPTIONS)} captions. For each layer: how much attention weight a query gives to [CLS] "
+        "and to all ordinary tokens together, and how long the vectors are that it receives from them.\n"
     )
     conclusion = (
         f"\n{_WEIGHT}, {_NORM}: per head, summed over the keys of the group (ordinary: all but [CLS] and [SEP]); mean "
-        f"over heads, queries and sentences.\nIn layer {findings.layer} [CLS] gets {best.cls_weight:.0%} of the weight "
-        f"but gives {best.cls_norm / (best.cls_norm + best.ordinary_norm):.0%} of the norm that comes from it and the "
-        "ordinary tokens.\n"
+        f"over heads, queries and sentences.\nIn layer {findings.layer} [CLS] gets {cls_weight:.0%} of the weight but "
+        f"gives {cls_norm / (cls_norm + ordinary_norm):.0%} of the norm that comes from it and the ordinary tokens.\n"
     )
-    console.print(Text(introduction), _table(findings), Text(conclusion), sep="\n")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("layer", f"[CLS]\n{_WEIGHT}", f"[CLS]\n{_NORM}", f"ordinary\n{_WEIGHT}", f"ordinary\n{_NORM}"):
+        table.add_column(Text(name), justify="right")  # no markup
+    for index, values in enumerate(findings.layers.tolist()):
+        style = "bold" if index == findings.layer else None
+        table.add_row(str(index), *(f"{value:.2f}" for value in values), style=style)
+    console.print(Text(introduction), table, Text(conclusion), sep="\n")
     for name, maps in ((_WEIGHT, findings.weights), (_NORM, findings.norms)):
         console.print(Text(f"Layer {findings.layer} by {name}, mean over heads and queries:"))
         show_tokens(console, findings.tokens, maps.mean(0).tolist(), unit=name)
@@ -113,24 +115,3 @@ def draw(findings: Findings) -> "Figure":
         Panel("norms of the weighted vectors, mean over heads", findings.norms, _NORM),
     ]
     return draw_heatmaps(panels, findings.tokens, title=f"{DEFAULT_MODEL}, layer {findings.layer}")
-
-
-def _received(maps: Tensor, keys: slice) -> Tensor:
-    """The total over a group of keys, mean over queries: (L, S, S) -> (L,)."""
-    return maps[:, :, keys].sum(-1).mean(-1)
-
-
-def _mean(measured: Sequence[Tensor]) -> list[float]:
-    values: list[float] = (sum(measured, start=measured[0].new_zeros(())) / len(measured)).tolist()
-    return values
-
-
-def _table(findings: Findings) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("layer", f"[CLS]\n{_WEIGHT}", f"[CLS]\n{_NORM}", f"ordinary\n{_WEIGHT}", f"ordinary\n{_NORM}"):
-        table.add_column(Text(name), justify="right")  # no markup
-    for index, layer in enumerate(findings.layers):
-        values = (layer.cls_weight, layer.cls_norm, layer.ordinary_weight, layer.ordinary_norm)
-        style = "bold" if index == findings.layer else None
-        table.add_row(str(index), *(f"{value:.2f}" for value in values), style=style)
-    return table

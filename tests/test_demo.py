@@ -23,7 +23,7 @@ def findings() -> demo.Findings:
 
 
 def directly(sentence: str) -> torch.Tensor:
-    """(L, 4) in the order of LayerComparison's fields, from every vector α f(x), in float64."""
+    """(L, 4) as ``Findings.layers``, from every vector α f(x), in float64."""
     loaded, tokenizer = load()
     model: Any = loaded.double()
     places = {index: (f"encoder.layer.{index}.attention.self.value", "output") for index in range(6)}
@@ -42,23 +42,16 @@ def directly(sentence: str) -> torch.Tensor:
 
 def test_comparison_is_the_one_defined(findings: demo.Findings) -> None:
     direct = torch.stack([directly(sentence) for sentence in demo.CAPTIONS]).mean(0)
-    found = torch.tensor(
-        [[x.cls_weight, x.cls_norm, x.ordinary_weight, x.ordinary_norm] for x in findings.layers], dtype=torch.float64
-    )
-    torch.testing.assert_close(found, direct, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(findings.layers.double(), direct, rtol=1e-4, atol=1e-6)
 
 
 def test_cls_gets_most_of_the_weight_and_almost_none_of_the_norm(findings: demo.Findings) -> None:
     assert findings.layer == 4
-    largest = findings.layers[4]
     # On 200 captions .66, .08, .31 and 1.28 were measured; these are eight.
-    assert largest.cls_weight == pytest.approx(0.671, abs=0.001)
-    assert largest.cls_norm == pytest.approx(0.080, abs=0.001)
-    assert largest.ordinary_weight == pytest.approx(0.312, abs=0.001)
-    assert largest.ordinary_norm == pytest.approx(1.309, abs=0.001)
-    for layer in findings.layers[1:5]:
-        assert layer.cls_weight > 0.55
-        assert layer.cls_norm < 0.1 * layer.ordinary_norm
+    assert findings.layers[4].tolist() == pytest.approx([0.671, 0.080, 0.312, 1.309], abs=0.001)
+    for cls_weight, cls_norm, _, ordinary_norm in findings.layers[1:5].tolist():
+        assert cls_weight > 0.55
+        assert cls_norm < 0.1 * ordinary_norm
 
 
 def test_maps_are_those_of_the_first_sentence(findings: demo.Findings) -> None:

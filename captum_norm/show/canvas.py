@@ -22,7 +22,7 @@ from captum_norm.show.text import printable
 from captum_norm.text.characters import spelled_lines
 from captum_norm.text.files import write_whole
 
-_MISSING_GLYPH = re.compile(r"Glyph (\d+) .*missing from font\(s\) (.+)\.$", re.DOTALL)
+_MISSING_GLYPH = re.compile(r"Glyph (\d+) .*missing from font", re.DOTALL)
 _MOST_GLYPHS = 8
 # Fallbacks for scripts that matplotlib's own font lacks.
 _FURTHER_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans", "Noto Sans Arabic", "Noto Sans Devanagari")
@@ -63,18 +63,11 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
     Raises:
         ValueError: matplotlib does not know the suffix.
         OSError: the folder does not exist or cannot be written to.
-
-    Example:
-        >>> import tempfile
-        >>> figure = StandaloneFigure(figsize=(2, 1))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_figure(figure, folder + "/empty.png").suffix
-        '.png'
     """
     return write_whole(path, figure_bytes(figure, Path(path).suffix.removeprefix(".")))
 
 
-def figure_bytes(figure: Figure, suffix: str = "png", *, title: str | None = None) -> bytes:
+def figure_bytes(figure: Figure, suffix: str = "png") -> bytes:
     """Render a figure as "png", "svg" or "pdf"; equal figures give equal bytes.
 
     Unprintable characters are spelled out, also in the figure itself.
@@ -82,7 +75,6 @@ def figure_bytes(figure: Figure, suffix: str = "png", *, title: str | None = Non
     Args:
         figure: any matplotlib figure.
         suffix: the format.
-        title: the title in the metadata.
 
     Warns:
         MissingGlyphsWarning: the fonts lack characters; a single warning lists them.
@@ -91,13 +83,11 @@ def figure_bytes(figure: Figure, suffix: str = "png", *, title: str | None = Non
         if (shown := spelled_lines(text.get_text())) != text.get_text():
             text.set_text(shown)
     dates = {"svg": "Date", "pdf": "CreationDate"}
-    metadata: dict[str, str | None] = {dates[suffix]: None} if suffix in dates else {}
-    if title is not None:
-        metadata["Title"] = spelled_lines(title)
+    metadata: dict[str, str | None] | None = {dates[suffix]: None} if suffix in dates else None
     buffer = io.BytesIO()
     drawn = suffix != "svg" or mpl.rcParams["svg.fonttype"] != "none"
     with _missing_glyphs_together(drawn), mpl.rc_context({"svg.hashsalt": "captum_norm"}):  # ids that are not random
-        figure.savefig(buffer, format=suffix, metadata=metadata or None)
+        figure.savefig(buffer, format=suffix, metadata=metadata)
     return buffer.getvalue()
 
 
@@ -107,20 +97,17 @@ def _missing_glyphs_together(drawn: bool) -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", _MISSING_GLYPH.pattern, UserWarning)
         yield
-    missing: dict[str, None] = {}
-    fonts = ""
+    missing = dict[str, None]()
     for warning in caught:
         match = _MISSING_GLYPH.match(str(warning.message))
         if match is None:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         else:
             missing[printable(chr(int(match[1])))] = None
-            fonts = match[2]
     if missing and drawn:
-        count = f"{len(missing)} character{'s' * (len(missing) != 1)}"
-        shown = f"{' '.join(list(missing)[:_MOST_GLYPHS])}{' …' if len(missing) > _MOST_GLYPHS else ''}"
+        characters = f"{' '.join(list(missing)[:_MOST_GLYPHS])}{' …' * (len(missing) > _MOST_GLYPHS)}"
         warnings.warn(
-            f"the picture has boxes for {count} that its fonts ({fonts}) lack: {shown}; HTML output shows all",
+            f"the picture has boxes for characters that its fonts lack: {characters}; HTML output shows all",
             MissingGlyphsWarning,
             stacklevel=4,
         )

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator, NullFormatter
 from torch import Tensor
 
 from captum_norm.attr.measurements import Measurements
@@ -24,22 +22,18 @@ from captum_norm.generation.result import GenerationResult
 from captum_norm.lab.comparison import Comparison
 from captum_norm.results import make_figure
 from captum_norm.results.maps import AttributionMaps
-from captum_norm.results.stacks import MapStack
 from captum_norm.show.canvas import StandaloneFigure, name_ticks
 from captum_norm.show.colors import BLUE, ORANGE, color_map, shares_of
 from captum_norm.show.text import (
     Numbers,
-    agreement_rows,
     as_array,
     check_length,
-    decimal,
     example_scores,
     example_title,
     shortened,
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
 QUERY_LABEL = "query (receives)"
@@ -72,109 +66,69 @@ class Panel:
 
 
 def draw_heatmaps(
-    panels: Sequence[Panel | Numbers] | Numbers | AttributionMaps,
-    query_tokens: Sequence[str] | None = None,
+    panels: Sequence[Panel],
+    query_tokens: Sequence[str],
     key_tokens: Sequence[str] | None = None,
     *,
     title: str = "",
-    shared_scale: bool = False,
 ) -> Figure:
     """Draw maps side by side, in rows of three or four, queries down and keys across, with colour bars from 0.
 
     The figure is independent of pyplot; a notebook shows it as the result of a cell. Negative entries are orange.
 
     Args:
-        panels: the maps, (Q, K) each: :class:`Panel`, tensors, arrays or lists; one of these; a stack of layers
-            (L, Q, K); or the :class:`captum_norm.AttributionMaps` of one example.
-        query_tokens: Q tokens; if there is no room for all, only every n-th is shown. None: their numbers, or the
-            tokens of the maps.
+        panels: the maps, (Q, K) each.
+        query_tokens: Q tokens; if there is no room for all, only every n-th is shown.
         key_tokens: K tokens; the query tokens if None.
         title: the title above all panels.
-        shared_scale: use one colour scale for all panels, which must have the same unit.
 
     Returns:
         The figure; :func:`~captum_norm.show.save_figure` writes it.
 
     Raises:
-        InvalidInputError: there is no panel, a map does not fit the tokens, or a shared scale has different units.
+        InvalidInputError: there is no panel, or a map does not fit the tokens.
 
     Example:
         >>> import torch
         >>> figure = draw_heatmaps([Panel("layer 1", torch.eye(2), "norm")], ["a", "b"])
         >>> [axes.get_xlabel() for axes in figure.axes][0]
         'key (gives)'
-        >>> len(draw_heatmaps([[1.0, 0.5], [0.0, 2.0]]).axes)
-        1
     """
-    if isinstance(panels, AttributionMaps):
-        return _draw_stacks(panels.stacks(), query_tokens, key_tokens, title=title, shared_scale=shared_scale)
-    panels = _panels(panels)
-    maps = [as_array(panel.map, f"the map {panel.title!r}") for panel in panels]
-    if query_tokens is None and maps and maps[0].ndim == 2:
-        query_tokens = [str(index) for index in range(len(maps[0]))]
-        key_tokens = [str(index) for index in range(maps[0].shape[1])] if key_tokens is None else key_tokens
-    queries = query_tokens or []
-    keys = queries if key_tokens is None else key_tokens
-    _check(panels, maps, queries, keys, shared_scale)
-
-    columns = len(panels) if len(panels) <= 3 else 3 if len(panels) <= 9 else 4
-    rows = -(-len(panels) // columns)
+    if not panels:
+        raise InvalidInputError("no map to draw: give at least one panel")
+    keys = query_tokens if key_tokens is None else key_tokens
+    across = len(panels) if len(panels) <= 3 else 3 if len(panels) <= 9 else 4
+    down = -(-len(panels) // across)
     most = _MOST if len(panels) == 1 else _MOST_OF_MANY
     # Room for every label, up to a maximum.
-    width, height = (min(max(_LABEL_HEIGHT * len(labels), 2.6), most) for labels in (keys, queries))
-    size = ((width + 1.9) * columns, (height + 1.7) * rows)
+    width, height = (min(max(_LABEL_HEIGHT * len(labels), 2.6), most) for labels in (keys, query_tokens))
+    size = ((width + 1.9) * across, (height + 1.7) * down)
     figure = StandaloneFigure(figsize=size, dpi=150, layout=ConstrainedLayoutEngine(wspace=0.08))
     if title:
         figure.suptitle(title, parse_math=False)
-    lowest, highest = min(float(values.min()) for values in maps), max(float(abs(values).max()) for values in maps)
-    for index, (panel, values) in enumerate(zip(panels, maps, strict=True)):
-        axes = figure.add_subplot(rows, columns, index + 1)
-        top = (highest if shared_scale else float(abs(values).max())) or 1.0
-        signed = (lowest if shared_scale else float(values.min())) < 0
-        image = axes.imshow(values, cmap=color_map(signed=signed), vmin=-top if signed else 0.0, vmax=top)
+    for index, panel in enumerate(panels, 1):
+        values = as_array(panel.map, f"the map {panel.title!r}")
+        if values.ndim != 2:
+            raise InvalidInputError(f"the map {panel.title!r} has shape {values.shape}; expected (queries, keys)")
+        check_length(query_tokens, values.shape[0], "the queries (rows)")
+        check_length(keys, values.shape[1], "the keys (columns)")
+        axes = figure.add_subplot(down, across, index)
+        image = axes.imshow(values, **_scale(values))
         axes.set_title(panel.title, fontsize="medium", parse_math=False)
         _label(axes.xaxis, KEY_LABEL, keys, width)
-        _label(axes.yaxis, QUERY_LABEL, queries, height)
+        _label(axes.yaxis, QUERY_LABEL, query_tokens, height)
         axes.tick_params(axis="x", rotation=90)
-        if not shared_scale or index % columns == columns - 1 or index == len(panels) - 1:
-            # In the coordinates of the panel, which makes the bar as high as the map.
-            bar = figure.colorbar(image, cax=axes.inset_axes((1.03, 0.0, 0.04, 1.0)))
-            bar.set_label(panel.unit, parse_math=False)
-            bar.ax.tick_params(labelsize=8)
+        # In the coordinates of the panel, which makes the bar as high as the map.
+        bar = figure.colorbar(image, cax=axes.inset_axes((1.03, 0.0, 0.04, 1.0)))
+        bar.set_label(panel.unit, parse_math=False)
+        bar.ax.tick_params(labelsize=8)
     return figure
 
 
-def _panels(maps: Any) -> list[Panel]:
-    """Convert what may be drawn to panels: panels, a map, several, or a stack of layers."""
-    if isinstance(maps, Sequence) and any(isinstance(part, Panel | Tensor | np.ndarray) for part in maps):
-        listed = list(maps)
-    else:
-        values = as_array(maps, "maps")
-        listed = [values] if values.ndim == 2 else list(values)
-    titles = [""] if len(listed) == 1 else [f"map {index}" for index in range(len(listed))]
-    return [
-        part if isinstance(part, Panel) else Panel(title, part, "entry")
-        for title, part in zip(titles, listed, strict=True)
-    ]
-
-
-def _check(
-    panels: Sequence[Panel],
-    maps: Sequence[npt.NDArray[np.float64]],
-    queries: Sequence[str],
-    keys: Sequence[str],
-    shared_scale: bool,
-) -> None:
-    if not panels:
-        raise InvalidInputError("no map to draw: give at least one panel")
-    for panel, values in zip(panels, maps, strict=True):
-        if values.ndim != 2:
-            raise InvalidInputError(f"the map {panel.title!r} has shape {values.shape}; expected (queries, keys)")
-        check_length(queries, values.shape[0], "the queries (rows)")
-        check_length(keys, values.shape[1], "the keys (columns)")
-    units = {panel.unit for panel in panels}
-    if shared_scale and len(units) > 1:
-        raise InvalidInputError(f"one colour scale cannot show several units: {', '.join(sorted(units))}")
+def _scale(values: npt.NDArray[np.float64]) -> dict[str, Any]:
+    """The colours of values: from 0 to the largest, or around 0 if some are negative."""
+    top, signed = float(np.abs(values).max()) or 1.0, bool((values < 0).any())
+    return {"cmap": color_map(signed=signed), "vmin": -top if signed else 0.0, "vmax": top}
 
 
 def _label(axis: "Axis", title: str, tokens: Sequence[str], inches: float) -> None:
@@ -185,13 +139,11 @@ def _label(axis: "Axis", title: str, tokens: Sequence[str], inches: float) -> No
     name_ticks(axis, [shortened(tokens[place], _LABEL_WIDTH) for place in places], places)
 
 
-def _draw_stacks(
-    stacks: Sequence[MapStack],
-    query_tokens: Sequence[str] | None = None,
-    key_tokens: Sequence[str] | None = None,
-    **options: Any,
-) -> Figure:
+@make_figure.register(AttributionMaps)
+@make_figure.register(Measurements)
+def _draw_maps(result: AttributionMaps | Measurements) -> Figure:
     """Draw the maps of all layers of the only example, with the same rows and columns."""
+    stacks = result.stacks()
     if not stacks or len(stacks[0].values) != 1 or len({stack.side for stack in stacks}) != 1:
         raise InvalidInputError(
             "got maps of several examples or stacks; draw those of one example, maps[0], and of one stack by "
@@ -201,20 +153,13 @@ def _draw_stacks(
     for stack in stacks:
         name = "" if len(stacks) == 1 else f"{stack.name}, "
         panels += _layer_panels(stack.of(0), stack.layers, stack.unit, name)
-    queries, keys = query_tokens or stacks[0].rows(0), key_tokens or query_tokens or stacks[0].columns(0)
-    return draw_heatmaps(panels, queries, keys, **options)
+    return draw_heatmaps(panels, stacks[0].rows(0), stacks[0].columns(0))
 
 
 def _layer_panels(maps: Tensor, layers: Sequence[int], unit: str, name: str = "") -> list[Panel]:
     """Return a panel for each layer of maps, (L, [H,] Q, K), those with heads as their mean."""
     mean, maps = ("", maps) if maps.dim() == 3 else (", mean of heads", maps.mean(1))
     return [Panel(f"{name}layer {layer}{mean}", of_layer, unit) for layer, of_layer in zip(layers, maps, strict=True)]
-
-
-@make_figure.register(AttributionMaps)
-@make_figure.register(Measurements)
-def _draw_maps(result: AttributionMaps | Measurements) -> Figure:
-    return _draw_stacks(result.stacks())
 
 
 @make_figure.register
@@ -233,87 +178,38 @@ def _draw_explanation(explanation: Explanation) -> Figure:
 
 
 @make_figure.register
-def draw_answer(result: GenerationResult) -> Figure:
-    """Draw the scores of each output token, or of the whole, as a heat map.
-
-    Args:
-        result: of :class:`captum_norm.GenerationAttribution`.
-
-    Returns:
-        The figure; :func:`captum_norm.show.save_figure` writes it.
-    """
+def _draw_answer(result: GenerationResult) -> Figure:
+    """Draw the scores of each output token, or of the whole, as a heat map."""
     scores = result.seq_attr[None] if result.token_attr is None else result.token_attr
     rows = [result.explained.answer] if result.token_attr is None else result.output_tokens
     return draw_heatmaps([Panel(result.explained.method, scores, result.explained.unit)], rows, result.input_tokens)
 
 
 @make_figure.register
-def draw_comparison(comparison: Comparison) -> Figure:
-    """Draw the scores of the first example's tokens, relevance gain, cost and agreement, with a row for each method."""
-    names = comparison.ranking
-    height = max(_ROW * len(names), 1.4)
-    figure = StandaloneFigure(figsize=(13, 2 * height + 3.2), dpi=150, layout="constrained")
+def _draw_comparison(comparison: Comparison) -> Figure:
+    """Draw the scores of the first example's tokens and the relevance gain, with a row for each method."""
+    names, means = comparison.ranking, comparison.means()
+    tokens, removable, scores = example_scores(comparison, 0)
+    figure = StandaloneFigure(figsize=(13, max(_ROW * len(names), 1.4) + 1.9), dpi=150, layout="constrained")
     figure.suptitle(f"{comparison.model}: {comparison.explained}", parse_math=False)
-    grid = figure.add_gridspec(2, 1)
-    above, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
-    scores = above.subplots()
-    _draw_scores(scores, comparison)
-    gain, cost, agreement = below.subplots(1, 3, width_ratios=(1, 1, 1.3))
-    _draw_gains(gain, comparison)
-    _draw_costs(cost, comparison)
-    _draw_agreement(agreement, comparison)
-    for axes, labels in ((scores, names), (gain, names), (cost, [""] * len(names)), (agreement, [""] * len(names))):
-        name_ticks(axes.yaxis, labels)
-        axes.set_ylim(len(names) - 0.5, -0.5)
+    texts, gain = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
+    shares = np.array([shares_of(row, removable) for row in scores])[:, :_MOST_TOKENS]
+    image = texts.imshow(shares, cmap=color_map(signed=True), vmin=-1, vmax=1, aspect="auto")
+    name_ticks(texts.yaxis, names)
+    name_ticks(texts.xaxis, [shortened(token, _LABEL_WIDTH) for token in tokens[:_MOST_TOKENS]])
+    texts.tick_params(axis="x", rotation=90)
+    rest = f", the first {_MOST_TOKENS} tokens" if len(tokens) > _MOST_TOKENS else ""
+    texts.set_title(f"scores, {example_title(comparison, 0)}{rest}", fontsize="medium", parse_math=False)
+    figure.colorbar(image, ax=texts, fraction=0.02, pad=0.01).set_label("share of the method's largest", fontsize=8)
+    gains = [means[name]["relevance_gain"] for name in names]
+    gain.barh(range(len(gains)), gains, color=[BLUE if value >= 0 else ORANGE for value in gains], height=0.7)
+    gain.axvline(0, color="0.5", linewidth=0.8)
+    gain.locator_params(axis="x", nbins=5)
+    gain.ticklabel_format(axis="x", scilimits=(-3, 3), useMathText=True)
+    count = f"{comparison.examples} example{'s' * (comparison.examples != 1)}"
+    gain.set_title(f"relevance gain, mean of {count}", fontsize="medium")
     figure.supxlabel(comparison.signature, fontsize=6, color="0.4", parse_math=False)
     return figure
-
-
-def _draw_scores(axes: "Axes", comparison: Comparison) -> None:
-    tokens, removable, scores = example_scores(comparison, 0)
-    shares = np.array([shares_of(row, removable) for row in scores])[:, :_MOST_TOKENS]
-    image = axes.imshow(shares, cmap=color_map(signed=True), vmin=-1, vmax=1, aspect="auto")
-    name_ticks(axes.xaxis, [shortened(token, _LABEL_WIDTH) for token in tokens[:_MOST_TOKENS]])
-    axes.tick_params(axis="x", rotation=90)
-    rest = f", the first {_MOST_TOKENS} tokens" if len(tokens) > _MOST_TOKENS else ""
-    axes.set_title(f"scores, {example_title(comparison, 0)}{rest}", fontsize="medium", parse_math=False)
-    bar = axes.figure.colorbar(image, ax=axes, fraction=0.02, pad=0.01)
-    bar.set_label("share of the method's largest", fontsize=8)
-
-
-def _draw_gains(axes: "Axes", comparison: Comparison) -> None:
-    means = comparison.means()
-    gains = [means[name]["relevance_gain"] for name in comparison.ranking]
-    axes.barh(range(len(gains)), gains, color=[BLUE if gain >= 0 else ORANGE for gain in gains], height=0.7)
-    axes.axvline(0, color="0.5", linewidth=0.8)
-    axes.locator_params(axis="x", nbins=5)
-    axes.ticklabel_format(axis="x", scilimits=(-3, 3), useMathText=True)
-    count = f"{comparison.examples} example{'s' * (comparison.examples != 1)}"
-    axes.set_title(f"relevance gain, mean of {count}", fontsize="medium")
-
-
-def _draw_costs(axes: "Axes", comparison: Comparison) -> None:
-    ratios = [comparison.results[name].forward_ratio for name in comparison.ranking]
-    axes.scatter(ratios, range(len(ratios)), color=BLUE, s=18)
-    axes.set_xscale("log")
-    if max(ratios) < 10 * min(ratios):  # powers of ten would be too few
-        axes.xaxis.set_major_locator(MaxNLocator(4))
-        axes.minorticks_off()
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.grid(axis="both", color="0.9")
-    axes.set_axisbelow(True)
-    axes.set_title("time ÷ plain forward pass", fontsize="medium")
-
-
-def _draw_agreement(axes: "Axes", comparison: Comparison) -> None:
-    values = np.array(agreement_rows(comparison))
-    axes.imshow(values, cmap=color_map(signed=True), vmin=-1, vmax=1, aspect="auto")
-    for (row, column), value in np.ndenumerate(values):
-        color = "white" if abs(value) > 0.5 else "black"
-        axes.text(column, row, decimal(100 * value, 0), ha="center", va="center", fontsize=5, color=color)
-    axes.set_xticks([])
-    axes.set_title("agreement: Spearman's ρ × 100", fontsize="medium")
 
 
 def draw_patches(picture: Any, scores: Numbers, *, unit: str = "score", title: str = "") -> Figure:
@@ -346,8 +242,6 @@ def draw_patches(picture: Any, scores: Numbers, *, unit: str = "score", title: s
     pixels, values = pixels_of(picture), as_array(scores, "scores")
     if values.ndim != 2 or values.size == 0:
         raise InvalidInputError(f"got scores {values.shape}; expected (rows, columns), a score for each patch")
-    if not np.isfinite(values).all():
-        raise InvalidInputError("got scores with NaN or infinity; expected finite numbers")
     height, width = pixels.shape[:2]
     # Light shades of grey [ITU-R BT.601], so that neither colours nor shadows look like scores.
     grey = np.repeat(0.4 + 0.6 * (pixels @ (0.299, 0.587, 0.114))[..., None], 3, axis=2)
@@ -360,15 +254,7 @@ def draw_patches(picture: Any, scores: Numbers, *, unit: str = "score", title: s
         axes.set_title(name, fontsize="medium")
         axes.set_axis_off()
         axes.imshow(ground, extent=(0, width, height, 0))
-    top, signed = float(np.abs(values).max()) or 1.0, bool((values < 0).any())
-    heat = axes.imshow(
-        values,
-        cmap=color_map(signed=signed),
-        norm=Normalize(-top if signed else 0.0, top),
-        alpha=0.6,
-        extent=(0, width, height, 0),
-        interpolation="nearest",
-    )
+    heat = axes.imshow(values, **_scale(values), alpha=0.6, extent=(0, width, height, 0), interpolation="nearest")
     figure.colorbar(heat, ax=axes, fraction=0.046, pad=0.03).set_label(unit, parse_math=False)
     return figure
 

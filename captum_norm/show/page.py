@@ -65,10 +65,6 @@ class Tokens:
         words: the number of each token's word, from 0 without gaps; -1 for a token outside of all words. None: every
             token is a word.
         word_texts: the text of each word. None: its tokens' texts, joined.
-
-    Example:
-        >>> len(Tokens(["[CLS]", "eff", "##ably", "[SEP]"], words=[-1, 0, 0, -1], word_texts=["effably"]))
-        4
     """
 
     texts: Sequence[str]
@@ -76,16 +72,8 @@ class Tokens:
     word_texts: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.words is None:
-            if self.word_texts is not None:
-                raise InvalidInputError("got texts of words without the words of tokens; give words, too")
-            return
-        _check_count("words", self.words, "tokens", len(self.texts))
-        count = max(self.words, default=-1) + 1
-        if set(self.words) - {-1} != set(range(count)):
-            raise InvalidInputError("got words with gaps; number them from 0 without gaps, -1 outside of words")
-        if self.word_texts is not None:
-            _check_count("texts", self.word_texts, "words", count)
+        if self.words is not None:
+            _check_count("words", self.words, "tokens", len(self.texts))
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -160,16 +148,6 @@ class Links:
     possible: Sequence[tuple[int, int]] | None = None
     method: str = ""
 
-    def check(self, rows: int, columns: int) -> None:
-        """Check that all links are between so many outputs and inputs."""
-        pairs = [(row, column) for row, column, _ in self.links]
-        for row, column in (*pairs, *(self.sure or ()), *(self.possible or ())):
-            if not (0 <= row < rows and 0 <= column < columns):
-                raise InvalidInputError(
-                    f"the link ({row}, {column}) is not between {rows} outputs and {columns} inputs; count from 0, the "
-                    "output first"
-                )
-
 
 @dataclass(frozen=True)
 class Graph:
@@ -190,15 +168,6 @@ class Graph:
     threshold: float
     method: str = ""
 
-    def check(self, rows: int, columns: int) -> None:
-        """Check that all positions and rows are those of so many outputs and inputs."""
-        inside = all(0 <= position < columns for _, _, _, position in self.nodes)
-        if not (inside and self.outputs and all(0 <= row < rows for row, _ in self.outputs)):
-            raise InvalidInputError(
-                f"the graph of {self.method} does not fit {rows} outputs and {columns} inputs: its positions are "
-                "indices of inputs, and it leads to one output or more"
-            )
-
 
 @dataclass(frozen=True)
 class Picture:
@@ -211,14 +180,6 @@ class Picture:
 
     png: bytes
     positions: Sequence[Sequence[int]]
-
-    def check(self, columns: int) -> None:
-        """Check that the patches are a rectangle of indices of so many inputs."""
-        inside = all(0 <= position < columns for row in self.positions for position in row)
-        if not inside or len({len(row) for row in self.positions}) != 1:
-            raise InvalidInputError(
-                f"got patches of a picture that are no rectangle; expected rows of indices from 0 to {columns - 1}"
-            )
 
 
 @dataclass(frozen=True)
@@ -237,10 +198,6 @@ class Example:
         row: the row that is explained; None: no single one.
         facts: names and values that hold for this example alone.
         counted: which inputs the scores are relative to: others are shown without a colour. None: all.
-
-    Example:
-        >>> Example("a b", Tokens(["a", "b"]), scores=[Scores("norm", "norm", [0.5, 1.0])]).scores[0].values.tolist()
-        [0.5, 1.0]
     """
 
     title: str
@@ -266,15 +223,13 @@ class Example:
                     f"{columns} inputs: the last two axes are these"
                 )
         for links in self.links:
-            links.check(rows, columns)
-        for picture in self.pictures:
-            picture.check(columns)
-        if self.graph is not None:
-            self.graph.check(rows, columns)
-        if self.counted is not None:
-            _check_count("marks", self.counted, "inputs", columns)
-        if self.row is not None and not 0 <= self.row < rows:
-            raise InvalidInputError(f"there is no row {self.row} to mark among {rows}; count them from 0")
+            found = [(row, column) for row, column, _ in links.links]
+            for row, column in (*found, *(links.sure or ()), *(links.possible or ())):
+                if not (0 <= row < rows and 0 <= column < columns):
+                    raise InvalidInputError(
+                        f"the link ({row}, {column}) is not between {rows} outputs and {columns} inputs; count from 0, "
+                        "the output first"
+                    )
 
 
 @dataclass(frozen=True)
@@ -340,7 +295,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Page:
-    """A page: what :func:`captum_norm.show.page.render` writes as one HTML file, and what a notebook shows.
+    """A page: what :func:`captum_norm.show.write_page` writes as one HTML file, and what a notebook shows.
 
     Attributes:
         title: its heading.
@@ -405,11 +360,6 @@ def render(page: Page) -> str:
     Returns:
         A complete HTML document, for :func:`write_page`; or for the ``srcdoc`` of an
         ``<iframe sandbox="allow-scripts">``.
-
-    Example:
-        >>> from captum_norm.show.page import Page
-        >>> "&lt;script&gt;" in render(Page("<script>"))
-        True
     """
     precision = _precision(maps.values.shape for example in page.examples for maps in example.maps)
     notes = [*page.notes, *([_PRECISE_TO[precision]] if precision in _PRECISE_TO else [])]
@@ -441,27 +391,20 @@ def render(page: Page) -> str:
     )
 
 
-def write_page(path: str | os.PathLike[str], page: Page | str) -> Path:
+def write_page(path: str | os.PathLike[str], page: Page) -> Path:
     """Write a page atomically.
 
     Args:
         path: the file; its folder must exist.
-        page: the page, or the HTML of one, such as :func:`captum_norm.show.render_explanation` returns.
+        page: the page, such as a result's ``page()`` returns.
 
     Returns:
         The path.
 
     Raises:
         OSError: the folder does not exist or cannot be written to.
-
-    Example:
-        >>> import tempfile
-        >>> from captum_norm.show.page import Page
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_page(folder + "/norms.html", Page("Norms")).name
-        'norms.html'
     """
-    return write_whole(path, (render(page) if isinstance(page, Page) else page).encode())
+    return write_whole(path, render(page).encode())
 
 
 def _header(page: Page) -> list[str]:

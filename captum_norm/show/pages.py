@@ -14,14 +14,12 @@ from captum_norm.attr.measurements import Measurements
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation import Explanation
 from captum_norm.generation.result import GenerationResult
-from captum_norm.lab.analysis import ContextualizationChange
 from captum_norm.lab.analysis.results import RESULTS, AnalysisResult, number_files
 from captum_norm.lab.analysis.results import Table as AnalysisTable
 from captum_norm.lab.comparison import Comparison
 from captum_norm.results import make_page
 from captum_norm.results.maps import AttributionMaps, Patches
 from captum_norm.results.stacks import MapStack
-from captum_norm.show.colors import BLUE, ORANGE, SKY
 from captum_norm.show.figures import pixels_of
 from captum_norm.show.page import (
     Cell,
@@ -38,7 +36,7 @@ from captum_norm.show.page import (
     Tokens,
     render,
 )
-from captum_norm.show.plots import draw_plot, plot_bytes, plot_svg
+from captum_norm.show.plots import draw_curves, draw_plot, plot_bytes, plot_svg
 from captum_norm.show.text import (
     BOLD,
     agreement_rows,
@@ -49,7 +47,7 @@ from captum_norm.show.text import (
     shortened,
     shown_measures,
 )
-from captum_norm.text.files import write_whole
+from captum_norm.text.files import is_url, write_whole
 from captum_norm.text.words import Words, words_of_text, words_of_tokens
 
 _TITLE = 60
@@ -61,16 +59,11 @@ _MOST_SHOWN = 1000
 _MOST_EXAMPLES = 20
 # Their maps are combined otherwise, or are rolled out already.
 _NO_ROLLOUT = ("attention-gradient", "rollout")
-# The frame of the curves in a drawing of 200 × 120.
-_LEFT, _RIGHT, _TOP, _BOTTOM = 34.0, 194.0, 6.0, 100.0
-_LIGHT, _DARK = (
-    {"ink": "#1b2430", "quiet": "#566273", "line": "#d5dce5", "most": BLUE},
-    {"ink": "#e6ebf2", "quiet": "#9aa7b8", "line": "#303a48", "most": SKY},
-)
 
 
-def render_explanation(explanation: Explanation, beside: Sequence[Explanation] = ()) -> str:
-    """Render texts as one page: their scores, and the maps of layers and heads, by one or several methods.
+@make_page.register
+def explanation_page(explanation: Explanation, beside: Sequence[Explanation] = ()) -> Page:
+    """Put texts on a page: their scores, and the maps of layers and heads, by one or several methods.
 
     Args:
         explanation: of :func:`captum_norm.explain`.
@@ -78,7 +71,7 @@ def render_explanation(explanation: Explanation, beside: Sequence[Explanation] =
             of single heads.
 
     Returns:
-        A complete HTML document, for :func:`captum_norm.show.write_page`.
+        The page, which :func:`write_page` writes.
 
     Raises:
         InvalidInputError: the explanations are of different texts.
@@ -86,23 +79,16 @@ def render_explanation(explanation: Explanation, beside: Sequence[Explanation] =
     Example:
         >>> from captum_norm import explain
         >>> text = "So it is."
-        >>> page = render_explanation(explain(text), [explain(text, method="weights", per_head=True)])
-        >>> "What each token of “So it is.” contributes" in page
-        True
+        >>> page = explanation_page(explain(text), [explain(text, method="weights", per_head=True)])
+        >>> page.title
+        'What each token of “So it is.” contributes'
     """
-    return render(explanation_page(explanation, beside))
-
-
-@make_page.register
-def explanation_page(explanation: Explanation, beside: Sequence[Explanation] = ()) -> Page:
-    """Collect the scores and maps of texts, each text an example; see :func:`render_explanation`."""
     if any(list(other.texts) != list(explanation.texts) for other in beside):
         raise InvalidInputError("got explanations of different texts; a page compares methods on the same ones")
     methods = (explanation, *beside)
     examples = [_text_example([method[number] for method in methods]) for number in range(len(explanation))]
     subject = f" of “{_beginning(explanation)}”" if len(explanation) == 1 else ""
-    tables = [] if explanation.changes is None else [_changes(explanation.changes)]
-    return Page(f"What each token{subject} contributes", explanation.facts(), examples, tables)
+    return Page(f"What each token{subject} contributes", explanation.facts(), examples)
 
 
 def _text_example(explanations: Sequence[Explanation]) -> Example:
@@ -143,45 +129,13 @@ def _row(explanation: Explanation) -> int | None:
     return position % count if -count <= position < count else None
 
 
-def _changes(changes: ContextualizationChange) -> Table:
-    names = [f"{name} ({scope})" for name, scope in zip(changes.components, changes.scopes[1:], strict=True)]
-    rows = [(layer, *row) for layer, row in enumerate(changes.macro.tolist())]
-    return Table(
-        "Change of the map by each component",
-        [Column("layer", "number"), *(Column(name, "heat", 3) for name in names)],
-        rows,
-        note="1 − Spearman's ρ of the map before and after the component.",
-    )
-
-
 def _beginning(explanation: Explanation) -> str:
     return shortened(" ".join(explanation.texts[0].split()), _TITLE)
 
 
-def render_answer(result: GenerationResult) -> str:
-    """Render what an answer rests on as one page: the input, coloured for each token of the answer, and segments.
-
-    Args:
-        result: of :class:`captum_norm.GenerationAttribution`.
-
-    Returns:
-        A complete HTML document, for :func:`captum_norm.show.write_page`.
-
-    Example:
-        >>> from captum_norm import GenerationAttribution, NormAttribution
-        >>> from captum_norm.loading import LANGUAGE_MODEL, load
-        >>> model, tokenizer = load(LANGUAGE_MODEL)
-        >>> "What “a cat” rests on" in render_answer(
-        ...     GenerationAttribution(NormAttribution(model), tokenizer).attribute("Clara saw", " a cat")
-        ... )
-        True
-    """
-    return render(answer_page(result))
-
-
 @make_page.register
-def answer_page(result: GenerationResult) -> Page:
-    """Collect what an answer rests on; see :func:`render_answer`."""
+def _answer_page(result: GenerationResult) -> Page:
+    """Show what an answer rests on: the input, coloured for each token of the answer, and segments."""
     method, unit = result.explained.method, result.explained.unit
     scores, rows, segments, graph = result.seq_attr, result.token_attr, result.segment_attr, result.graph
     signed = any(values is not None and bool((values < 0).any()) for values in (scores, rows, segments))
@@ -207,14 +161,10 @@ def answer_page(result: GenerationResult) -> Page:
     return Page(title, facts=result.facts(), examples=[example], tables=tables)
 
 
-@make_page.register
-def _maps_page(maps: AttributionMaps) -> Page:
+@make_page.register(AttributionMaps)
+@make_page.register(Measurements)
+def _maps_page(maps: AttributionMaps | Measurements) -> Page:
     return Page("Maps of all layers", facts={"maps": repr(maps)}, examples=_stack_examples(maps.stacks()))
-
-
-@make_page.register
-def _measurements_page(measured: Measurements) -> Page:
-    return Page("Measured maps", facts={"measured": repr(measured)}, examples=_stack_examples(measured.stacks()))
 
 
 def _stack_examples(stacks: Sequence[MapStack]) -> list[Example]:
@@ -237,78 +187,66 @@ def _stack_examples(stacks: Sequence[MapStack]) -> list[Example]:
     return examples
 
 
-def render_patches(
+def patches_page(
     pictures: Sequence[Any],
     scores: Tensor,
     patches: Sequence[Patches],
     *,
     maps: AttributionMaps | None = None,
-    tokens: Sequence[Sequence[str]] | None = None,
     method: str = "method",
     unit: str = "score",
     title: str = "What each patch contributes",
-) -> str:
-    """Render pictures under the scores of their patches, with the words beside them, as one page.
+) -> Page:
+    """Put pictures on a page, under the scores of their patches, with the words beside them.
 
     Args:
         pictures: each picture as :func:`captum_norm.show.draw_patches` takes it, in the order of the inputs.
         scores: a score for each position of each example, (B, S), as ``attribute`` returns.
         patches: where the patches of each picture stand, such as :attr:`captum_norm.AttributionMaps.patches`.
-        maps: the maps of the only self-attention stack, to show the row of each patch and word; None for scores alone.
-        tokens: the text of each position of each example; None for that of ``maps``, or its number.
+        maps: the maps of the only self-attention stack, to show the row of each patch and word, whose tokens name the
+            words; None for scores alone, and numbers for words.
         method: the method's name.
         unit: what the scores are.
         title: the page's heading.
 
-    Returns:
-        A complete HTML document, for :func:`captum_norm.show.write_page`.
-
     Raises:
-        InvalidInputError: there are no patches, no picture for some, or scores or tokens of other lengths.
+        InvalidInputError: there are no patches, no picture for some, or the scores are of other inputs.
 
     Example:
         >>> import torch
         >>> where = Patches(example=0, picture=0, positions=torch.tensor([[1, 2], [3, 4]]))
-        >>> page = render_patches([torch.rand(3, 8, 8)], torch.rand(1, 5), [where], tokens=[["[CLS]", *"abcd"]])
-        >>> "patch 2, 1" in page
-        True
+        >>> page = patches_page([torch.rand(3, 8, 8)], torch.rand(1, 5), [where])
+        >>> page.examples[0].inputs.texts[-1]
+        'patch 2, 2'
     """
     if not patches or max(patch.picture for patch in patches) >= len(pictures):
         raise InvalidInputError(
             f"got {len(pictures)} pictures and the patches of {len(patches)}; expected a picture for each, in the "
             "order of the inputs"
         )
-    texts = maps.tokens if tokens is None and maps is not None else tokens
     examples = []
     for number in sorted({patch.example for patch in patches}):
         of_example = [patch for patch in patches if patch.example == number]
         for patch in of_example:
             patch.scores(scores)  # refuses scores of other inputs
         values = scores[number]
+        names = list(map(str, range(len(values)))) if maps is None or maps.tokens is None else list(maps.tokens[number])
+        for place, patch in enumerate(of_example, 1):
+            which = f"picture {place}, " if len(of_example) > 1 else ""
+            for row, line in enumerate(patch.positions.tolist(), 1):
+                for column, position in enumerate(line, 1):
+                    names[position] = f"{which}patch {row}, {column}"
         stacks = [] if maps is None else [maps.self_attention[number]]
         examples.append(
             Example(
                 f"example {number}",
-                Tokens(_patch_names(of_example, len(values), None if texts is None else texts[number])),
+                Tokens(names),
                 scores=[Scores(method, unit, values)],
                 maps=[Maps(method, "entry", stack, range(len(stack))) for stack in stacks],
                 pictures=[Picture(_png(pictures[patch.picture]), patch.positions.tolist()) for patch in of_example],
             )
         )
-    return render(Page(title, examples=examples))
-
-
-def _patch_names(patches: Sequence[Patches], count: int, tokens: Sequence[str] | None) -> list[str]:
-    """Name the positions of an example: patches by their place, others by their tokens or numbers."""
-    names = [str(position) for position in range(count)] if tokens is None else list(tokens)
-    if len(names) != count:
-        raise InvalidInputError(f"got {len(names)} tokens and scores of {count} positions; give one for each")
-    for number, patch in enumerate(patches, 1):
-        which = f"picture {number}, " if len(patches) > 1 else ""
-        for row, line in enumerate(patch.positions.tolist(), 1):
-            for column, position in enumerate(line, 1):
-                names[position] = f"{which}patch {row}, {column}"
-    return names
+    return Page(title, examples=examples)
 
 
 def _png(picture: Any) -> bytes:
@@ -340,11 +278,6 @@ def flow_graph(graph: FlowGraph, method: str, *, starts: Mapping[str, int] | Non
 def tokens_of(words: Words) -> Tokens:
     """Return tokens as people write them, and their words."""
     return Tokens(words.pieces, words.numbers, words.texts)
-
-
-def render_comparison(comparison: Comparison) -> str:
-    """Render a comparison as one page, for :func:`captum_norm.show.write_page`; everything in it is escaped."""
-    return render(comparison_page(comparison))
 
 
 @make_page.register
@@ -414,51 +347,19 @@ def _word_table(title: str, column: str, words: Mapping[str, str], *, folded: bo
 def _curves(comparison: Comparison) -> list[Figure]:
     """Draw each method's curves; all have the same axes."""
     results = {name: comparison.results[name].faithfulness for name in comparison.ranking}
-    curves = {name: (result.morf.mean(0), result.lerf.mean(0)) for name, result in results.items()}
-    low = min(float(curve.min()) for pair in curves.values() for curve in pair)
-    high = max(float(curve.max()) for pair in curves.values() for curve in pair)
+    curves = {name: (result.morf.mean(0).tolist(), result.lerf.mean(0).tolist()) for name, result in results.items()}
+    values = [value for pair in curves.values() for curve in pair for value in curve]
     output = "the probability" if comparison.explained == "probability" else "the output"
     return [
         Figure(
             f"{name}: gain {decimal(float(results[name].relevance_gain.mean()))}",
-            _curve_svg(most, least, low, high if high > low else low + 1),
+            plot_svg(draw_curves(most, least, (min(values), max(values)))),
             group="What the output does when tokens go",
             note="Solid: most relevant tokens first; dashed: least relevant first. Across: share of tokens removed; "
             f"up: {output}, mean over examples. The area between is the gain.",
         )
         for name, (most, least) in curves.items()
     ]
-
-
-def _curve_svg(most: Tensor, least: Tensor, low: float, high: float) -> str:
-    def points(curve: Tensor) -> list[str]:
-        values = curve.tolist()
-        return [
-            f"{_LEFT + (_RIGHT - _LEFT) * step / (len(values) - 1):.1f} "
-            f"{_BOTTOM - (_BOTTOM - _TOP) * (value - low) / (high - low):.1f}"
-            for step, value in enumerate(values)
-        ]
-
-    down, up = points(most), points(least)
-    top, bottom = (f"{value:.2g}".replace("-", "−") for value in (high, low))
-    return (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 200 120" width="200" height="120">'
-        f"<style>{_curve_style(_LIGHT)}@media(prefers-color-scheme:dark){{{_curve_style(_DARK)}}}</style>"
-        f'<path class="axis" d="M{_LEFT:.0f} {_TOP:.0f}V{_BOTTOM:.0f}H{_RIGHT:.0f}"/>'
-        f'<text x="30" y="12" text-anchor="end">{top}</text><text x="30" y="101" text-anchor="end">{bottom}</text>'
-        '<text x="34" y="114">0</text><text x="194" y="114" text-anchor="end">1</text>'
-        f'<path class="between" d="M{"L".join([*up, *reversed(down)])}Z"/>'
-        f'<path class="least" d="M{"L".join(up)}"/><path class="most" d="M{"L".join(down)}"/></svg>'
-    )
-
-
-def _curve_style(colors: Mapping[str, str]) -> str:
-    return (
-        f"text{{fill:{colors['quiet']};font:10px system-ui,sans-serif}}"
-        f".axis{{stroke:{colors['line']};fill:none}}.between{{fill:{colors['ink']};fill-opacity:.1}}"
-        f".most{{stroke:{colors['most']};fill:none;stroke-width:2}}"
-        f".least{{stroke:{ORANGE};fill:none;stroke-width:2;stroke-dasharray:5 3}}"
-    )
 
 
 def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> list[Path]:
@@ -470,7 +371,7 @@ def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> l
 
     Args:
         result: the result of an analysis.
-        directory: the folder.
+        directory: the folder, or its URL.
 
     Returns:
         The files, in the order in which they were written.
@@ -479,36 +380,22 @@ def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> l
         InvalidInputError: a name is not unique or cannot be a file name, a number is not finite, or a plot does not fit
             its table; nothing is written.
         OSError: the folder cannot be created or written to.
-
-    Example:
-        >>> import tempfile
-        >>> from captum_norm.lab.analysis import read_result
-        >>> from captum_norm.lab.analysis.results import Column, Table
-        >>> table = Table("layers", "Norms", (Column("layer", "layer"), Column("norm", "‖f(x)‖")), [(0, 2.5), (1, 2.0)])
-        >>> result = AnalysisResult("dispersion", "How norms differ.", {"mean": 2.25}, [table])
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     [path.name for path in write_report(result, folder)], read_result(folder).table("layers") == table
-        (['layers.csv', 'report.html', 'results.json'], True)
     """
     contents = number_files(result)
-    figures = []
     for plot in result.plots:
         figure = draw_plot(result, plot)
         for suffix in ("png", "pdf"):
-            contents[f"{plot.name}.{suffix}"] = plot_bytes(figure, suffix, plot.title)
-        figures.append(Figure(plot.title, plot_svg(figure)))
-    contents["report.html"] = render(analysis_page(result, figures)).encode()
+            contents[f"{plot.name}.{suffix}"] = plot_bytes(figure, suffix)
+    contents["report.html"] = render(analysis_page(result)).encode()
     contents[RESULTS] = contents.pop(RESULTS)  # last
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    return [write_whole(folder / name, content) for name, content in contents.items()]
+    if not is_url(str(directory)):
+        Path(directory).mkdir(parents=True, exist_ok=True)
+    return [write_whole(f"{directory}/{name}", content) for name, content in contents.items()]
 
 
 @make_page.register
-def analysis_page(result: AnalysisResult, figures: Sequence[Figure] | None = None) -> Page:
-    """Put the result of an analysis on a page, with its plots as drawn; None to draw them here."""
-    if figures is None:
-        figures = [Figure(plot.title, plot_svg(draw_plot(result, plot))) for plot in result.plots]
+def analysis_page(result: AnalysisResult) -> Page:
+    """Put the result of an analysis on a page."""
     summary = Table(
         "In short",
         [Column("measure"), Column("value", "number")],
@@ -519,7 +406,7 @@ def analysis_page(result: AnalysisResult, figures: Sequence[Figure] | None = Non
         lead=result.description,
         facts=dict(_facts(result.metadata)),
         tables=[*([summary] if result.summary else []), *map(_page_table, result.tables)],
-        figures=figures,
+        figures=[Figure(plot.title, plot_svg(draw_plot(result, plot))) for plot in result.plots],
     )
 
 

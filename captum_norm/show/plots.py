@@ -54,12 +54,8 @@ _READER = (
     f"svg{{color:{INK}}}@media(prefers-color-scheme:dark){{svg{{color:#e4e7eb}}}}"
     "text{font-family:system-ui,sans-serif!important}"
 )
-# Lines with more points have about this many markers.
-_MOST_MARKERS = 16
 # Longer names under an axis, all together, are rotated.
 _MOST_UPRIGHT = 40
-# More vectors than this make a file slow to open, so they are rasterized.
-_MOST_VECTORS = 2000
 
 
 def draw_plot(result: AnalysisResult, plot: Plot) -> Figure:
@@ -74,14 +70,6 @@ def draw_plot(result: AnalysisResult, plot: Plot) -> Figure:
 
     Raises:
         InvalidInputError: the table or a column is missing, a value is not a number, or two have the same position.
-
-    Example:
-        >>> from captum_norm.lab.analysis.results import Column
-        >>> table = Table("layers", "Norms", (Column("layer", "layer"), Column("norm", "‖f(x)‖")), [(0, 2.5), (1, 2.0)])
-        >>> plot = Plot("norms", "line", "Norms by layer", "layers", "layer", "norm")
-        >>> figure = draw_plot(AnalysisResult("dispersion", "", {}, [table], [plot]), plot)
-        >>> figure.axes[0].get_ylabel()
-        '‖f(x)‖'
     """
     table = result.table(plot.table)
     if not table.rows:
@@ -101,10 +89,25 @@ def draw_plot(result: AnalysisResult, plot: Plot) -> Figure:
     return figure
 
 
-def plot_bytes(figure: Figure, suffix: str, title: str) -> bytes:
-    """Render a figure as "png" or "pdf", with a title in the metadata."""
+def draw_curves(most: Sequence[float], least: Sequence[float], limits: tuple[float, float]) -> Figure:
+    """Draw an output as the most relevant tokens are removed first (solid), and the least relevant (dashed)."""
+    shares = np.linspace(0, 1, len(most))
     with _style():
-        return figure_bytes(figure, suffix, title=title)
+        figure = StandaloneFigure(figsize=(1.7, 1.0), layout="constrained")
+        axes = figure.add_subplot()
+        axes.fill_between(shares, most, least, color=INK, alpha=0.1, linewidth=0)
+        axes.plot(shares, most, color=BLUE)
+        axes.plot(shares, least, color=ORANGE, linestyle="--")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xticks([0, 1])
+        axes.set_yticks(limits, [f"{limit:.2g}".replace("-", "−") for limit in limits])
+    return figure
+
+
+def plot_bytes(figure: Figure, suffix: str) -> bytes:
+    """Render a figure as "png" or "pdf"."""
+    with _style():
+        return figure_bytes(figure, suffix)
 
 
 def plot_svg(figure: Figure) -> str:
@@ -139,10 +142,8 @@ def _draw_lines(axes: "Axes", table: Table, plot: Plot) -> None:
             linestyle=LINES[style % len(LINES)],
             markeredgecolor=INK,
             markeredgewidth=0.5,
-            markevery=-(-len(rows) // _MOST_MARKERS),
             elinewidth=0.8,
             capsize=2,
-            rasterized=len(table.rows) > _MOST_VECTORS,
         )
 
 
@@ -171,7 +172,6 @@ def _draw_heat(figure: Figure, axes: "Axes", table: Table, plot: Plot) -> None:
         vmax=high,
         edgecolors="face",  # avoids seams in viewers
         linewidth=0.3,
-        rasterized=values.size > _MOST_VECTORS,
     )
     axes.invert_yaxis()
     height = max(_CELL * 0.8 * len(rows) + 0.8, 1.6)

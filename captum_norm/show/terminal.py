@@ -1,11 +1,11 @@
-"""Results and scores as text in the terminal, and as records for Captum's text viewer.
+"""Prints results in the terminal, and makes records of scores for Captum's text viewer.
 
 Each type of result has its function, registered with :data:`print_result`. Without colours (a file, a pipe,
 ``NO_COLOR``, an old terminal), blocks and bars show the scores.
 """
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import singledispatch
 from typing import Any
 
@@ -24,7 +24,6 @@ from captum_norm.show.colors import Rgb, color_of, hex_of, ink_on, shares_of
 from captum_norm.show.text import (
     BOLD,
     Numbers,
-    agreement_rows,
     as_array,
     check_length,
     decimal,
@@ -46,48 +45,16 @@ _MOST_ROWS = 40
 
 
 def colored_tokens(tokens: Sequence[str], scores: Sequence[float]) -> Text:
-    """Format tokens in a row, each on a background as dark as its score is high; negative scores are orange.
-
-    Args:
-        tokens: the texts of the S tokens.
-        scores: S scores in any unit.
-
-    Returns:
-        Text for ``rich.print``; markup and control codes in tokens are shown literally.
-
-    Raises:
-        ValueError: the numbers of tokens and scores differ.
-
-    Example:
-        >>> colored_tokens(["a", "[b]"], [0.1, 0.3]).plain
-        ' a   [b] '
-    """
+    """Format tokens in a row, each on a background as dark as its score is high; negative scores are orange."""
     check_length(tokens, len(scores), "scores")
-    text = Text()
-    for token, share in zip(tokens, shares_of(scores), strict=True):
-        if text:
-            text.append(" ")
-        text.append(f" {printable(token)} ", style=_style(color_of(share)))
-    return text
+    return Text(" ").join(
+        Text(f" {printable(token)} ", _style(color_of(share)))
+        for token, share in zip(tokens, shares_of(scores), strict=True)
+    )
 
 
 def marked_tokens(tokens: Sequence[str], scores: Sequence[float]) -> Text:
-    """Format tokens in a row without colour, each followed by a block as high as its score.
-
-    Args:
-        tokens: the texts of the S tokens.
-        scores: S scores in any unit; negative ones count as 0.
-
-    Returns:
-        Text for ``rich.print``.
-
-    Raises:
-        ValueError: the numbers of tokens and scores differ.
-
-    Example:
-        >>> marked_tokens(["a", "[b]"], [0.1, 0.3]).plain
-        'a▃ [b]█'
-    """
+    """Format tokens in a row, each followed by a block as high as its score; negative scores count as 0."""
     check_length(tokens, len(scores), "scores")
     shares = shares_of([max(score, 0.0) for score in scores])
     blocks = [_BLOCKS[round(share * (len(_BLOCKS) - 1))] for share in shares]
@@ -111,8 +78,8 @@ def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float]
         a█ b▅
         0 ▁▂▃▄▅▆▇█ 1 (norm)
     """
+    console.print(_token_row(console, tokens, scores))
     colored = _has_colors(console)
-    console.print((colored_tokens if colored else marked_tokens)(tokens, scores))
     if colored and min(scores, default=0.0) < 0:
         most = f"{max(map(abs, scores)):.3g}"
         console.print(Text.assemble(f"−{most} ", _colors(-1), _colors(1), f" {most} ({unit})"))
@@ -122,29 +89,9 @@ def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float]
 
 
 def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str, top: int | None = None) -> Table:
-    """Create a table of the tokens: index, token, score, and a bar.
-
-    Args:
-        tokens: the texts of the S tokens.
-        scores: S scores; negative ones have bars in another colour.
-        unit: the unit of the scores; the title of the column.
-        top: show so many of highest score, in descending order; None for all, in the order of the text.
-
-    Returns:
-        A table for ``rich.print``.
-
-    Raises:
-        ValueError: the numbers of tokens and scores differ.
-
-    Example:
-        >>> score_table(["a", "b"], [1.0, 0.5], unit="norm").row_count
-        2
-    """
+    """Create a table of the tokens: index, token, score, and a bar; in the order of the text, or the highest ones."""
     check_length(tokens, len(scores), "scores")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("index", justify="right")
-    table.add_column("token")
-    table.add_column(unit, justify="right")
+    table = _table("", ["index", "token"], [unit])
     table.add_column("", width=_BAR_WIDTH, no_wrap=True)
     texts, shares = formatted(scores), shares_of(scores)
     places = range(len(scores)) if top is None else sorted(range(len(scores)), key=lambda place: -scores[place])[:top]
@@ -154,8 +101,12 @@ def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str, to
     return table
 
 
+def _token_row(console: Console, tokens: Sequence[str], scores: Sequence[float]) -> Text:
+    return (colored_tokens if _has_colors(console) else marked_tokens)(tokens, scores)
+
+
 def _has_colors(console: Console) -> bool:
-    """Return whether a console can show the scale, for which 16 colours are not enough."""
+    """Whether a console can show the scale, for which 16 colours are not enough."""
     return console.color_system in ("256", "truecolor") and not console.no_color
 
 
@@ -173,6 +124,26 @@ def _bar(share: float) -> str:
     return ("█" * full + _EIGHTHS[eighth]).rstrip()
 
 
+def _table(title: str, words: Iterable[str], numbers: Iterable[str] = ()) -> Table:
+    """Create a table without lines: left-aligned columns of words, then right-aligned columns of numbers."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for name in words:
+        table.add_column(name, vertical="bottom")
+    for name in numbers:
+        table.add_column(name, justify="right", vertical="bottom")
+    return table
+
+
+def _say(console: Console, text: str) -> None:
+    """Print a line literally, without wrapping it."""
+    console.print(Text(text), soft_wrap=True)
+
+
+def _say_facts(console: Console, facts: Mapping[str, str]) -> None:
+    for name, value in facts.items():
+        _say(console, f"{name}: {spelled_out(value)}")
+
+
 @singledispatch
 def print_result(result: Any, console: Console, **options: Any) -> None:
     """Print a result to a console; ``print_result.register(kind)`` says how that of a type is printed."""
@@ -180,7 +151,7 @@ def print_result(result: Any, console: Console, **options: Any) -> None:
 
 
 @print_result.register
-def show_explanation(explanation: Explanation, console: Console, *, top: int | None = None) -> None:
+def _print_explanation(explanation: Explanation, console: Console, *, top: int | None = None) -> None:
     """Print the tokens of each text in colour, a legend and the table of scores, or of the highest ones."""
     _say_facts(console, explanation.facts())
     for place, single in enumerate(explanation):
@@ -189,33 +160,22 @@ def show_explanation(explanation: Explanation, console: Console, *, top: int | N
             _say(console, f"text {place}: {spelled_out(single.texts[0])}")
         tokens, scores = single.tokens[0], single.scores[0].tolist()
         show_tokens(console, tokens, scores, unit=explanation.unit)
-        console.print()
-        console.print(score_table(tokens, scores, unit=explanation.unit, top=top))
-    if explanation.changes is not None:
-        changes = explanation.changes
-        names = [f"{name}\n{scope}" for name, scope in zip(changes.components, changes.scopes[1:], strict=True)]
-        table = _titled_table("1 − ρ of the map before and after", ["layer", *names])
-        for layer, row in enumerate(changes.macro.tolist()):
-            table.add_row(str(layer), *(f"{value:.3f}" for value in row))
-        console.print("", table, sep="\n")
+        console.print("", score_table(tokens, scores, unit=explanation.unit, top=top), sep="\n")
 
 
 @print_result.register
-def show_answer(result: GenerationResult, console: Console, *, words: bool = False, top: int | None = None) -> None:
-    """Print the prompt in colour, a legend, and a table of the parts of highest score; words instead of tokens."""
+def _print_answer(result: GenerationResult, console: Console, *, top: int | None = None) -> None:
+    """Print the prompt in colour, a legend, and a table of the parts of highest score."""
     unit = result.explained.unit
     _say_facts(console, result.facts())
     console.print()
-    inputs = words_of_text(result.input_tokens)
-    scores = inputs.scores(result.seq_attr) if words else result.seq_attr
-    show_tokens(console, inputs.texts if words else inputs.pieces, scores.tolist(), unit=unit)
-    console.print()
+    show_tokens(console, words_of_text(result.input_tokens).pieces, result.seq_attr.tolist(), unit=unit)
     best = result.top(top or _ANSWER_ROWS)
-    console.print(score_table([name for name, _ in best], [score for _, score in best], unit=unit))
+    console.print("", score_table([name for name, _ in best], [score for _, score in best], unit=unit), sep="\n")
 
 
 @print_result.register
-def show_analysis(result: AnalysisResult, console: Console) -> None:
+def _print_analysis(result: AnalysisResult, console: Console) -> None:
     """Print the description of an analysis and its tables, except long ones."""
     corpus = result.metadata["corpus"]
     size = f"{corpus['texts']:,} text{'s' * (corpus['texts'] != 1)} of {corpus['name']}, {corpus['tokens']:,} tokens"
@@ -224,29 +184,29 @@ def show_analysis(result: AnalysisResult, console: Console) -> None:
     console.print(Text(result.description), "", sep="\n")
     for table in result.tables:
         if len(table.rows) > _MOST_ROWS:
-            console.print(f"{table.title}: {len(table.rows)} rows\n")
+            console.print(Text(f"{table.title}: {len(table.rows)} rows\n"))
             continue
-        printed = _titled_table(table.title, [column.label for column in table.columns])
-        for index, column in enumerate(printed.columns):
-            if any(isinstance(row[index], str) for row in table.rows):
-                column.justify = "left"
+        printed = _table(table.title, [column.label for column in table.columns])
+        for column, cells in zip(printed.columns, zip(*table.rows, strict=True), strict=False):
+            column.justify = "left" if any(isinstance(cell, str) for cell in cells) else "right"
         for row in table.rows:
             printed.add_row(*(Text(_cell_text(cell)) for cell in row))
         console.print(printed, "")
 
 
-@print_result.register
-def show_comparison(comparison: Comparison, console: Console, *, words: bool = False) -> None:
-    """Print the facts of a comparison, the table of methods, the first example's scores, and agreement.
+def _cell_text(cell: object) -> str:
+    return "–" if cell is None else f"{cell:.3f}" if isinstance(cell, float) else str(cell)
 
-    Args:
-        comparison: the comparison.
-        console: where to print.
-        words: print words instead of tokens, with the sums of their tokens' scores.
-    """
+
+@print_result.register
+def _print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print the facts of a comparison, the table of methods, and the scores of the first example."""
     _say_facts(console, comparison.facts())
     console.print()
-    _print_full(console, _method_table(comparison))
+    table = _method_table(comparison)
+    # At its full width, since truncated names and numbers are useless.
+    table.width = console.measure(table, options=console.options.update(max_width=_UNLIMITED)).maximum
+    console.print(table, crop=False)
     _say(
         console,
         "Rows by descending gain; ↑ higher is better, ↓ lower; × forward: ÷ the time of the plain forward pass.",
@@ -255,44 +215,17 @@ def show_comparison(comparison: Comparison, console: Console, *, words: bool = F
     for name, reason in comparison.refused.items():
         _say(console, f"refused: {name}: {reason}")
     _say(console, f"\n{example_title(comparison, 0)}")
-    console.print(_token_table(comparison, console, words=words))
-    count = len(comparison.results)
-    # As many methods across as fit; all of them with their names only if there is room.
-    tables = [_agreement_table(comparison, count, named=True)]
-    tables += [_agreement_table(comparison, columns) for columns in range(count, 1, -1)]
-    table = next((table for table in tables if _full_width(console, table) <= console.width), tables[-1])
-    columns = len(table.columns) - 1
-    _say(console, "\nAgreement: Spearman's ρ × 100" + (f", with the first {columns}" if columns < count else ""))
-    _print_full(console, table)
-
-
-def _say(console: Console, text: str) -> None:
-    """Print literally: ``:mask:`` in a signature is no emoji."""
-    console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
-
-
-def _say_facts(console: Console, facts: Mapping[str, str]) -> None:
-    for name, value in facts.items():
-        _say(console, f"{name}: {spelled_out(value)}")
-
-
-def _full_width(console: Console, table: Table) -> int:
-    return console.measure(table, options=console.options.update(max_width=_UNLIMITED)).maximum
-
-
-def _print_full(console: Console, table: Table) -> None:
-    """Print a table at its full width, since truncated names and numbers are useless."""
-    table.width = _full_width(console, table)
-    console.print(table, crop=False)
+    tokens, removable, scores = example_scores(comparison, 0)
+    rows = _table("", ["method", "scores of the tokens"])
+    for name, row in zip(comparison.ranking, scores, strict=True):
+        rows.add_row(Text(name), _token_row(console, words_of_tokens(tokens).pieces, shares_of(row, removable)))
+    console.print(rows)
 
 
 def _method_table(comparison: Comparison) -> Table:
     measures, means, best = shown_measures(comparison), comparison.means(), comparison.best()
-    table = _plain_table("method")
-    table.columns[0].vertical = "bottom"
     titles = [f"{measure.title.replace('-', '- ')} {measure.arrow}" for measure in measures]
-    for title in (*titles, "time (s)", "× forward"):
-        table.add_column("\n".join(title.split()), justify="right", vertical="bottom")
+    table = _table("", ["method"], ["\n".join(title.split()) for title in (*titles, "time (s)", "× forward")])
     for name in comparison.ranking:
         result = comparison.results[name]
         cells = [
@@ -300,51 +233,6 @@ def _method_table(comparison: Comparison) -> Table:
             for measure in measures
         ]
         table.add_row(Text(name), *cells, f"{result.seconds:.2f}", f"{result.forward_ratio:.1f}")
-    return table
-
-
-def _token_table(comparison: Comparison, console: Console, *, words: bool) -> Table:
-    tokens, removable, scores = example_scores(comparison, 0)
-    of_tokens = words_of_tokens(tokens)
-    texts, counted = of_tokens.pieces, removable
-    if words:
-        texts = of_tokens.texts
-        counted = of_tokens.scores(torch.Tensor([removable]), "max")[0].bool().tolist()
-        scores = of_tokens.scores(torch.Tensor(scores) * torch.Tensor(removable)).tolist()
-    draw = colored_tokens if _has_colors(console) else marked_tokens
-    table = _plain_table("method")
-    table.add_column("scores of the tokens")
-    for place, (name, row) in enumerate(zip(comparison.ranking, scores, strict=True), 1):
-        table.add_row(Text(f"{place} {name}"), draw(texts, shares_of(row, counted)))
-    return table
-
-
-def _agreement_table(comparison: Comparison, columns: int, *, named: bool = False) -> Table:
-    """Create a table of the agreement of methods with the first ones, which have their numbers in the token table."""
-    table = _plain_table("")
-    for place in range(1, columns + 1):
-        table.add_column(str(place), justify="right")
-    rows = zip(comparison.ranking, agreement_rows(comparison), strict=True)
-    for place, (name, values) in enumerate(rows, 1):
-        label = f"{place} {name}" if named else str(place)
-        table.add_row(Text(label), *(decimal(100 * value, 0) for value in values[:columns]))
-    return table
-
-
-def _cell_text(cell: object) -> str:
-    return "–" if cell is None else f"{cell:.3f}" if isinstance(cell, float) else str(cell)
-
-
-def _titled_table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=None)
-    for name in columns:
-        table.add_column(name, justify="right")
-    return table
-
-
-def _plain_table(first: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column(first, no_wrap=True)
     return table
 
 
@@ -390,17 +278,3 @@ def text_record(
         raw_input_ids=[html.escape(printable(token)) for token in tokens],
         convergence_score=0.0 if convergence_delta is None else convergence_delta,
     )
-
-
-def answer_records(result: GenerationResult) -> list[visualization.VisualizationDataRecord]:
-    """Make records for ``captum.attr.visualization.visualize_text``: of the whole, and of each output token.
-
-    Args:
-        result: of :class:`captum_norm.GenerationAttribution`.
-    """
-    rows = [] if result.token_attr is None else list(zip(result.output_tokens, result.token_attr, strict=True))
-    delta = result.convergence_delta
-    return [
-        text_record(result.input_tokens, row.clamp(min=0), label=label, convergence_delta=delta)
-        for label, row in [(result.explained.answer, result.seq_attr), *rows]
-    ]

@@ -33,8 +33,6 @@ from captum_norm import (
     ValueZeroing,
 )
 from captum_norm.generation import handed_on
-from captum_norm.show import answer_records, draw_answer
-from captum_norm.show.pages import answer_page
 from tests.generation.texts import ANSWER, PROMPT, encoded, gpt2, llama, tokenizer, tokens_of_answer
 
 OF_STATES: dict[str, Callable[[Any], Any]] = {
@@ -93,7 +91,7 @@ def test_rows_are_those_of_single_tokens(model: Any, name: str) -> None:
 def test_the_routes_of_a_graph_add_up_to_the_scores(model: Any, outputs: Any) -> None:
     attribution = GenerationAttribution(InformationFlow(model()), tokenizer())
     result = attribution.attribute(PROMPT, ANSWER, outputs=outputs, graph_threshold=0.0)
-    (example,) = answer_page(result).examples
+    (example,) = result.page().examples
     shown, rows = example.graph, result.token_attr
     assert shown is not None
     assert rows is not None
@@ -288,10 +286,7 @@ def test_the_result_is_captums() -> None:
 def test_results_are_shown(per_token: bool) -> None:
     generation = GenerationAttribution(DecompX(gpt2()), tokenizer())
     result = generation.attribute(PROMPT, ANSWER, segments="word", per_token=per_token)
-    records = answer_records(result)
-    assert [record.attr_class for record in records] == [ANSWER, *(result.output_tokens if per_token else [])]
-    assert records[0].attr_score == pytest.approx(float(result.seq_attr.clamp(min=0).sum()), rel=1e-5)
-    (image,) = draw_answer(result).axes[0].images
+    (image,) = result.plot().axes[0].images
     rows = result.seq_attr[None] if result.token_attr is None else result.token_attr
     assert torch.allclose(torch.tensor(np.asarray(image.get_array())).float(), rows, atol=1e-6)
     content = json.loads(result.to_json())
@@ -341,7 +336,7 @@ def test_methods_tokenizers_and_models_of_hugging_face_are_needed() -> None:
 def test_a_page_shows_segments_of_the_same_words_apart() -> None:
     generation = GenerationAttribution(DecompX(gpt2()), tokenizer())
     result = generation.attribute("Anna owns Anna", " owns", segments="word")
-    (table,) = answer_page(result).tables
+    (table,) = result.page().tables
     assert result.segment_attr is not None
     assert [list(row) for row in table.rows] == [
         [0, "Anna", float(result.segment_attr[0])],
@@ -352,7 +347,7 @@ def test_a_page_shows_segments_of_the_same_words_apart() -> None:
 
 def test_a_page_has_the_row_of_each_token_of_the_answer() -> None:
     result = GenerationAttribution(DecompX(gpt2()), tokenizer()).attribute(PROMPT, ANSWER)
-    (example,) = answer_page(result).examples
+    (example,) = result.page().examples
     assert result.token_attr is not None
     assert example.outputs is not None
     assert "".join(example.outputs.word_texts or ()) == ANSWER.replace(" ", "")

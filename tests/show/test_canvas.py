@@ -1,7 +1,6 @@
 """Files of figures: no trace in pyplot, a picture in notebooks, whole or not there."""
 
 import io
-import re
 import sys
 import warnings
 from pathlib import Path
@@ -52,15 +51,12 @@ def test_characters_that_the_fonts_lack_are_told_of_once(tmp_path: Path) -> None
     figure = heatmaps(2, [*hieroglyphs[:2], "a"])
     with pytest.warns(MissingGlyphsWarning) as told:  # any other warning is an error
         save_figure(figure, tmp_path / "m.png")
-    assert len(told) == 1
-    assert re.fullmatch(
-        r"the picture has boxes for 2 characters that its fonts \(DejaVu Sans.*\) lack: 𓀀 𓀁; HTML output shows all",
-        str(told[0].message),
-    )
+    assert [str(warning.message) for warning in told] == [
+        "the picture has boxes for characters that its fonts lack: 𓀀 𓀁; HTML output shows all"
+    ]
     assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
-    many = heatmaps(1, hieroglyphs)
-    with pytest.warns(MissingGlyphsWarning, match=rf"10 characters .*: {' '.join(hieroglyphs[:8])} …;"):
-        figure_bytes(many)
+    with pytest.warns(MissingGlyphsWarning, match=f"{' '.join(hieroglyphs[:8])} …;"):
+        figure_bytes(heatmaps(1, hieroglyphs))
     with rc_context({"svg.fonttype": "none"}):
         assert hieroglyphs[0] in figure_bytes(figure, "svg").decode()
 

@@ -1,8 +1,5 @@
 """Figures: the numbers drawn, the labels, the scales; patches over their picture; methods compared."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from captum_norm import Comparison
 from captum_norm.errors import InvalidInputError
-from captum_norm.show import Panel, draw_comparison, draw_heatmaps, draw_patches, figure_bytes, save_figure
+from captum_norm.show import Panel, draw_heatmaps, draw_patches, figure_bytes, save_figure
 from captum_norm.show.colors import color_of, color_table, shares_of
 from tests.lab.comparison.examples import comparison
 
@@ -70,15 +66,11 @@ def test_pixels_have_the_scale_s_colours(tmp_path: Path) -> None:
         np.testing.assert_array_equal(pixels[pixels.shape[0] - int(y), int(x)], color_table()[color])
 
 
-def test_each_panel_has_its_own_scale_or_all_share_one() -> None:
+def test_each_panel_has_its_own_scale() -> None:
     panels = maps(3)
+    drawn = panels_of(draw_heatmaps(panels, TOKENS))
     tops = [panel.map.max().item() for panel in panels]
-    own = panels_of(draw_heatmaps(panels, TOKENS))
-    assert [axes.images[0].get_clim()[1] for axes in own] == pytest.approx(tops)
-    assert [len(axes.child_axes) for axes in own] == [1, 1, 1]
-    shared = panels_of(draw_heatmaps(panels, TOKENS, shared_scale=True))
-    assert [axes.images[0].get_clim()[1] for axes in shared] == pytest.approx([max(tops)] * 3)
-    assert [len(axes.child_axes) for axes in shared] == [0, 0, 1]
+    assert [axes.images[0].get_clim()[1] for axes in drawn] == pytest.approx(tops)
 
 
 @pytest.mark.parametrize(("count", "columns"), [(1, 1), (3, 3), (6, 3), (12, 4)])
@@ -120,12 +112,6 @@ def test_maps_may_be_of_any_dtype_and_have_a_gradient() -> None:
 def test_maps_that_do_not_fit_are_named(panels: list[Panel], tokens: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         draw_heatmaps(panels, tokens)
-
-
-def test_one_scale_for_two_units_is_refused() -> None:
-    panels = [Panel("a", torch.ones(1, 1), "norm"), Panel("b", torch.ones(1, 1), "weight")]
-    with pytest.raises(ValueError, match="several units: norm, weight"):
-        draw_heatmaps(panels, ["a"], shared_scale=True)
 
 
 def picture_of(height: int = 60, width: int = 80) -> Any:
@@ -191,7 +177,6 @@ def test_a_picture_may_come_in_any_form(form: str) -> None:
         (np.full((4, 4, 3), np.nan), torch.ones(2, 2), "numbers from nan"),
         ("photo.png", torch.ones(2, 2), "expected an array"),
         (np.zeros((4, 4, 3)), torch.ones(4), r"got scores \(4,\); expected \(rows, columns\)"),
-        (np.zeros((4, 4, 3)), torch.full((2, 2), torch.inf), "NaN or infinity"),
     ],
 )
 def test_what_is_no_picture_is_refused_in_a_sentence(picture: Any, scores: Any, message: str) -> None:
@@ -203,63 +188,18 @@ def test_scores_all_zero_are_drawn() -> None:
     assert heat_of(draw_patches(picture_of(), torch.zeros(2, 2))).norm.vmax == 1
 
 
-def test_panels_show_what_was_found() -> None:
-    found = comparison()
-    names, means = found.ranking, found.means()
-    figure = draw_comparison(found)
-    scores, _, gains, costs, agreement = figure.get_axes()
-    assert [label.get_text() for label in scores.get_yticklabels()] == names
-    assert [label.get_text() for label in gains.get_yticklabels()] == names
-    counted = found.removable[0][:5].tolist()
-    rows = [shares_of(found.results[name].scores[0][:5].tolist(), counted) for name in names]
+def test_a_comparison_shows_the_scores_and_gains_of_all_methods() -> None:
+    compared = comparison()
+    names, means = compared.ranking, compared.means()
+    figure = compared.plot()
+    scores, gains = figure.get_axes()[:2]
+    assert labels(scores.yaxis) == names
+    counted = compared.removable[0][:5].tolist()
+    rows = [shares_of(compared.results[name].scores[0][:5].tolist(), counted) for name in names]
     np.testing.assert_array_equal(scores.images[0].get_array(), rows)
     assert [bar.get_width() for bar in gains.patches] == [means[name]["relevance_gain"] for name in names]  # type: ignore[attr-defined]
-    places = costs.collections[0].get_offsets()
-    assert np.asarray(places)[:, 0].tolist() == [found.results[name].forward_ratio for name in names]
-    order = [list(found.results).index(name) for name in names]
-    np.testing.assert_array_equal(agreement.images[0].get_array(), found.agreement[order][:, order])
-    texts = [text.get_text() for text in agreement.texts]
-    assert texts[:: len(names) + 1] == ["100"] * len(names)
-    assert found.signature in [text.get_text() for text in figure.texts]
-
-
-def test_the_colours_are_those_of_the_page() -> None:
-    colors = draw_comparison(comparison()).get_axes()[0].images[0].get_cmap()
+    assert compared.signature in [text.get_text() for text in figure.texts]
+    colors = scores.images[0].get_cmap()
     np.testing.assert_array_equal(
         np.rint(np.array(colors([0.0, 1.0]))[:, :3] * 255), [color_table(below=True)[-1], color_table()[-1]]
     )
-
-
-def scaled(gain: float, ratios: Sequence[float]) -> Comparison:
-    """The comparison with smaller gains, and other costs."""
-    found = comparison()
-    results = {
-        name: replace(
-            result,
-            faithfulness=replace(result.faithfulness, relevance_gain=gain * result.faithfulness.relevance_gain),
-            forward_ratio=ratio,
-        )
-        for (name, result), ratio in zip(found.results.items(), ratios, strict=True)
-    }
-    return replace(found, results=results)
-
-
-@pytest.mark.parametrize("gain", [1, 1e-3, 1e-6])
-@pytest.mark.parametrize(
-    "ratios", [(3.1, 4.4, 3.2, 3.3, 4), (0.9, 8, 2, 3, 4), (2, 2, 2, 2, 2), (9, 11, 9, 9, 9), (0.3, 4000, 20, 50, 3)]
-)
-def test_numbers_of_the_axes_are_apart(gain: float, ratios: Sequence[float]) -> None:
-    figure = draw_comparison(scaled(gain, ratios))
-    figure.draw_without_rendering()
-    for axes in figure.get_axes()[2:4]:
-        low, high = axes.get_xlim()
-        ticks = [
-            label
-            for which in (False, True)
-            for label in axes.get_xticklabels(minor=which)
-            if label.get_text() and low <= label.get_position()[0] <= high
-        ]
-        assert len(ticks) >= 2
-        assert not any("10^" in label.get_text() for label in ticks)
-        edges = sorted((label.get_window_extent().x0, label.get_window_extent().x1) for label in ticks)
-        assert all(right + 5 < left for (_, right), (left, _) in pairwise(edges))

@@ -5,7 +5,6 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
 
 import matplotlib as mpl
 import numpy as np
@@ -18,10 +17,10 @@ from matplotlib.figure import Figure
 from captum_norm.errors import InvalidInputError
 from captum_norm.lab.analysis.results import AnalysisResult, Column, Plot, Table
 from captum_norm.show.plots import (
-    COLORS,
     INK,
     LINES,
     MARKERS,
+    draw_curves,
     draw_plot,
     plot_bytes,
     plot_svg,
@@ -100,13 +99,6 @@ def test_words_along_an_axis_stand_in_the_order_of_their_rows() -> None:
     assert [line.get_xydata().tolist() for line in axes.lines] == [[[0, 1], [1, 2]], [[0, 3]]]  # type: ignore[union-attr]
 
 
-def test_long_lines_have_few_markers() -> None:
-    result = result_of(("x", list(range(1, 101))), ("y", [float(value) for value in range(100)]))
-    (line,) = axes_of(draw_plot(result, Plot("p", "line", "P", "t", "x", "y"))).lines
-    assert line.get_markevery() == 7
-    assert len(line.get_xdata()) == 100  # type: ignore[arg-type]
-
-
 def test_long_labels_are_wrapped() -> None:
     words = "how much of what arrives comes from elsewhere"
     result = result_of(("x", [1]), (words, [1]), ("v", [1.0]))
@@ -125,25 +117,6 @@ def test_many_series_differ_without_colour() -> None:
     assert len(set(MARKERS)) == len(MARKERS)
 
 
-# Linear sRGB as seen without one kind of cone [Machado et al. 2009, severity 1].
-DEFICIENCIES = {
-    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
-    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
-}
-
-
-@pytest.mark.parametrize("kind", DEFICIENCIES)
-def test_first_colours_stay_apart_for_colour_blind_readers(kind: str) -> None:
-    encoded = np.array([[int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)] for color in COLORS[:5]])
-    linear = np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
-    seen = (linear @ np.array(DEFICIENCIES[kind]).T).clip(0, 1)
-    # OKLab, in which 0.02 is about the least difference that is seen.
-    cones = np.cbrt(seen @ np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]).T)
-    lab = cones @ np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]).T
-    assert min(np.linalg.norm(one - other) for one, other in combinations(lab, 2)) > 0.05
-
-
 @pytest.mark.parametrize(
     ("plot", "message"),
     [
@@ -158,6 +131,14 @@ def test_first_colours_stay_apart_for_colour_blind_readers(kind: str) -> None:
 def test_plot_that_does_not_fit_its_table_is_refused(plot: Plot, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         draw_plot(RESULT, plot)
+
+
+def test_curves_run_from_the_whole_input_to_none_of_it() -> None:
+    axes = axes_of(draw_curves([1.0, 0.5, 0.0], [1.0, 0.75, 0.25], (-0.5, 1.0)))
+    most, least = (line.get_xydata() for line in axes.lines)
+    np.testing.assert_array_equal(most, [[0, 1], [0.5, 0.5], [1, 0]])
+    np.testing.assert_array_equal(least, [[0, 1], [0.5, 0.75], [1, 0.25]])
+    assert ticks(axes.yaxis) == ["−0.5", "1"]
 
 
 def test_table_without_rows_is_refused() -> None:
@@ -177,8 +158,8 @@ def settings() -> Iterator[None]:
 @pytest.mark.parametrize("plot", [LINE, HEAT], ids=lambda plot: plot.kind)
 @pytest.mark.parametrize("suffix", ["png", "pdf"])
 def test_same_numbers_give_the_same_bytes(plot: Plot, suffix: str) -> None:
-    content = plot_bytes(draw_plot(RESULT, plot), suffix, plot.title)
-    assert content == plot_bytes(draw_plot(RESULT, plot), suffix, plot.title)
+    content = plot_bytes(draw_plot(RESULT, plot), suffix)
+    assert content == plot_bytes(draw_plot(RESULT, plot), suffix)
     assert content.startswith({"png": b"\x89PNG", "pdf": b"%PDF"}[suffix])
     assert b"CreationDate" not in content
     assert b"/Type3" not in content.replace(b" ", b"")

@@ -51,7 +51,7 @@ def test_csv_has_the_values_in_full(folder: Path, table: Table) -> None:
 
 
 def test_page_has_the_numbers_and_spells_out_the_words() -> None:
-    page = analysis_page(RESULT, [])
+    page = analysis_page(RESULT)
     assert (page.title, page.lead) == ("special-tokens: tiny", "What <special> tokens give.")
     assert [list(row) for row in page.tables[0].rows] == [
         ["mean of ‖f(x)‖", "2.68"], ["tokens", "251,234"], ["undefined", None], ["ρ", "−0.500"],

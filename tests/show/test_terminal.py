@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -11,10 +10,10 @@ from captum.attr import visualization
 from rich.console import Console
 
 from captum_norm import Comparison
-from captum_norm.methods import METHODS
-from captum_norm.show import colored_tokens, marked_tokens, score_table, show_comparison, show_tokens, text_record
+from captum_norm.show import print_result, show_tokens, text_record
 from captum_norm.show.colors import color_of, hex_of, ink_on
-from captum_norm.show.text import decimal, formatted, printable, shortened, shown_measures
+from captum_norm.show.terminal import colored_tokens, marked_tokens, score_table
+from captum_norm.show.text import formatted, printable, shortened
 from tests.lab.comparison.examples import HOSTILE, comparison
 
 
@@ -135,11 +134,11 @@ def test_formatted(scores: list[float], shown: list[str]) -> None:
     assert formatted(scores) == shown
 
 
-def compared(found: Comparison, width: int = 200, *, colors: Any = None, words: bool = False) -> str:
-    return text_of(lambda console: show_comparison(found, console, words=words), colors=colors, width=width)
+def compared(found: Comparison, *, colors: Any = None) -> str:
+    return text_of(lambda console: print_result(found, console), colors=colors)
 
 
-def test_everything_is_said() -> None:
+def test_a_comparison_says_everything_at_its_full_width() -> None:
     found, text = comparison("causal"), compared(comparison("causal"))
     assert f"model: {HOSTILE}" in text
     assert f"signature: {found.signature}" in text
@@ -147,60 +146,13 @@ def test_everything_is_said() -> None:
     lines = text.splitlines()
     start = next(place for place, line in enumerate(lines) if line.startswith("method  "))
     for name, line in zip(found.ranking, lines[start + 1 :], strict=False):
-        assert line.startswith(f"{name} ")
+        result = found.results[name]
+        assert line.split()[0] == name
+        assert line.split()[-2:] == [f"{result.seconds:.2f}", f"{result.forward_ratio:.1f}"]
         assert f"{found.means()[name]['relevance_gain']:.3f}".replace("-", "−") in line.split()
+        assert sum(row.startswith(f"{name} ") for row in lines) == 2, "numbers and tokens"
     assert "log-" not in text
     assert "log-" in compared(comparison())
-    first = list(found.results).index(found.ranking[0])
-    _, row = (line for line in lines if line.startswith(f"1 {found.ranking[0]} "))
-    order = [list(found.results).index(name) for name in found.ranking]
-    values = [f"{100 * float(found.agreement[first, other]):.0f}".replace("-", "−") for other in order]
-    assert row.split()[-len(order) :] == values
-
-
-def test_words_have_the_sums_of_their_tokens() -> None:
-    """Of tokens that count; the others, such as special ones, have no colour."""
-    found = comparison()
-    tokens = [["[CLS]", "a", "##b", "c", "[SEP]", "[PAD]", "[PAD]"], *found.tokens[1:]]
-    scores = torch.tensor([[9.0, 1.0, 1.0, -1.0, 9.0, 0.0, 0.0], [0.0] * 7])
-    results = {"norm": replace(found.results["norm"], scores=scores)}
-    found = replace(found, tokens=tokens, results=results, agreement=torch.ones(1, 1))
-    assert "[CLS]▁ ab█ c▁ [SEP]▁" in compared(found, words=True)
-    assert "[CLS]▁ a█ b█ c▁ [SEP]▁" in compared(found)
-
-
-def everything() -> Comparison:
-    """All methods, with the numbers of a few."""
-    found = comparison()
-    names = list(METHODS)
-    results = dict(zip(names, list(found.results.values()) * len(names), strict=False))
-    return replace(found, results=results, agreement=torch.full((len(names), len(names)), -0.99))
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_names_and_numbers_are_whole_in_narrow_terminals(width: int) -> None:
-    found = everything()
-    count = len(found.ranking)
-    assert count == len(METHODS)
-    text = compared(found, width)
-    assert "…" not in text
-    lines = text.splitlines()
-    methods, _, agreement = (
-        lines[start + 1 : start + 1 + count]
-        for start, line in enumerate(lines)
-        if line.startswith("method ") or line.split()[:2] == ["1", "2"]
-    )
-    columns = agreement[0].split().count("−99")
-    assert columns == (count if width == 120 else 19), "as many as fit"
-    means, measures = found.means(), shown_measures(found)
-    rows = zip(found.ranking, methods, agreement, strict=True)
-    for place, (name, row, values) in enumerate(rows, 1):
-        numbers = [decimal(means[name][measure.name]) for measure in measures]
-        result = found.results[name]
-        assert row.split() == [name, *numbers, f"{result.seconds:.2f}", f"{result.forward_ratio:.1f}"]
-        assert values.split() == [str(place), *([name] if width == 120 else []), *["−99"] * columns]
-        assert any(line.startswith(f"{place} {name} ") for line in lines)
-    assert all(len(line.rstrip()) <= width for line in agreement)
 
 
 def test_colours_where_there_are_some() -> None:

@@ -140,9 +140,7 @@ class MethodResult:
 class Comparison(Result):
     """The result of :func:`captum_norm.compare`: several methods on the same model and inputs.
 
-    :func:`~captum_norm.show.draw_comparison`, :func:`~captum_norm.show.render_comparison` and
-    :func:`~captum_norm.show.show_comparison` show it. ``comparison[0]`` is that of the first example, without
-    padding.
+    ``comparison[0]`` is that of the first example, without padding.
 
     Attributes:
         model: the name of the model or its class.
