@@ -14,8 +14,6 @@ from captum_norm.text.lines import COMPRESSED, TextSource
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-_CHUNK_BYTES = 1 << 20
-
 _options: ContextVar[tuple[float, bool] | None] = ContextVar("captum_norm_progress", default=None)
 """The delay of bars, and whether they are for terminals only; None for no bars."""
 
@@ -27,10 +25,6 @@ def progress(delay: float = 3.0, *, terminal_only: bool = False) -> Iterator[Non
     Args:
         delay: computations shorter than this, in seconds, show no bar.
         terminal_only: show bars only if standard error is a terminal.
-
-    Example:
-        >>> with progress():
-        ...     pass  # NormAttribution(model).maps(long_inputs)
     """
     token = _options.set((delay, terminal_only))
     try:
@@ -110,12 +104,8 @@ def count_lines(source: TextSource) -> int | None:
     path = Path(source) if isinstance(source, str | PathLike) else None
     if path is None or not path.is_file() or path.suffix in COMPRESSED:
         return None
-    lines, last = 0, b"\n"
     with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            lines += chunk.count(b"\n")
-            last = chunk[-1:]
-    return lines + (last != b"\n")
+        return sum(1 for _ in stream)
 
 
 def to_stderr(message: str) -> None:

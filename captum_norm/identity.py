@@ -101,16 +101,10 @@ def _settings(config: Any) -> Any:
 
 
 def _digest(facts: Any) -> str:
-    # Keys may be numbers, values may be sets or torch types.
-    text = json.dumps(_plain(facts), sort_keys=True)
+    text = json.dumps(facts, sort_keys=True, default=_plain)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, set | frozenset):
-        return sorted(map(str, value))
-    return value if value is None or isinstance(value, str | int | float | bool) else _ADDRESS.sub("", str(value))
+    """What JSON has no form for: sets, and torch's types."""
+    return sorted(map(str, value)) if isinstance(value, set | frozenset) else _ADDRESS.sub("", str(value))

@@ -10,14 +10,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from captum_norm.attr.flow_graph import FlowGraph
-from captum_norm.checks import check_choice, check_count
-from captum_norm.lab.analysis import ContextualizationChange
+from captum_norm.checks import check_count
 from captum_norm.results.aggregation import with_prefix_rows
 from captum_norm.results.base import Result
 from captum_norm.results.maps import AttributionMaps
 from captum_norm.results.stacks import STACKS, dataset_of, kept_entries, place_of
 from captum_norm.results.tables import csv_text, data_frame, json_text
-from captum_norm.text.words import WORD_MEASURES, Words, WordScore
+from captum_norm.text.words import Words, WordScore
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ class Explanation(Result):
         map_unit: what the entries of the maps are.
         convergence_delta: the completeness error of each text, (B,): for methods with maps the largest of the layers,
             relative to what they computed; None if the method has none.
-        changes: how much each component changes the map of each layer, if requested.
         graphs: the routes of information in each text without padding, if requested.
         words_of_tokens: the words of each text's tokens, without padding.
     """
@@ -69,7 +67,6 @@ class Explanation(Result):
     maps: AttributionMaps | None = None
     map_unit: str = ""
     convergence_delta: Tensor | None = None
-    changes: ContextualizationChange | None = None
     graphs: Sequence[FlowGraph] = ()
     words_of_tokens: Sequence[Words] = ()
     head: int | None = None
@@ -79,6 +76,7 @@ class Explanation(Result):
     @classmethod
     def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
         """Return the content of a file of version 1: the numbers of layers beside their maps, a graph to one output."""
+        content.pop("changes", None)  # of components, which this class had once
         if version > 1:
             return content
         graph = content.pop("graph")
@@ -129,26 +127,21 @@ class Explanation(Result):
         Args:
             score: how a word's score, and its column in the maps, comes from its tokens': ``"sum"``, ``"mean"`` or
                 ``"max"``, the one farthest from zero. Its row is the mean of theirs. For norms of vectors added, see
-                ``words="norm"`` of :func:`captum_norm.explain`.
+                :meth:`captum_norm.Words.segments`.
 
         Raises:
             InvalidInputError: this is no way to score words.
         """
-        check_choice("score", score, WORD_MEASURES[:3])
         parts = list(zip(self.words_of_tokens, self, strict=True))
-        scores = [words.scores(part.scores[0], score) for words, part in parts]
-        squares = [words.maps(part.squares, score) for words, part in parts if part.squares is not None]
-        return self.with_words(scores, squares)
-
-    def with_words(self, scores: Sequence[Tensor], squares: Sequence[Tensor]) -> "Explanation":
-        """Replace tokens by words: the scores of each text's, (W,), and maps, (1, L, [H,] W, W), or none."""
-        texts, maps, position = [words.texts for words in self.words_of_tokens], self.maps, self.position
+        texts, maps, position = [words.texts for words, _ in parts], self.maps, self.position
         size = max(map(len, texts))
-        real = torch.arange(size) < torch.tensor([len(words) for words in texts])[:, None]
+        real = torch.arange(size) < torch.tensor(list(map(len, texts)))[:, None]
         tokens = [[*words, *[""] * (size - len(words))] for words in texts]
+        scores = [words.scores(part.scores[0], score) for words, part in parts]
         if isinstance(position, int) and len(self) == 1:
             position = self.words_of_tokens[0].numbers[position]
-        if maps is not None and squares:
+        if maps is not None:
+            squares = [words.maps(part.squares, score) for words, part in parts if part.squares is not None]
             stack = torch.cat([pad(square, (0, size - square.shape[-1]) * 2) for square in squares])
             maps = with_stack(maps, stack, real=real.to(maps.real.device), tokens=tokens, virtual=0)
         return replace(
@@ -243,13 +236,13 @@ class Explanation(Result):
 
     def _content(self) -> dict[str, Any]:
         """Return everything about the only text, for JSON."""
-        squares, words, changes = self.squares, self.words_of_tokens[0], self.changes
+        squares, words = self.squares, self.words_of_tokens[0]
         names = ("model", "method", "scope", "target", "aggregation", "layer", "head", "position")
         maps = None
         if squares is not None:
             axes = ["layer", *["head"] * (squares.dim() - 4), "query", "key"]
             maps = {"axes": axes, "layers": list(self.layers), "unit": self.map_unit, "values": squares[0].tolist()}
-        content: dict[str, Any] = {"text": self.texts[0], **{name: getattr(self, name) for name in names}} | {
+        return {"text": self.texts[0], **{name: getattr(self, name) for name in names}} | {
             "tokens": list(self.tokens[0]),
             "words": {"texts": list(words.texts), "of_tokens": list(words.numbers)},
             "scores": self.scores[0].tolist(),
@@ -258,14 +251,6 @@ class Explanation(Result):
             "convergence_delta": None if self.convergence_delta is None else float(self.convergence_delta[0]),
             "versions": versions(),
         }
-        if changes is not None:
-            content["contextualization_change"] = {
-                "components": list(changes.components),
-                "scopes": list(changes.scopes),
-                "axes": ["layer", "component"],
-                "values": changes.macro.tolist(),
-            }
-        return content
 
 
 def with_stack(maps: AttributionMaps, stack: Tensor, **changes: Any) -> AttributionMaps:

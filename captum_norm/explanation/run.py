@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from captum_norm.attr import AttentionMapAttribution, MeterOptions, TokenAttribution
-from captum_norm.checks import check_choice, check_index, check_indices, quoted
+from captum_norm.checks import check_index, check_indices, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation.result import Explanation, with_stack
-from captum_norm.forward.request import layer_indices
 from captum_norm.generation.attribution import aggregated_unit, tokenizer_of
 from captum_norm.lab.comparison.methods import checked_seed, make_method, seeded
 from captum_norm.lab.comparison.targets import PROJECTION, count_outputs, own_directions
@@ -34,7 +33,7 @@ from captum_norm.models.outputs import (
     read_position,
 )
 from captum_norm.results.maps import AttributionMaps
-from captum_norm.text.words import WORD_MEASURES, WordMeasure, words_of
+from captum_norm.text.words import Words, words_of
 
 _BATCH = 32
 
@@ -50,7 +49,6 @@ def explain(
     layer: int | None = None,
     head: int | None = None,
     per_head: bool = False,
-    words: WordMeasure | None = None,
     seed: int = 0,
     name: str | None = None,
     **options: Any,
@@ -75,8 +73,6 @@ def explain(
         layer: explain one layer, counted from 0, or from −1 backwards; None for all together.
         head: explain one head of this layer, counted from 0, or from −1 backwards.
         per_head: compute maps of single heads.
-        words: explain words instead of tokens: by the ``"sum"``, ``"mean"`` or ``"max"`` of their tokens' scores, see
-            :meth:`Explanation.words`, or by the ``"norm"`` of their tokens' vectors added, with methods that have them.
         seed: the seed of methods that draw random numbers.
         name: the model's name in the result.
         options: arguments of the method, such as ``scope="attn_res_ln"`` or ``aggregation="mean"``.
@@ -102,32 +98,59 @@ def explain(
     place = DEFAULT_MODEL if model is None else model
     if position is None and isinstance(place, str) and isinstance(method, str) and METHODS[method].maps:
         position = default_position(module, place)
-    task = _task(module, tokenizer, name or model_name, method, inputs, target, position, options)
-    if words is not None:
-        check_choice("words", words, WORD_MEASURES)
-    if head is not None and (layer is None or per_head or words == "norm"):
-        raise InvalidInputError(f"got head={head}; expected it with layer=, and without per_head= or words='norm'")
+    if head is not None and (layer is None or per_head):
+        raise InvalidInputError(f"got head={head}; expected it with layer=, and without per_head=")
+    made, output = _method(module, tokenizer, method, inputs, _Output(target, _target_name(target), position), options)
+    method_name = method if isinstance(method, str) else getattr(method, "name", type(method).__name__)
+    per_head = per_head or head is not None
+    if layer is not None and not isinstance(made, AttentionMapAttribution):
+        raise InvalidInputError(f"got layer={layer}; the method {method_name} has no layers")
+    if per_head and not getattr(made, "mapped", False):
+        raise InvalidInputError(f"got per_head=True; the method {method_name} has no maps")
     with seeded(module, checked_seed(seed)):
-        explanation = _explained(listed, inputs, task, layer, head, per_head=per_head or head is not None)
-    if words != "norm":
-        return explanation if words is None else explanation.words(words)
-    if per_head or not isinstance(task.method, AttentionMapAttribution):
-        raise InvalidInputError(
-            f"got words='norm', but {task.method_name} has no vectors to add, or heads have their own"
-        )
-    return _with_norms(explanation, task)
+        maps, scores, delta = _computed(made, inputs, output, layer, per_head=per_head)
+    if maps is not None:
+        layer = layer if layer is None else next(iter(maps.layers.values()))[0]
+        if head is not None:
+            maps, head = _of_head(maps, head)
+            scores = made.scores(maps, output.position, aggregate=False)
+    words, real, tokens = _tokens(listed, tokenizer, inputs, scores.shape[1])
+    read: Any = output.position
+    if maps is not None:
+        names = [f"[virtual {place}]" for place in range(1, 1 + maps.virtual)]
+        ids = inputs["input_ids"].tolist()
+        maps = maps.with_tokens([[*names, *tokenizer.convert_ids_to_tokens(row)] for row in ids])
+        if read is None:
+            read = read_position(module, causal=maps.decoder is not None)
+    aggregation = None
+    if layer is None and isinstance(made, AttentionMapAttribution):
+        aggregation = made.units.aggregation or made.aggregation
+    return Explanation(
+        texts=listed,
+        model=name or model_name,
+        method=method_name,
+        scope=made.scope if "scope" in inspect.signature(type(made)).parameters else None,
+        target=output.name,
+        aggregation=aggregation,
+        layer=layer,
+        position=_position_name(read),
+        tokens=tokens,
+        real=real,
+        scores=scores.detach().cpu(),
+        unit=_unit(made, output.target, maps, layer),
+        maps=maps,
+        map_unit="" if maps is None else made.units.entry,
+        convergence_delta=None if delta is None else delta.detach().cpu(),
+        words_of_tokens=words,
+        head=head,
+    )
 
 
-class _Task(NamedTuple):
-    """What is explained by what; the names are those in the result."""
+class _Output(NamedTuple):
+    """The output explained: its index or indices, its name in the result, and where it is read."""
 
-    model: Any
-    tokenizer: Any
-    model_name: str
-    method: Any
-    method_name: str
     target: Any
-    target_name: str | None
+    name: str | None
     position: Any
 
 
@@ -169,41 +192,33 @@ def _subject(model: Any, tokenizer: Any, method: Any, target: Any) -> tuple[Any,
     return module, tokenizer, type(module).__name__
 
 
-def _task(
-    model: Any,
-    tokenizer: Any,
-    model_name: str,
-    method: Any,
-    inputs: Mapping[str, Any],
-    named_target: Any,
-    position: Any,
-    options: Mapping[str, Any],
-) -> _Task:
-    """Create the method, for a model without a head with the projection for an output."""
-    target, target_name = numbered(model, tokenizer, named_target), _target_name(named_target)
+def _method(
+    model: Any, tokenizer: Any, method: Any, inputs: Mapping[str, Any], output: _Output, options: Mapping[str, Any]
+) -> tuple[Any, _Output]:
+    """Create the method, and number its output; that of a model without a head is a projection."""
+    output = output._replace(target=numbered(model, tokenizer, output.target))
     if isinstance(method, Attribution):
         if options:
             raise InvalidInputError(f"got {min(options)}= for a method that is made; pass it when it is created")
-        method_name = getattr(method, "name", type(method).__name__)
-        return _Task(model, tokenizer, model_name, method, method_name, target, target_name, position)
+        return method, output
     entry = METHODS[method]
-    if entry.target == "never" and target is not None:
+    if entry.target == "never" and output.target is not None:
         raise InvalidInputError(f"the method {method} has no target; its scores depend on no output")
     if entry.maps:
         known = inspect.signature(entry.load()).parameters.keys() | MeterOptions.__annotations__.keys()
         for option in options.keys() - known:
             raise InvalidInputError(f"the method {method} has no {option}")
     readout: Readout | None = None
-    if entry.target == "always" or target is not None:
+    if entry.target == "always" or output.target is not None:
         call = bind_tokens(model, inputs)
         if count_outputs(call) is None:
-            if target is not None:
+            if output.target is not None:
                 kind = type(model).__name__
                 raise InvalidInputError(f"{kind} has no head, so it has no target; take a model with one")
-            readout, target, target_name = own_directions(call, _BATCH), torch.arange(len(call)), PROJECTION
-            if position is None and entry.maps:
-                position = "mean"
-    created = make_method(
+            readout = own_directions(call, _BATCH)
+            position = "mean" if output.position is None and entry.maps else output.position
+            output = _Output(torch.arange(len(call)), PROJECTION, position)
+    made = make_method(
         method,
         model,
         removal=None,
@@ -213,90 +228,31 @@ def _task(
         batch_size=_BATCH,
         options=options,
     )
-    return _Task(model, tokenizer, model_name, created, method, target, target_name, position)
+    return made, output
 
 
-def _explained(
-    texts: Sequence[str],
-    inputs: Mapping[str, Any],
-    task: _Task,
-    layer: int | None,
-    head: int | None,
-    *,
-    per_head: bool,
-) -> Explanation:
-    method, position, maps = task.method, task.position, None
-    if isinstance(method, AttentionMapAttribution):
-        layers = layer_indices(None if layer is None else [layer], method.count_layers(inputs))
-        layer = None if layer is None else layers[0]
-        maps, scores, delta = _mapped(task, inputs, layer, layers, per_head=per_head)
-        if maps is not None and head is not None:
-            maps, head = _of_head(maps, head)
-            scores = method.scores(maps, position, aggregate=False)
-    else:
-        if layer is not None or per_head:
-            option = "per_head=True" if layer is None else f"layer={layer}"
-            raise InvalidInputError(f"got {option}; the method {task.method_name} has no layers")
-        scores, delta = _tokenwise(task, inputs)
-
-    ids, mask = inputs["input_ids"].cpu(), inputs.get("attention_mask")
-    real = ids >= 0 if mask is None else mask.bool().cpu()
-    virtual = [f"[virtual {place}]" for place in range(1, 1 + scores.shape[1] - real.shape[1])]
-    words = [
-        words_of(task.tokenizer, row[is_real].tolist(), text).behind(virtual)
-        for row, is_real, text in zip(ids, real, texts, strict=True)
-    ]
-    real = pad(real, (len(virtual), 0), value=True)
-    tokens = []
-    for of_text, row in zip(words, real.tolist(), strict=True):
-        pieces = iter(of_text.pieces)
-        tokens.append([next(pieces) if is_real else "" for is_real in row])
-    if maps is not None:
-        names = [f"[virtual {place}]" for place in range(1, 1 + maps.virtual)]
-        maps = maps.with_tokens([[*names, *task.tokenizer.convert_ids_to_tokens(row)] for row in ids.tolist()])
-        if position is None:
-            position = read_position(task.model, causal=maps.decoder is not None)
-    aggregation = None
-    if layer is None and isinstance(method, AttentionMapAttribution):
-        aggregation = method.units.aggregation or method.aggregation
-    return Explanation(
-        texts=texts,
-        model=task.model_name,
-        method=task.method_name,
-        scope=method.scope if "scope" in inspect.signature(type(method)).parameters else None,
-        target=task.target_name,
-        aggregation=aggregation,
-        layer=layer,
-        position=_position_name(position),
-        tokens=tokens,
-        real=real,
-        scores=scores.detach().cpu(),
-        unit=_unit(task, maps, layer),
-        maps=maps,
-        map_unit="" if maps is None else method.units.entry,
-        convergence_delta=None if delta is None else delta.detach().cpu(),
-        words_of_tokens=words,
-        head=head,
-    )
-
-
-def _mapped(
-    task: _Task, inputs: Mapping[str, Any], layer: int | None, layers: Sequence[int], *, per_head: bool
+def _computed(
+    method: Any, inputs: Mapping[str, Any], output: _Output, layer: int | None, *, per_head: bool
 ) -> tuple[AttributionMaps | None, Tensor, Tensor | None]:
-    """Compute maps, if the method has some, scores and completeness error of a method with layers."""
-    method, output = task.method, {"target": task.target, "position": task.position}
+    """Compute maps, if the method has some, scores and completeness error."""
+    where: dict[str, Any] = {"target": output.target, "position": output.position}
     maps = None
-    if method.mapped:
-        options = output if method.target == "always" else {}
-        maps = method.maps(inputs, layers=layers, per_head=per_head, **options)
-    elif per_head:
-        raise InvalidInputError(f"got per_head=True; the method {task.method_name} has no maps")
-    if maps is not None and not per_head and (method.target != "optional" or task.target is None):
-        scores = method.scores(maps, task.position, aggregate=layer is None)
-        return maps, scores, None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
-    if not method.has_convergence_delta():
-        return maps, method.attribute(inputs, **output, layer=layer), None
-    return maps, *method.attribute(inputs, **output, layer=layer, return_convergence_delta=True)
+    if isinstance(method, AttentionMapAttribution):
+        if method.mapped:
+            layers = None if layer is None else [layer]
+            maps = method.maps(inputs, layers=layers, per_head=per_head, **where if method.target == "always" else {})
+        if maps is not None and not per_head and (method.target != "optional" or output.target is None):
+            scores = method.scores(maps, output.position, aggregate=layer is None)
+            return maps, scores, None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
+        where["layer"] = layer
+    else:
+        known = inspect.signature(method.attribute).parameters
+        where = {name: value for name, value in where.items() if value is not None and name in known}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"\s*Setting forward, backward hooks", UserWarning)
+        if isinstance(method, AttentionMapAttribution | TokenAttribution) and method.has_convergence_delta():
+            return maps, *method.attribute(inputs, **where, return_convergence_delta=True)
+        return maps, method.attribute(inputs, **where), None
 
 
 def _of_head(maps: AttributionMaps, head: int) -> tuple[AttributionMaps, int]:
@@ -307,50 +263,31 @@ def _of_head(maps: AttributionMaps, head: int) -> tuple[AttributionMaps, int]:
     return with_stack(maps, maps.self_attention[:, :, head % count]), head % count
 
 
-def _tokenwise(task: _Task, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor | None]:
-    """Compute scores and convergence delta of a method without layers."""
-    output = {"target": task.target, "position": task.position}
-    known = inspect.signature(task.method.attribute).parameters
-    options = {name: value for name, value in output.items() if value is not None and name in known}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"\s*Setting forward, backward hooks", UserWarning)
-        if isinstance(task.method, TokenAttribution) and task.method.has_convergence_delta():
-            scores, delta = task.method.attribute(inputs, **options, return_convergence_delta=True)
-            return scores, delta
-        return task.method.attribute(inputs, **options), None
+def _tokens(
+    texts: Sequence[str], tokenizer: Any, inputs: Mapping[str, Any], size: int
+) -> tuple[list[Words], Tensor, list[list[str]]]:
+    """Return the words of each text, where its tokens are, (B, S), and its tokens with padding."""
+    ids, mask = inputs["input_ids"].cpu(), inputs.get("attention_mask")
+    real = ids >= 0 if mask is None else mask.bool().cpu()
+    virtual = [f"[virtual {place}]" for place in range(1, 1 + size - real.shape[1])]
+    words = [
+        words_of(tokenizer, row[is_real].tolist(), text).behind(virtual)
+        for row, is_real, text in zip(ids, real, texts, strict=True)
+    ]
+    real = pad(real, (len(virtual), 0), value=True)
+    tokens = []
+    for of_text, row in zip(words, real.tolist(), strict=True):
+        pieces = iter(of_text.pieces)
+        tokens.append([next(pieces) if is_real else "" for is_real in row])
+    return words, real, tokens
 
 
-def _with_norms(explanation: Explanation, task: _Task) -> Explanation:
-    """Explain words by the norms of their tokens' vectors added, one text after the other."""
-    method, scores, squares = task.method, [], []
-    if not (method.segmented and method.decomposes):
-        raise InvalidInputError(f"the method {task.method_name} has no vectors to add; score words by sum, mean or max")
-    for text, words in zip(explanation.texts, explanation.words_of_tokens, strict=True):
-        inputs, count = tokenized(task.model, [text], task.tokenizer), len(words.numbers)
-        maps = method.maps(inputs, layers=explanation.layers, segments=words.segments())
-        position = task.position
-        if isinstance(position, int):
-            if not -count <= position < count:
-                raise InvalidInputError(
-                    f"got position {position}; the sequence has {count} positions, 0 to {count - 1}"
-                )
-            position = words.numbers[position]
-        # A word's row is the mean of its tokens' rows.
-        squares.append(words.rows(maps.self_attention))
-        real = maps.real.new_ones(1, len(words.texts))
-        maps = with_stack(maps, squares[-1], real=real, tokens=[words.texts], segmented=False)
-        of_words = method.scores(maps, position, aggregate=explanation.layer is None)
-        scores.append(of_words[0, : len(words.texts)].cpu())
-    return explanation.with_words(scores, squares)
-
-
-def _unit(task: _Task, maps: AttributionMaps | None, layer: int | None) -> str:
-    method = task.method
+def _unit(method: Any, target: Any, maps: AttributionMaps | None, layer: int | None) -> str:
     if not isinstance(method, AttentionMapAttribution):
         return str(getattr(method, "unit", "score"))
     if layer is not None:
         return method.units.entry
-    if (task.target is not None or maps is None) and method.units.target is not None:
+    if (target is not None or maps is None) and method.units.target is not None:
         return method.units.target
     return aggregated_unit(method)
 
@@ -378,8 +315,7 @@ def refuse_encoder_decoder(model: nn.Module) -> None:
         raise InvalidInputError(
             f"got the encoder–decoder model {type(model).__name__}; this explains models with one stack of layers. "
             "Its answers are explained with --generate N or --answer TEXT, in Python by GenerationAttribution; there "
-            "maps() of NormAttribution, AttentionBlockAttribution, ALTI, InformationFlow, ValueZeroing, DecompX, "
-            "AttentionWeights and AttentionRollout explains all three stacks of it"
+            "maps() of methods such as NormAttribution explains all three stacks of it"
         )
 
 

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BYTE_CHARACTERS",
-    "WORD_MEASURES",
     "Span",
-    "WordMeasure",
     "WordScore",
     "Words",
     "joined_spans",
@@ -47,11 +45,6 @@ _FALLBACK = re.compile("<0x([0-9A-F]{2})>")
 
 WordScore = Literal["sum", "mean", "max"]
 """How a word's score comes from those of its tokens; ``max`` takes the one farthest from zero."""
-
-WordMeasure = WordScore | Literal["norm"]
-"""How a word is scored: by its tokens' scores, or by the norm of its tokens' vectors added."""
-
-WORD_MEASURES: tuple[WordMeasure, ...] = ("sum", "mean", "max", "norm")
 
 _UNSPACED = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"
 _LETTER = rf"[[\p{{L}}\p{{N}}_]--{_UNSPACED}]"

@@ -141,10 +141,10 @@ def test_what_cannot_be_registered(method: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("content", "path", "message"),
     [
-        ("def broken(:", "broken_method:Own", "cannot import broken_method: SyntaxError: "),
-        ("missing_name", "broken_method:Own", "cannot import broken_method: NameError: name 'missing_name'"),
-        ("", "broken_method.py:Own", "cannot import broken_method.py: .*; write broken_method:Own"),
-        ("import torch", "broken_method:Own", "broken_method has no method Own"),
+        ("def broken(:", "broken_method:Own", "cannot import broken_method:Own: SyntaxError: "),
+        ("missing_name", "broken_method:Own", "cannot import broken_method:Own: NameError: name 'missing_name'"),
+        ("", "broken_method.py:Own", "cannot import broken_method.py:Own: No module"),
+        ("import torch", "broken_method:Own", "module 'broken_method' has no attribute 'Own'"),
     ],
 )
 def test_files_that_cannot_be_imported(

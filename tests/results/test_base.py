@@ -25,7 +25,6 @@ from captum_norm import (
     NormMeter,
     Patches,
     compare,
-    contextualization_change,
     explain,
 )
 from captum_norm.loading import LANGUAGE_MODEL, load
@@ -65,11 +64,10 @@ def results(bert: Any) -> dict[type[Result], Result]:
     options: dict[str, Any] = {"segments": ["Clara found a tiny ring."], "outputs": (1, 3), "hops": 1}
     explanation = explain(TEXTS, bert, known, method="decompx", layer=-1)
     graph = InformationFlow(bert, tokenizer=known).graphs(TEXTS[0], position="first")[0]
-    changes = contextualization_change(bert, known(TEXTS[0], return_tensors="pt"))
     return {
         AttributionMaps: full,
         Measurements: replace(measured, virtual=1, cached=2, modality=full.modality, patches=full.patches),
-        Explanation: replace(explanation, changes=changes, graphs=[graph], target="a"),
+        Explanation: replace(explanation, graphs=[graph], target="a"),
         Comparison: compare(bert, TEXTS, tokenizer=known, methods=["norm", "globenc", "gim"], steps=2),
         GenerationResult: GenerationAttribution(DecompX(model), passages).attribute(prompt, **options),
     }
