@@ -73,21 +73,19 @@ def test_analyze_from_and_to_a_bucket(
     text = "".join(f"{line}\n" for line in TEXTS).encode()
     Path("text").write_bytes(text)
     Path("text.gz").write_bytes(gzip.compress(text))
-    Path("ranks").write_text("the\ncommittee\n", encoding="utf-8")
-    for name in ("text", "text.gz", "ranks"):
+    for name in ("text", "text.gz"):
         object_store.put(name, Path(name).read_bytes())
     for name in ("text", "text.gz"):
         contents = []
         for start in ("", "s3://bucket/"):
             words = ["--corpus", f"{start}{name}", "--out", f"{start}out", "--tokens", f"{start}tokens.parquet"]
-            words += ["--frequencies", f"{start}ranks"]
             assert captum_norm.cli.main(["analyze", "frequency", "--model", model, *words]) == 0
             contents.append(object_store.tree("out/") if start else files(Path("out"), "out/"))
         local, remote = contents
         assert sorted(local) == sorted(remote)
         assert len(local) > 3
         for file, content in local.items():
-            # The command line, and the name of the list, are told in the results.
+            # The command line is told in the results.
             assert content == remote[file].replace(b"s3://bucket/", b""), file
         assert object_store.tree("tokens")["tokens.parquet"] == Path("tokens.parquet").read_bytes()
 
@@ -130,7 +128,6 @@ def test_an_analysis_is_resumed(place: str, tmp_path: Path) -> None:
         ("--out=nosuch://a", "cannot reach nosuch://a: Protocol not known: nosuch"),
         ("--out=s3://nosuchbucket/a", "The specified bucket does not exist"),
         ("--corpus=s3://bucket/none", "cannot read s3://bucket/none: there is no such file"),
-        ("--frequencies=s3://bucket/none", "cannot read s3://bucket/none: there is no such file"),
     ],
 )
 def test_what_analyze_refuses_is_one_sentence(

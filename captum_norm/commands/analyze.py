@@ -1,14 +1,10 @@
 """Runs ``captum-norm analyze``, which repeats the papers' experiments on a model and a corpus."""
 
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from captum_norm.bars import progress
 from captum_norm.commands.program import Command, argument, option
@@ -16,7 +12,6 @@ from captum_norm.commands.shared import (
     Layouts,
     Workers,
     device_option,
-    local_folder,
     natural,
     output_folder,
     output_path,
@@ -25,7 +20,7 @@ from captum_norm.commands.shared import (
 )
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL
-from captum_norm.runs import Backend, Journal
+from captum_norm.runs import Journal
 
 if TYPE_CHECKING:
     from captum_norm.lab.analysis.results import AnalysisResult
@@ -52,13 +47,14 @@ class AnalyzeOptions(Layouts, Workers):
         metavar="NAME_OR_PATH",
     )
     corpus: str | None = option(
-        "the path or URL of the text, UTF-8; .gz, .xz and .bz2 are decompressed, - is standard input (default: 200 "
+        "the path or URL of the text, UTF-8; .gz, .xz and .bz2 are decompressed (default: 200 "
         "sentences of Europarl in this package)",
         metavar="FILE",
     )
-    lines: bool = option("a text is a line, truncated to the model's length (default)", False, exclusive=True)
     documents: bool = option(
-        "a text is all lines up to a blank one; a long text becomes several inputs", False, exclusive=True
+        "a text is all lines up to a blank one, and a long text several inputs (default: a text is a line, truncated "
+        "to the model's length)",
+        False,
     )
     limit: int | None = option("read only the first N texts", parse=positive, metavar="N")
     out: Path | str | None = option(
@@ -73,11 +69,6 @@ class AnalyzeOptions(Layouts, Workers):
     mask_rate: float | None = option(
         "the share of ordinary tokens to mask (default: 0.12 for mixing-ratio, else 0)", metavar="SHARE"
     )
-    frequencies: str | None = option(
-        "a list of tokens, one in each line, the most frequent first, to rank tokens by instead of the corpus",
-        metavar="FILE",
-    )
-    max_length: int | None = option("the largest number of tokens in an input", parse=positive, metavar="N")
     batch_tokens: int = option(
         "the largest number of tokens in a batch, padding included", 4096, parse=positive, metavar="N"
     )
@@ -97,6 +88,7 @@ def _run(options: AnalyzeOptions) -> None:
         console.say(status_of(f"{options.out}/{options.analysis}"))
         return
 
+    from captum_norm.lab.analysis.corpus import SAMPLE, Corpus
     from captum_norm.lab.analysis.engine import analyze
     from captum_norm.loading import load, on_device
     from captum_norm.show import write_report
@@ -106,18 +98,18 @@ def _run(options: AnalyzeOptions) -> None:
     options.register_layouts()
     if options.out is not None:
         Journal(f"{options.out}/{options.analysis}", {}).check()
-    written: list[str] = []
+    written: list[Path] = []
 
     def save(result: "AnalysisResult") -> None:
         if options.out is None:
             return
         try:
-            with local_folder(options.out) as folder:
-                written.extend(path.name for path in write_report(result, folder))
+            written.extend(write_report(result, options.out))
         except OSError as error:
             raise InvalidInputError(f"cannot write into {options.out}: {error.strerror or error}") from error
 
-    with _corpus(options, backend) as corpus, progress(terminal_only=True):
+    corpus = Corpus(options.corpus or SAMPLE, "documents" if options.documents else "lines", options.limit)
+    with progress(terminal_only=True):
         model, tokenizer = load(options.model)
         result = analyze(
             options.analysis,
@@ -128,9 +120,7 @@ def _run(options: AnalyzeOptions) -> None:
             out=options.out,
             seed=options.seed,
             mask_rate=options.mask_rate,
-            max_length=options.max_length,
             batch_tokens=options.batch_tokens,
-            frequencies=options.frequencies,
             tokens=options.tokens,
             restart=options.restart,
             backend=backend,
@@ -144,24 +134,6 @@ def _run(options: AnalyzeOptions) -> None:
     print_result(result, console)
     if options.out is not None:
         console.say(f"wrote {len(written)} files into {options.out}")
-
-
-@contextmanager
-def _corpus(options: AnalyzeOptions, backend: Backend) -> Iterator[Any]:
-    """The corpus; standard input is copied to a temporary file."""
-    from captum_norm.lab.analysis.corpus import SAMPLE, Corpus
-
-    unit: Any = "documents" if options.documents else "lines"
-    if options.corpus != "-":
-        yield Corpus(SAMPLE if options.corpus is None else options.corpus, unit, options.limit)
-        return
-    if backend != "local":
-        raise InvalidInputError("got standard input and several workers; give a file or a URL")
-    with TemporaryDirectory(prefix="captum-norm-") as folder:
-        path = Path(folder) / "text"
-        with path.open("wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
-        yield Corpus(path, unit, options.limit, "standard input")
 
 
 COMMAND = Command("analyze", "repeat the papers' experiments on a model and a corpus", AnalyzeOptions, _run)

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from captum_norm.bars import progress
 from captum_norm.checks import quoted_name
@@ -22,7 +22,6 @@ from captum_norm.commands.shared import (
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
 from captum_norm.text.lines import read_text
-from captum_norm.text.words import WORD_MEASURES
 
 if TYPE_CHECKING:
     from captum_norm.attr.flow_graph import FlowGraph
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 # Maps of single heads are computed for pages whose maps of layers have no more entries than that.
 _MOST_ENTRIES = 1_000_000
 _LEAST_IMPORTANCE = 0.01  # what the flow on a page can show at most; it begins with the authors' threshold
-_NOT_OF_ANSWERS = ("target", "against", "layer", "head", "position", "scope", "aggregation", "word_score")
+_NOT_OF_ANSWERS = ("target", "against", "layer", "head", "position", "scope", "aggregation", "words", "lines")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +44,8 @@ class Answers(Options, title="generated text: the text is a prompt, and what a l
         'a conversation for the prompt, [{"role": "user", "content": "…"}, …], instead of the text',
         metavar="FILE.json",
     )
-    segments: str | None = option(
-        "also score parts of the prompt; a file has the text of one part a line",
-        metavar="word|sentence|line|paragraph|message|FILE",
+    segments: Literal["word", "sentence", "line", "paragraph", "message"] | None = option(
+        "also score these parts of the prompt"
     )
     contrast: str | None = option(
         "explain why the answer begins to differ from this one, with a method that explains outputs", metavar="TEXT"
@@ -69,7 +67,7 @@ class ExplainOptions(Subject, Answers):
         metavar="TEXT|FILE",
         nargs="*",
     )
-    is_text: bool = text_option()
+    text: bool = text_option()
     lines: bool = option("each line is a text, instead of a whole file", False)
     method: str = option(
         f"the method: {', '.join(METHODS)}, or package.module:Class for one of your own",
@@ -100,13 +98,8 @@ class ExplainOptions(Subject, Answers):
         "how to combine the layers (default: mean for weights, product for globenc, else rollout; rollout, alti-logit, "
         "decompx, cp-lrp, attnlrp and gim have no choice)"
     )
-    word_score: str | None = option(
-        "with --words, a word's score: the sum, the mean, or the one farthest from zero of its tokens' scores, or the "
-        "norm of their vectors added, with norm, attention-block and alti (default: sum)",
-        choices=WORD_MEASURES,
-    )
+    words: bool = option("show words instead of tokens, with the sums of their tokens' scores", False)
     top: int | None = option("print the N tokens of highest score only", parse=positive, metavar="N")
-    changes: bool = option("also show how much each component of each layer changes the map (1 − Spearman's ρ)", False)
     out: list[Path] = out_option(".png", ".html", ".json", ".csv")
 
     def has_page(self) -> bool:
@@ -116,27 +109,23 @@ class ExplainOptions(Subject, Answers):
 
 def _run(options: ExplainOptions) -> None:
     from captum_norm.commands.terminal import Terminal
-    from captum_norm.show.terminal import print_result
+    from captum_norm.show import print_result
 
+    result: Any
     if options.explains_answer():
         result = _answer(options)
         contents = {path: file_content(result, path) for path in options.out}
     else:
         explanation, companions = _explanation(options)
-        by_word = explanation
-        if options.words and options.word_score != "norm":
-            by_word = explanation.words(options.word_score or "sum")  # type: ignore[arg-type]
+        result = explanation.words() if options.words else explanation
         # A page has both, tokens and words.
         contents = {
-            path: file_content(explanation if path.suffix.lower() == ".html" else by_word, path, companions)
+            path: file_content(explanation if path.suffix.lower() == ".html" else result, path, companions)
             for path in options.out
         }
     write_outputs(contents)
     console = Terminal()
-    if options.explains_answer():
-        print_result(result, console, words=options.words, top=options.top)
-    else:
-        print_result(by_word, console, top=options.top)
+    print_result(result, console, top=options.top)
     for path in contents:
         console.say(f"wrote {path}")
 
@@ -145,13 +134,9 @@ def _explanation(options: ExplainOptions) -> "tuple[Explanation, list[Explanatio
     """Explain the texts; also return the explanations that a page shows beside: single heads, and attention weights."""
     from captum_norm.explanation import explain
     from captum_norm.explanation.run import default_position
-    from captum_norm.lab.analysis import contextualization_change
-    from captum_norm.models.objects import tokenized
 
     if options.head is not None and options.layer is None:
         raise InvalidInputError(f"got --head {options.head} without --layer; name the layer that has it")
-    if options.word_score is not None and not options.words:
-        raise InvalidInputError(f"got --word-score {options.word_score} without --words; add --words, or leave it out")
     texts = _texts(options)
     model, tokenizer = options.load()
     position = options.position
@@ -165,11 +150,10 @@ def _explanation(options: ExplainOptions) -> "tuple[Explanation, list[Explanatio
         place: dict[str, Any] = {"position": position, "layer": options.layer, "name": options.model}
         return explain(texts, model, tokenizer, method=method, **place, **settings_of_method, **further)
 
-    norms = options.word_score == "norm"
     with progress(terminal_only=True):
-        explanation = explained(head=options.head, words="norm" if norms else None)
+        explanation = explained(head=options.head)
         companions: list[Explanation] = []
-        if options.has_page() and options.head is None and not norms and explanation.squares is not None:
+        if options.has_page() and options.head is None and explanation.squares is not None:
             other = "norm" if options.method == "weights" else "weights"
             companions.append(explained(method=other))
             for method in (options.method, other) if explanation.squares.numel() <= _MOST_ENTRIES else ():
@@ -177,10 +161,7 @@ def _explanation(options: ExplainOptions) -> "tuple[Explanation, list[Explanatio
                     companions.append(explained(method=method, per_head=True))
                 except InvalidInputError:  # this method, or its scope, does not divide into heads
                     continue
-    if options.changes:
-        changes = contextualization_change(model, tokenized(model, texts, tokenizer))
-        explanation = replace(explanation, changes=changes)
-    if options.has_page() and not norms:
+    if options.has_page():
         explanation = replace(explanation, graphs=_flows(model, explanation, tokenizer))
     return explanation, companions
 
@@ -189,7 +170,7 @@ def _texts(options: ExplainOptions) -> list[str]:
     """Read the texts; with ``--lines`` each line that is not blank is one."""
     if not options.texts:
         raise InvalidInputError("got no text; give a text, a file with it, or - for standard input")
-    texts = [given_text(word, is_text=options.is_text).strip() for word in options.texts]
+    texts = [given_text(word, is_text=options.text).strip() for word in options.texts]
     if options.lines:
         texts = [line.strip() for text in texts for line in text.split("\n") if line.strip()] or [""]
     if len(texts) > 1 and any(path.suffix.lower() == ".png" for path in options.out):
@@ -223,7 +204,6 @@ def _answer(options: ExplainOptions) -> "GenerationResult":
 
     _check_answer(options)
     prompt = _prompt(options)
-    segments = "word" if options.words else _segments(options.segments)
     options.prepare()
     # The default of other explanations does not generate.
     name = LANGUAGE_MODEL if options.model == DEFAULT_MODEL else options.model
@@ -238,7 +218,7 @@ def _answer(options: ExplainOptions) -> "GenerationResult":
             prompt,
             options.answer,
             gen_args=options.generate and {"max_new_tokens": options.generate, "do_sample": False},
-            segments=segments,
+            segments=options.segments,
             contrast=options.contrast,
             graph_threshold=_LEAST_IMPORTANCE if followed else None,
         )
@@ -254,15 +234,10 @@ def _check_answer(options: ExplainOptions) -> None:
     if options.chat is not None and options.texts:
         raise InvalidInputError("got a text and --chat; the conversation is the prompt: leave the text out")
     for name in _NOT_OF_ANSWERS:
-        if getattr(options, name) is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise InvalidInputError(f"got {flag} with an answer, whose tokens are what is explained; leave it out")
-    if options.words and options.segments is not None:
-        raise InvalidInputError("got --words and --segments; words are segments, too: leave one of them out")
-    if options.lines or len(options.texts) > 1:
+        if getattr(options, name) not in (None, False):
+            raise InvalidInputError(f"got --{name} with an answer, whose tokens are what is explained; leave it out")
+    if len(options.texts) > 1:
         raise InvalidInputError("got several texts with an answer; give one prompt")
-    if options.changes:
-        raise InvalidInputError("got --changes with an answer; leave it out")
 
 
 def _prompt(options: ExplainOptions) -> Any:
@@ -275,20 +250,7 @@ def _prompt(options: ExplainOptions) -> Any:
     if not options.texts:
         raise InvalidInputError("got no prompt; give a text, a file with it, or --chat FILE.json")
     # The last line of a file ends, the prompt does not.
-    return given_text(options.texts[0], is_text=options.is_text).removesuffix("\n")
-
-
-def _segments(name: str | None) -> Any:
-    """The kind of segments, or the segments in a file."""
-    from captum_norm.generation import SegmentKind
-
-    kinds = get_args(SegmentKind)
-    if name is None or name in kinds:
-        return name
-    if not Path(name).is_file():
-        expected = f"{', '.join(kinds)}, or a file with a part in each line"
-        raise InvalidInputError(f"got --segments {quoted_name(name)}; expected {expected}")
-    return [line.strip() for line in read_text(name).splitlines() if line.strip()]
+    return given_text(options.texts[0], is_text=options.text).removesuffix("\n")
 
 
 COMMAND = Command("explain", "show how much each token of a text contributes", ExplainOptions, _run)

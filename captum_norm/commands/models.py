@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captum_norm.commands.program import Command, option
-from captum_norm.commands.shared import Layouts, out_option, quantize_option, write_outputs
+from captum_norm.commands.shared import Layouts, output_path, quantize_option, write_outputs
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.loading import Quantization
-from captum_norm.results.tables import csv_text, json_text
+from captum_norm.results.tables import json_text
 from captum_norm.text.characters import spelled_out
 from captum_norm.versions import versions
 
@@ -33,7 +33,7 @@ class ModelsOptions(Layouts):
         metavar="NAME_OR_PATH",
     )
     quantize: Quantization | None = quantize_option()
-    out: list[Path] = out_option(".json", ".csv")
+    out: Path | None = option("also write a .json file", parse=output_path(".json"), metavar="FILE.json")
 
 
 def _run(options: ModelsOptions) -> None:
@@ -41,19 +41,18 @@ def _run(options: ModelsOptions) -> None:
 
     options.register_layouts()
     if options.check is None:
-        rows = supported_models()
-        content: dict[str, Any] = {"models": rows}
+        content: dict[str, Any] = {"models": supported_models()}
     else:
         content = _check(options.check, options.quantize)
-        rows = content["layers"]
-    write_outputs({path: _file(content, rows, path.suffix.lower()) for path in options.out})
+    if options.out is not None:
+        write_outputs({options.out: json_text({**content, "versions": versions()}).encode()})
     console = Terminal()
     if options.check is None:
-        _show_models(rows, console)
+        _show_models(content["models"], console)
     else:
         _show_check(content, console)
-    for path in options.out:
-        console.say(f"wrote {path}")
+    if options.out is not None:
+        console.say(f"wrote {options.out}")
 
 
 def supported_models() -> list[dict[str, Any]]:
@@ -66,14 +65,6 @@ def supported_models() -> list[dict[str, Any]]:
         resources.files("captum_norm.models").joinpath("supported.json").read_text(encoding="utf-8")
     )
     return models
-
-
-def _file(content: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], suffix: str) -> bytes:
-    """Format the content as JSON, or its rows as CSV."""
-    if suffix == ".json":
-        return json_text({**content, "versions": versions()}).encode()
-    cells = ([" ".join(v) if isinstance(v, list | tuple) else v for v in row.values()] for row in rows)
-    return csv_text([list(rows[0]), *cells]).encode()
 
 
 def _show_models(models: Sequence[Mapping[str, Any]], console: "Terminal") -> None:

@@ -22,7 +22,6 @@ from captum_norm.errors import CaptumNormError, InvalidInputError, MissingGlyphs
 from captum_norm.text.characters import spelled_lines, spelled_out
 from captum_norm.versions import __version__
 
-_SHELLS = ("bash", "zsh")
 _LONGEST_MESSAGE = 1000
 _READER_GONE = 1
 _BAD_INPUT = 2
@@ -37,16 +36,6 @@ class Options:
 
     A class given a title is a group of its own in ``--help``. Options that several commands share are a class from
     which the commands' classes derive.
-
-    Example:
-        >>> @dataclass(frozen=True, kw_only=True)
-        ... class Say(Options):
-        ...     words: list[str] = argument("the words to say", metavar="WORD", nargs="+")
-        ...     loud: bool = option("shout", False)
-        >>> say = Command("say", "say words", Say, print)
-        >>> Program("trial", "A trial.", [say]).main(["say", "hello", "--loud"])
-        Say(words=['hello'], loud=True)
-        0
     """
 
     title: ClassVar[str | None] = None
@@ -59,7 +48,6 @@ def option(
     explanation: str,
     default: Any = None,
     *,
-    flag: str | None = None,
     exclusive: bool = False,
     positional: bool = False,
     parse: Callable[[str], Any] | None = None,
@@ -73,7 +61,6 @@ def option(
     Args:
         explanation: what ``--help`` says; the default is added if there is one that it does not mention.
         default: the value if the option is not given.
-        flag: the option, if it is not the name of the field.
         exclusive: whether it excludes the other such options of its class.
         positional: whether it is given without a name.
         parse: parses its text, and may raise InvalidInputError; the type of the field if None.
@@ -82,7 +69,7 @@ def option(
     if not (default is None or default is False or default == [] or "(default" in explanation):
         explanation += " (default: %(default)s)"
     settings = {"help": explanation, **settings} | ({} if parse is None else {"type": _argument_type(parse)})
-    metadata = {"settings": settings, "positional": positional, "flag": flag, "exclusive": exclusive}
+    metadata = {"settings": settings, "positional": positional, "exclusive": exclusive}
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -127,7 +114,7 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None
                 settings.pop("action", None)  # a list has several words
                 group.add_argument(name, **settings)
             else:
-                flag = field.metadata["flag"] or f"--{name.replace('_', '-')}"
+                flag = f"--{name.replace('_', '-')}"
                 (alternatives if field.metadata["exclusive"] else group).add_argument(flag, dest=name, **settings)
 
 
@@ -195,11 +182,7 @@ class Program:
             error; 1 if the reader of standard output stops early, as ``head`` does; 130 after Ctrl-C.
 
         Raises:
-            SystemExit: after ``--help``, ``--version`` and ``--completion`` (0).
-
-        Example:
-            >>> Program("trial", "Nothing yet.", ()).main(["--no-such-option"])
-            2
+            SystemExit: after ``--help`` and ``--version`` (0).
         """
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal may not support all characters
@@ -253,14 +236,6 @@ class Program:
     def _parser(self) -> argparse.ArgumentParser:
         parser = _Parser(prog=self.name, description=self.description)
         parser.add_argument("--version", action="version", version=f"{self.name} {__version__}")
-        parser.add_argument(
-            "--completion",
-            action=_Completion,
-            choices=_SHELLS,
-            default=argparse.SUPPRESS,
-            metavar="|".join(_SHELLS),
-            help=f'print what makes a shell complete this command: eval "$({self.name} --completion bash)"',
-        )
         commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
         for command in self.commands:
             description = f"{command.help[0].upper()}{command.help[1:]}."
@@ -268,31 +243,6 @@ class Program:
             add_options(subparser, command.options)
             subparser.set_defaults(command=command)
         return parser
-
-
-class _Completion(argparse.Action):
-    """Prints the script with which a shell completes the command line, and exits."""
-
-    def __call__(self, parser: argparse.ArgumentParser, _namespace: object, shell: Any, _option: object = None) -> None:
-        import shtab
-
-        for action in _actions(parser):
-            kind: Any = action
-            if "FILE" in str(action.metavar) or "PATH" in str(action.metavar):
-                kind.complete = shtab.FILE
-            elif "FOLDER" in str(action.metavar) or "DIR" in str(action.metavar):
-                kind.complete = shtab.DIRECTORY
-        sys.stdout.write(shtab.complete(parser, shell=shell))
-        parser.exit()
-
-
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield the arguments of a parser and its subcommands."""
-    for action in parser._actions:
-        yield action
-        if isinstance(action, argparse._SubParsersAction):
-            for subparser in action.choices.values():
-                yield from _actions(subparser)
 
 
 @contextmanager

@@ -3,11 +3,9 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from captum_norm.checks import quoted_name
@@ -27,12 +25,7 @@ _NOT_UNICODE = re.compile("[\ud800-\udfff\0]")
 
 
 def whole_number(expected: str, accepts: Callable[[int], bool]) -> Callable[[str], int]:
-    """Return a parser of integers from 0, of at most nine digits, that are accepted.
-
-    Example:
-        >>> whole_number("a number from 1", bool)("12")
-        12
-    """
+    """Return a parser of integers from 0, of at most nine digits, that are accepted."""
 
     def parse(text: str) -> int:
         if text.isdecimal() and len(text) <= _MOST_DIGITS and accepts(int(text)):
@@ -48,19 +41,11 @@ resamples = whole_number("0 for none, or at least 2", lambda number: number != 1
 number_of_threads = whole_number(f"a number from 1 to {MOST_CORES}", lambda number: 0 < number <= MOST_CORES)
 
 
-def _decimal(pattern: str, expected: str) -> Callable[[str], float]:
-    """Return a parser of decimal numbers that match a pattern."""
-
-    def parse(text: str) -> float:
-        if re.fullmatch(pattern, text):
-            return float(text)
-        raise InvalidInputError(f"got {quoted_name(text)}; expected {expected}")
-
-    return parse
-
-
-amount = _decimal(r"[0-9]{1,6}(\.[0-9]{1,6})?", "a number from 0, such as 2 or 0.5")
-share = _decimal(r"0?\.[0-9]{1,9}|[01](\.0{0,9})?", "a number from 0 to 1, such as 0.5")
+def share(text: str) -> float:
+    """Parse a number from 0 to 1."""
+    if re.fullmatch(r"0?\.[0-9]{1,9}|[01](\.0{0,9})?", text):
+        return float(text)
+    raise InvalidInputError(f"got {quoted_name(text)}; expected a number from 0 to 1, such as 0.5")
 
 
 def index_or(*names: str) -> Callable[[str], int | str]:
@@ -127,18 +112,6 @@ def output_folder(name: str, *, urls: bool = False) -> Any:
     folder = name if urls and is_url(name) else Path(name)
     check_folder(folder)
     return folder
-
-
-@contextmanager
-def local_folder(out: Path | str) -> Iterator[Path]:
-    """A folder to write into; for a URL, a temporary one whose files are copied there at the end of the context."""
-    if isinstance(out, Path):
-        yield out
-        return
-    with TemporaryDirectory(prefix="captum-norm-") as name:
-        yield Path(name)
-        for path in sorted(Path(name).iterdir()):
-            (place_of(out) / path.name).write(path.read_bytes())
 
 
 def file_content(result: Any, path: Path, *further: Any) -> bytes:
@@ -218,7 +191,6 @@ class Subject(Layouts, title="the model and the output"):
     against: str | None = option(
         "explain the target minus this output, such as a rival word", metavar="N|LABEL|TOKEN|TEXT"
     )
-    words: bool = option("print words instead of tokens", False)
 
     def named_target(self) -> Any:
         """Return the target with the names as given; None if none is given."""
@@ -280,9 +252,7 @@ class Workers(Options, title="the workers"):
         "GPUs for each worker, or a share of one, such as 0.5; the model then runs on cuda (default: 0)",
         0.0,
         metavar="N",
-        parse=amount,
     )
-    retries: int = option("how often a block is begun again whose worker died", 2, metavar="N", parse=natural)
     skip_bad_blocks: bool = option(
         "set aside a block whose workers died as often as that, rather than end the run", False
     )
@@ -297,7 +267,6 @@ class Workers(Options, title="the workers"):
             address=self.ray or None,
             cpus_per_worker=self.cpus_per_worker or threads or 1,
             gpus_per_worker=self.gpus_per_worker,
-            retries=self.retries,
             skip_bad_blocks=self.skip_bad_blocks,
         )
 
@@ -323,7 +292,7 @@ def status_of(output: str) -> str:
 
 def text_option() -> Any:
     """Declare ``--text``, a bool."""
-    return option("the argument is the text itself, even if it names a file", False, flag="--text")
+    return option("the argument is the text itself, even if it names a file", False)
 
 
 def given_text(argument: str, *, is_text: bool) -> str:
@@ -335,10 +304,6 @@ def given_text(argument: str, *, is_text: bool) -> str:
 
     Raises:
         InvalidInputError: the argument looks like a file that does not exist, or the file is unreadable or not UTF-8.
-
-    Example:
-        >>> given_text("A dog runs.", is_text=False)
-        'A dog runs.'
     """
     if is_text or (argument != "-" and not _is_file(argument)):
         # Bytes of an argument that are not UTF-8 become lone surrogates.

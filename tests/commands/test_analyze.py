@@ -1,7 +1,6 @@
 """``captum-norm analyze``: what it prints and writes is what the API finds; bad input is one sentence."""
 
 import errno
-import io
 import os
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from captum_norm.lab.analysis.engine import ANALYSES, analyze
 from captum_norm.lab.analysis.statistics import Analysis
 from captum_norm.loading import load
 from captum_norm.runs import journal
-from tests.lab.analysis.small import TEXTS, bert, tokenizer, write_model, write_texts
+from tests.lab.analysis.small import bert, tokenizer, write_model, write_texts
 from tests.runs.damage import tree
 
 
@@ -60,25 +59,11 @@ def test_what_is_written_is_what_the_api_finds(name: str, model: str, capsys: py
     }
 
 
-def test_standard_input_is_read_as_a_file_is(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["analyze", "special-tokens", "--model", model]
-    assert cli.main([*words, "--corpus", "text"]) == 0
-    expected = capsys.readouterr().out.replace("texts of text", "texts of standard input")
-    stream = io.TextIOWrapper(io.BytesIO("\n".join(TEXTS).encode()))
-    monkeypatch.setattr("sys.stdin", stream)
-    assert cli.main([*words, "--corpus", "-"]) == 0
-    assert capsys.readouterr().out == expected
-
-
 @pytest.mark.parametrize("name", ANALYSES)
-def test_a_text_of_which_nothing_can_be_ordered(
-    name: str, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Yes.\n")))
-    assert cli.main(["analyze", name, "--model", model, "--corpus", "-"]) == 0
-    assert "1 text of standard input" in capsys.readouterr().out
+def test_a_text_of_which_nothing_can_be_ordered(name: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("short").write_text("Yes.\n", encoding="utf-8")
+    assert cli.main(["analyze", name, "--model", model, "--corpus", "short"]) == 0
+    assert "1 text of short" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -87,11 +72,9 @@ def test_a_text_of_which_nothing_can_be_ordered(
         (["special-token"], "argument NAME: invalid choice: 'special-token'"),
         (["dispersion", "--corpus", "nowhere"], "cannot read nowhere: there is no such file"),
         (["dispersion", "--limit", "0"], "argument --limit: got 0; expected a number from 1"),
-        (["dispersion", "--lines", "--documents"], "argument --documents: not allowed with argument --lines"),
         (["dispersion", "--corpus", "text", "--out", ""], "argument --out: cannot write into a folder without a name"),
         (["dispersion", "--tokens", ""], "argument --tokens: cannot write '': the name must end in one of .parquet"),
         (["mixing-ratio", "--corpus", "text", "--mask-rate", "2"], "got mask_rate=2.0"),
-        (["special-tokens", "--corpus", "text", "--frequencies", "text"], "got a list of frequencies, which the"),
         (["dispersion", "--corpus", "text", "--device", "nowhere"], "cannot put the model on the device nowhere"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

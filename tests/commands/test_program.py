@@ -63,15 +63,6 @@ def test_libraries_log_only_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert last == "again"
 
 
-def test_arguments_are_those_of_the_process(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["anything", "say", "--word", "hello"])
-    for words in (None, ["say", "--word", "hello"]):
-        assert program(say).main(words) == 0
-        assert capsys.readouterr() == ("hello\n", "")
-
-
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
