@@ -31,7 +31,3 @@ class MethodError(CaptumNormError, RuntimeError):
 
 class NotEnoughMemoryError(CaptumNormError, MemoryError):
     """The request does not fit into the free memory."""
-
-
-class MissingGlyphsWarning(UserWarning):
-    """A picture shows boxes for characters that no installed font has."""

@@ -54,14 +54,6 @@ def test_cls_gets_most_of_the_weight_and_almost_none_of_the_norm(findings: demo.
         assert cls_norm < 0.1 * ordinary_norm
 
 
-def test_maps_are_those_of_the_first_sentence(findings: demo.Findings) -> None:
-    assert findings.tokens == ["[CLS]", "a", "man", "is", "playing", "a", "guitar", "on", "stage", ".", "[SEP]"]
-    torch.testing.assert_close(findings.weights.sum(-1), torch.ones(11))
-    first = directly(demo.CAPTIONS[0])[findings.layer]
-    assert findings.weights[:, 0].mean().item() == pytest.approx(first[0].item(), rel=1e-4)
-    assert findings.norms[:, 0].mean().item() == pytest.approx(first[1].item(), rel=1e-4)
-
-
 @pytest.mark.parametrize("kind", [Console, Terminal])
 def test_output_has_the_table_the_definition_and_both_colourings(findings: demo.Findings, kind: type[Console]) -> None:
     console = kind(width=120)

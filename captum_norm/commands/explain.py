@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # Maps of single heads are computed for pages whose maps of layers have no more entries than that.
 _MOST_ENTRIES = 1_000_000
 _LEAST_IMPORTANCE = 0.01  # what the flow on a page can show at most; it begins with the authors' threshold
-_NOT_OF_ANSWERS = ("target", "against", "layer", "head", "position", "scope", "aggregation", "words", "lines")
+_NOT_OF_ANSWERS = ("target", "against", "layer", "position", "scope", "aggregation", "words", "lines")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +84,6 @@ class ExplainOptions(Subject, Answers):
     layer: int | None = option(
         "explain one layer, counted from 0, or from -1 backwards (default: all layers together)", metavar="N"
     )
-    head: int | None = option(
-        "explain one head of the layer, counted from 0, or from -1 backwards (default: all heads together)",
-        metavar="N",
-    )
     position: int | str | None = option(
         "the output position to explain, counted from 0, or from -1 backwards (default: the one that the model's head "
         "reads)",
@@ -135,8 +131,6 @@ def _explanation(options: ExplainOptions) -> "tuple[Explanation, list[Explanatio
     from captum_norm.explanation import explain
     from captum_norm.explanation.run import default_position
 
-    if options.head is not None and options.layer is None:
-        raise InvalidInputError(f"got --head {options.head} without --layer; name the layer that has it")
     texts = _texts(options)
     model, tokenizer = options.load()
     position = options.position
@@ -151,9 +145,9 @@ def _explanation(options: ExplainOptions) -> "tuple[Explanation, list[Explanatio
         return explain(texts, model, tokenizer, method=method, **place, **settings_of_method, **further)
 
     with progress(terminal_only=True):
-        explanation = explained(head=options.head)
+        explanation = explained()
         companions: list[Explanation] = []
-        if options.has_page() and options.head is None and explanation.squares is not None:
+        if options.has_page() and explanation.squares is not None:
             other = "norm" if options.method == "weights" else "weights"
             companions.append(explained(method=other))
             for method in (options.method, other) if explanation.squares.numel() <= _MOST_ENTRIES else ():

@@ -19,8 +19,7 @@ from captum_norm.versions import versions
 if TYPE_CHECKING:
     from captum_norm.commands.terminal import Terminal
 
-_SENTENCE = "The keys to the cabinet are on the table."
-_POSITIONS = 12  # random tokens for a model without a tokenizer
+_POSITIONS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +107,7 @@ def _check(name: str, quantization: Quantization | None) -> dict[str, Any]:
     from captum_norm.loading import load_model
 
     model = load_model(name, quantization)
-    inputs, description = _inputs(name, model)
+    inputs, description = _inputs(model)
     meter = NormMeter(model)
     measured = meter.measure(inputs, scopes=("attn", "atb"))
     layers, refusals = list[dict[str, Any]](), list[str]()
@@ -144,11 +143,9 @@ def _check(name: str, quantization: Quantization | None) -> dict[str, Any]:
     }
 
 
-def _inputs(name: str, model: Any) -> tuple[dict[str, Any], str]:
-    """The sentence for a model with a tokenizer, else random ids, pixels or features; and a description."""
+def _inputs(model: Any) -> tuple[dict[str, Any], str]:
+    """Random ids, pixels or features, and a description."""
     import torch
-
-    from captum_norm.loading import load_tokenizer
 
     config = model.config
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
@@ -169,13 +166,6 @@ def _inputs(name: str, model: Any) -> tuple[dict[str, Any], str]:
         description = "random features of a sound"
     elif model.main_input_name == "input_ids" and ids is not None:
         inputs, description = {"input_ids": ids}, f"{_POSITIONS} random tokens"
-        try:
-            tokens = load_tokenizer(name)(_SENTENCE, return_tensors="pt")
-        except InvalidInputError:
-            pass
-        else:
-            if int(tokens["input_ids"].max()) < text.vocab_size:
-                inputs, description = dict(tokens), f'"{_SENTENCE}"'
     else:
         raise InvalidInputError(
             f"cannot create an example of {model.main_input_name} for {type(model).__name__}; check it in Python: "

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Never, get_args, get_origin, get_type_hints
 
-from captum_norm.errors import CaptumNormError, InvalidInputError, MissingGlyphsWarning
+from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.text.characters import spelled_lines, spelled_out
 from captum_norm.versions import __version__
 
@@ -190,12 +190,12 @@ class Program:
             try:
                 options = vars(self._parser().parse_args(argv))
                 command = options.pop("command")
-                with self._warnings_printed(), _libraries_quiet():
+                with _warnings_spelled(), _libraries_quiet():
                     command.run(command.options(**options))
             finally:
                 sys.stdout.flush()
         except CaptumNormError as error:
-            self._complain("error", str(error))
+            self._complain(str(error))
             return _BAD_INPUT
         except BrokenPipeError:
             _drop_output()
@@ -207,31 +207,15 @@ class Program:
                 _drop_output()
             done = "write" if error.errno in _FULL else "read or write"
             what = "" if error.filename is None else f" {error.filename}"
-            self._complain("error", f"cannot {done}{what}: {error.strerror}")
+            self._complain(f"cannot {done}{what}: {error.strerror}")
             return _BAD_INPUT
         except KeyboardInterrupt:
             return _INTERRUPTED
         return 0
 
-    @contextmanager
-    def _warnings_printed(self) -> Iterator[None]:
-        """Print warnings of missing glyphs as a sentence, without the line of code that Python adds."""
-        with warnings.catch_warnings():
-            show = warnings.showwarning
-
-            def print_warning(message: Warning | str, category: type[Warning], *where: Any, **further: Any) -> None:
-                if issubclass(category, MissingGlyphsWarning):
-                    self._complain("warning", str(message))
-                else:
-                    show(spelled_lines(str(message)), category, *where, **further)
-
-            warnings.simplefilter("always", MissingGlyphsWarning)
-            warnings.showwarning = print_warning
-            yield
-
-    def _complain(self, kind: str, message: str) -> None:
+    def _complain(self, message: str) -> None:
         """Print one line to standard error."""
-        sys.stderr.write(f"{self.name}: {kind}: {spelled_out(' '.join(message.split()))}\n")
+        sys.stderr.write(f"{self.name}: error: {spelled_out(' '.join(message.split()))}\n")
 
     def _parser(self) -> argparse.ArgumentParser:
         parser = _Parser(prog=self.name, description=self.description)
@@ -243,6 +227,17 @@ class Program:
             add_options(subparser, command.options)
             subparser.set_defaults(command=command)
         return parser
+
+
+@contextmanager
+def _warnings_spelled() -> Iterator[None]:
+    """Spell out what controls the terminal in warnings."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+        warnings.showwarning = lambda message, *further, **options: show(
+            spelled_lines(str(message)), *further, **options
+        )
+        yield
 
 
 @contextmanager

@@ -38,7 +38,6 @@ class Explanation(Result):
         target: the output explained; None for hidden states, or what the model predicts.
         aggregation: how the layers are combined; None for a single layer.
         layer: the index of the layer explained; None for all together.
-        head: the index of the layer's head explained; None for all together.
         position: the output position explained: an index, several, or "first", "last" or "mean".
         tokens: the S tokens of each text as people write them, padding included, virtual tokens first; or its words.
         real: True at tokens, False at padding, (B, S).
@@ -69,14 +68,14 @@ class Explanation(Result):
     convergence_delta: Tensor | None = None
     graphs: Sequence[FlowGraph] = ()
     words_of_tokens: Sequence[Words] = ()
-    head: int | None = None
 
     axes = MappingProxyType({"texts": ("B",), "tokens": ("B",), "real": ("BS",), "scores": ("BS",)})
 
     @classmethod
     def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
         """Return the content of a file of version 1: the numbers of layers beside their maps, a graph to one output."""
-        content.pop("changes", None)  # of components, which this class had once
+        for name in ("changes", "head"):  # which this class had once
+            content.pop(name, None)
         if version > 1:
             return content
         graph = content.pop("graph")
@@ -143,7 +142,8 @@ class Explanation(Result):
         if maps is not None:
             squares = [words.maps(part.squares, score) for words, part in parts if part.squares is not None]
             stack = torch.cat([pad(square, (0, size - square.shape[-1]) * 2) for square in squares])
-            maps = with_stack(maps, stack, real=real.to(maps.real.device), tokens=tokens, virtual=0)
+            changes: dict[str, Any] = {"encoder" if maps.decoder is None else "decoder": stack, "mixing_ratio": None}
+            maps = replace(maps, **changes, real=real.to(maps.real.device), tokens=tokens, virtual=0)
         return replace(
             self,
             position=position,
@@ -173,7 +173,7 @@ class Explanation(Result):
         """Return the names and values to show beside the scores."""
         facts = {"model": self.model, "method": self._method}
         if self.layer is not None:
-            facts["layer"] = str(self.layer) if self.head is None else f"{self.layer}, head {self.head}"
+            facts["layer"] = str(self.layer)
         elif self.aggregation is not None:
             facts["layer"] = f"all ({self.aggregation})"
         facts["position"] = str(self.position)
@@ -237,7 +237,7 @@ class Explanation(Result):
     def _content(self) -> dict[str, Any]:
         """Return everything about the only text, for JSON."""
         squares, words = self.squares, self.words_of_tokens[0]
-        names = ("model", "method", "scope", "target", "aggregation", "layer", "head", "position")
+        names = ("model", "method", "scope", "target", "aggregation", "layer", "position")
         maps = None
         if squares is not None:
             axes = ["layer", *["head"] * (squares.dim() - 4), "query", "key"]
@@ -251,9 +251,3 @@ class Explanation(Result):
             "convergence_delta": None if self.convergence_delta is None else float(self.convergence_delta[0]),
             "versions": versions(),
         }
-
-
-def with_stack(maps: AttributionMaps, stack: Tensor, **changes: Any) -> AttributionMaps:
-    """Replace the maps of the only self-attention stack."""
-    name = "encoder" if maps.decoder is None else "decoder"
-    return replace(maps, **{name: stack, "mixing_ratio": None} | changes)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from captum_norm.attr import AttentionMapAttribution, MeterOptions, TokenAttribution
-from captum_norm.checks import check_index, check_indices, quoted
+from captum_norm.checks import check_indices, quoted
 from captum_norm.errors import InvalidInputError
-from captum_norm.explanation.result import Explanation, with_stack
+from captum_norm.explanation.result import Explanation
 from captum_norm.generation.attribution import aggregated_unit, tokenizer_of
 from captum_norm.lab.comparison.methods import checked_seed, make_method, seeded
 from captum_norm.lab.comparison.targets import PROJECTION, count_outputs, own_directions
@@ -47,7 +47,6 @@ def explain(
     target: Target | str = None,
     position: Position = None,
     layer: int | None = None,
-    head: int | None = None,
     per_head: bool = False,
     seed: int = 0,
     name: str | None = None,
@@ -71,7 +70,6 @@ def explain(
         position: the output position to explain, see :meth:`captum_norm.NormAttribution.attribute`; None for what the
             model's head or pooling reads.
         layer: explain one layer, counted from 0, or from −1 backwards; None for all together.
-        head: explain one head of this layer, counted from 0, or from −1 backwards.
         per_head: compute maps of single heads.
         seed: the seed of methods that draw random numbers.
         name: the model's name in the result.
@@ -98,11 +96,8 @@ def explain(
     place = DEFAULT_MODEL if model is None else model
     if position is None and isinstance(place, str) and isinstance(method, str) and METHODS[method].maps:
         position = default_position(module, place)
-    if head is not None and (layer is None or per_head):
-        raise InvalidInputError(f"got head={head}; expected it with layer=, and without per_head=")
     made, output = _method(module, tokenizer, method, inputs, _Output(target, _target_name(target), position), options)
     method_name = method if isinstance(method, str) else getattr(method, "name", type(method).__name__)
-    per_head = per_head or head is not None
     if layer is not None and not isinstance(made, AttentionMapAttribution):
         raise InvalidInputError(f"got layer={layer}; the method {method_name} has no layers")
     if per_head and not getattr(made, "mapped", False):
@@ -111,9 +106,6 @@ def explain(
         maps, scores, delta = _computed(made, inputs, output, layer, per_head=per_head)
     if maps is not None:
         layer = layer if layer is None else next(iter(maps.layers.values()))[0]
-        if head is not None:
-            maps, head = _of_head(maps, head)
-            scores = made.scores(maps, output.position, aggregate=False)
     words, real, tokens = _tokens(listed, tokenizer, inputs, scores.shape[1])
     read: Any = output.position
     if maps is not None:
@@ -142,7 +134,6 @@ def explain(
         map_unit="" if maps is None else made.units.entry,
         convergence_delta=None if delta is None else delta.detach().cpu(),
         words_of_tokens=words,
-        head=head,
     )
 
 
@@ -253,14 +244,6 @@ def _computed(
         if isinstance(method, AttentionMapAttribution | TokenAttribution) and method.has_convergence_delta():
             return maps, *method.attribute(inputs, **where, return_convergence_delta=True)
         return maps, method.attribute(inputs, **where), None
-
-
-def _of_head(maps: AttributionMaps, head: int) -> tuple[AttributionMaps, int]:
-    """Return the maps of one head, and its index."""
-    count = maps.self_attention.shape[2]
-    if not -count <= check_index("head", head) < count:
-        raise InvalidInputError(f"got head {head}; the layer has {count} heads, 0 to {count - 1}")
-    return with_stack(maps, maps.self_attention[:, :, head % count]), head % count
 
 
 def _tokens(

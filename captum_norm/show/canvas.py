@@ -2,10 +2,7 @@
 
 import io
 import os
-import re
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,13 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from matplotlib.text import Text
 
-from captum_norm.errors import MissingGlyphsWarning
-from captum_norm.show.text import printable
 from captum_norm.text.characters import spelled_lines
 from captum_norm.text.files import write_whole
 
-_MISSING_GLYPH = re.compile(r"Glyph (\d+) .*missing from font", re.DOTALL)
-_MOST_GLYPHS = 8
 # Fallbacks for scripts that matplotlib's own font lacks.
 _FURTHER_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans", "Noto Sans Arabic", "Noto Sans Devanagari")
 
@@ -75,9 +68,6 @@ def figure_bytes(figure: Figure, suffix: str = "png") -> bytes:
     Args:
         figure: any matplotlib figure.
         suffix: the format.
-
-    Warns:
-        MissingGlyphsWarning: the fonts lack characters; a single warning lists them.
     """
     for text in figure.findobj(Text):
         if (shown := spelled_lines(text.get_text())) != text.get_text():
@@ -85,32 +75,9 @@ def figure_bytes(figure: Figure, suffix: str = "png") -> bytes:
     dates = {"svg": "Date", "pdf": "CreationDate"}
     metadata: dict[str, str | None] | None = {dates[suffix]: None} if suffix in dates else None
     buffer = io.BytesIO()
-    drawn = suffix != "svg" or mpl.rcParams["svg.fonttype"] != "none"
-    with _missing_glyphs_together(drawn), mpl.rc_context({"svg.hashsalt": "captum_norm"}):  # ids that are not random
+    with mpl.rc_context({"svg.hashsalt": "captum_norm"}):  # ids that are not random
         figure.savefig(buffer, format=suffix, metadata=metadata)
     return buffer.getvalue()
-
-
-@contextmanager
-def _missing_glyphs_together(drawn: bool) -> Iterator[None]:
-    """Combine matplotlib's warnings about missing characters into one; none if text is not drawn but stays text."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.filterwarnings("always", _MISSING_GLYPH.pattern, UserWarning)
-        yield
-    missing = dict[str, None]()
-    for warning in caught:
-        match = _MISSING_GLYPH.match(str(warning.message))
-        if match is None:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-        else:
-            missing[printable(chr(int(match[1])))] = None
-    if missing and drawn:
-        characters = f"{' '.join(list(missing)[:_MOST_GLYPHS])}{' …' * (len(missing) > _MOST_GLYPHS)}"
-        warnings.warn(
-            f"the picture has boxes for characters that its fonts lack: {characters}; HTML output shows all",
-            MissingGlyphsWarning,
-            stacklevel=4,
-        )
 
 
 @cache

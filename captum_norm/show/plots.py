@@ -8,6 +8,7 @@ their files have no date: equal numbers give equal bytes.
 import math
 import re
 import textwrap
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,8 @@ def plot_bytes(figure: Figure, suffix: str) -> bytes:
 
 def plot_svg(figure: Figure) -> str:
     """Render a figure as SVG for a page: without ground, in the reader's ink, font and size of type."""
-    with _style(), mpl.rc_context({"savefig.transparent": True}):
+    with _style(), mpl.rc_context({"savefig.transparent": True}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the reader's font shows the text
         document = figure_bytes(figure, "svg").decode()
     width, height = (round(inches * 72 * _POINT) for inches in figure.get_size_inches())
     svg = re.sub(r"<metadata>.*?</metadata>", "", document[document.index("<svg") :], flags=re.DOTALL)

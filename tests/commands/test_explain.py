@@ -95,7 +95,6 @@ def test_json_says_what_was_asked_of_what(bert: str, tmp_path: Path) -> None:
     del content["tokens"], content["scores"], content["map"]["values"], content["convergence_delta"]
     assert content.pop("words") == {"texts": TOKENS, "of_tokens": list(range(len(TOKENS)))}
     assert content == {
-        "head": None,
         "text": TEXT,
         "model": bert,
         "method": "norm",

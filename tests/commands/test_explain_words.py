@@ -55,21 +55,6 @@ def test_words_have_the_sums_of_their_tokens(tmp_path: Path) -> None:
     assert '"bly"' in page, "a page has the tokens, too"
 
 
-def test_one_head(bert: str, tmp_path: Path) -> None:
-    path = tmp_path / "e.json"
-    model, tokenizer = load(bert)
-    maps = NormAttribution(model).maps(tokenizer(TEXT, return_tensors="pt"), per_head=True).encoder
-    assert maps is not None
-    for head, layer in ((1, 0), (-1, 1)):
-        assert (
-            explained("--model", bert, f"--layer={layer}", f"--head={head}", "--position", "2", "--out", str(path)) == 0
-        )
-        content = written(path)
-        assert (content["layer"], content["head"]) == (layer, 1)
-        assert content["scores"] == maps[0, layer, 1, 2].tolist()
-        assert content["map"]["values"] == [maps[0, layer, 1].tolist()]
-
-
 def test_the_highest_scores_alone_are_printed(bert: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert explained("--model", bert, "--top", "2") == 0
     best = explain(TEXT, bert).top(2)
@@ -90,9 +75,7 @@ def test_dtype(bert: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--head", "1"], "got --head 1 without --layer"),
-        (["--head", "9", "--layer", "0"], "got head 9; the layer has 2 heads, 0 to 1"),
-        (["--head", "0", "--layer", "0", "--method", "saliency"], "saliency has no layers"),
+        (["--layer", "0", "--method", "saliency"], "saliency has no layers"),
         (["--top", "0"], "--top"),
         (["--dtype", "int8"], "--dtype"),
         (["--dtype", "float64", "--quantize", "int8"], "which decides the dtype"),

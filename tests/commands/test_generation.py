@@ -130,7 +130,6 @@ def test_words_are_segments(
     ("words", "message"),
     [
         (["--generate", "3", "--words"], "--words"),
-        (["--generate", "3", "--head", "1"], "--head"),
         (["another", "--generate", "3"], "several texts"),
         (["--generate", "3", "--dtype", "float64", "--quantize", "int8"], "decides the dtype"),
         (["--generate", "3", "--answer", "a"], "either --generate N or --answer TEXT"),

@@ -29,15 +29,11 @@ def test_the_supported_models_are_listed(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads(out.read_text())["models"] == supported_models()
 
 
-def test_a_model_with_a_tokenizer_is_checked_with_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    torch.manual_seed(0)
+def test_a_check_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = save_tiny(hf.BertModel(bert_config()), tmp_path)
     assert main(["models", "--check", str(folder)]) == 0
     printed = capsys.readouterr().out
     assert f"model: {folder} (bert, BertModel, float32)" in printed
-    assert 'input: "The keys to the cabinet are on the table."' in printed
     for line in ("encoder  0      encoder.layer.0.attention  post-norm  attn, attn_res, attn_res_ln, atb", "1e-05"):
         assert line in printed
 

@@ -4,18 +4,15 @@ import errno
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-import captum_norm
 from captum_norm import InvalidInputError, cli
 from captum_norm.commands.program import Command, Options, Program, option
 from captum_norm.commands.shared import natural, positive, resamples
-from captum_norm.errors import MissingGlyphsWarning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,55 +60,9 @@ def test_libraries_log_only_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert last == "again"
 
 
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
-        (["--version"], f"trial {captum_norm.__version__}\n"),
-        (["--help"], "A trial."),
-        (["--help"], "say a word in LaTeX"),
-        (["say", "--help"], "Say a word in LaTeX."),
-    ],
-)
-def test_help_and_version(capsys: pytest.CaptureFixture[str], words: list[str], shown: str) -> None:
-    with pytest.raises(SystemExit) as stop:
-        program(say).main(words)
-    assert stop.value.code == 0
-    output, error = capsys.readouterr()
-    assert shown in output
-    assert error == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "the following arguments are required: COMMAND"),
-        (["sing"], "argument COMMAND: invalid choice: 'sing'"),
-        (["say", "--word"], "argument --word: expected one argument"),
-        (["say", "--loud"], "unrecognized arguments: --loud"),
-    ],
-)
-def test_arguments_that_do_not_parse(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
-    assert program(say).main(words) == 2
-    output, error = capsys.readouterr()
-    assert output == ""
-    assert error.startswith(f"trial: error: {message}")
-    assert error.count("\n") == 1
-
-
 def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert program(failing(InvalidInputError("got\n  nothing;\ngive some"))).main(["say"]) == 2
     assert capsys.readouterr() == ("begun\n", "trial: error: got nothing; give some\n")
-
-
-def test_missing_glyphs_are_told_of_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    def run(_options: Say) -> None:
-        warnings.warn("no 語", MissingGlyphsWarning, stacklevel=1)
-        warnings.warn("other", RuntimeWarning, stacklevel=1)
-
-    with pytest.warns(RuntimeWarning, match="other") as told:
-        assert program(run).main(["say"]) == 0
-    assert len(told) == 1
-    assert capsys.readouterr() == ("", "trial: warning: no 語\n")
 
 
 def test_interruption_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,7 +164,7 @@ def test_files_without_numbers_are_read(bert: Any, tmp_path: Path) -> None:
     _save_old(measured, path, "layers", "query_tokens")
     assert Measurements.load(path) == replace(measured, layers=())
     for found in (explain(TEXTS, bert, known, layer=2), explain(TEXTS, bert, known, method="integrated-gradients")):
-        _save_old(found, path, "graphs", layers=list(found.layers), graph=None, changes=None)
+        _save_old(found, path, "graphs", layers=list(found.layers), graph=None, changes=None, head=None)
         assert Explanation.load(path) == found
     (graph,) = InformationFlow(bert, tokenizer=known).graphs(TEXTS[0], position=1)
     followed = replace(found, graphs=[graph])

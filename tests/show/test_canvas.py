@@ -2,16 +2,13 @@
 
 import io
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from captum_norm.errors import MissingGlyphsWarning
 from captum_norm.show import Panel, draw_heatmaps, save_figure
 from captum_norm.show.canvas import figure_bytes
 
@@ -44,28 +41,6 @@ def test_suffix_says_the_format(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="xyz"):
         save_figure(figure, tmp_path / "m.xyz")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.png", "m.svg"]
-
-
-def test_characters_that_the_fonts_lack_are_told_of_once(tmp_path: Path) -> None:
-    hieroglyphs = [chr(0x13000 + place) for place in range(10)]
-    figure = heatmaps(2, [*hieroglyphs[:2], "a"])
-    with pytest.warns(MissingGlyphsWarning) as told:  # any other warning is an error
-        save_figure(figure, tmp_path / "m.png")
-    assert [str(warning.message) for warning in told] == [
-        "the picture has boxes for characters that its fonts lack: 𓀀 𓀁; HTML output shows all"
-    ]
-    assert (tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.warns(MissingGlyphsWarning, match=f"{' '.join(hieroglyphs[:8])} …;"):
-        figure_bytes(heatmaps(1, hieroglyphs))
-    with rc_context({"svg.fonttype": "none"}):
-        assert hieroglyphs[0] in figure_bytes(figure, "svg").decode()
-
-
-def test_other_warnings_of_a_figure_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = heatmaps(1, ["a", "b"])
-    monkeypatch.setattr(figure, "savefig", lambda *_, **__: warnings.warn("odd", RuntimeWarning, stacklevel=1))
-    with pytest.warns(RuntimeWarning, match="odd"):
-        figure_bytes(figure)
 
 
 def test_drawing_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,10 +184,6 @@ def test_what_is_no_picture_is_refused_in_a_sentence(picture: Any, scores: Any, 
         draw_patches(picture, scores)
 
 
-def test_scores_all_zero_are_drawn() -> None:
-    assert heat_of(draw_patches(picture_of(), torch.zeros(2, 2))).norm.vmax == 1
-
-
 def test_a_comparison_shows_the_scores_and_gains_of_all_methods() -> None:
     compared = comparison()
     names, means = compared.ranking, compared.means()

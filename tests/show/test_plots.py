@@ -18,8 +18,6 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.lab.analysis.results import AnalysisResult, Column, Plot, Table
 from captum_norm.show.plots import (
     INK,
-    LINES,
-    MARKERS,
     draw_curves,
     draw_plot,
     plot_bytes,
@@ -106,15 +104,6 @@ def test_long_labels_are_wrapped() -> None:
     assert line.get_ylabel() == "how much of what arrives\ncomes from elsewhere"
     heat = draw_plot(result, Plot("p", "heat", "P", "t", "x", "v", value=words))
     assert heat.axes[1].get_ylabel() == "how much of what\narrives comes\nfrom elsewhere"
-
-
-def test_many_series_differ_without_colour() -> None:
-    count = 30
-    result = result_of(("x", [1] * count), ("y", [1.0] * count), ("s", [str(index) for index in range(count)]))
-    lines = axes_of(draw_plot(result, Plot("p", "line", "P", "t", "x", "y", "s"))).lines
-    styles = {(line.get_marker(), str(LINES[index % len(LINES)])) for index, line in enumerate(lines)}
-    assert len(styles) == count
-    assert len(set(MARKERS)) == len(MARKERS)
 
 
 @pytest.mark.parametrize(
