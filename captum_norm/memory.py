@@ -4,12 +4,18 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
+from captum_norm.functional.vectors import CACHED_ELEMENTS
 
 SHARE = 4
 """The default budget is the free memory divided by this."""
 
 SMALL = 2**26
 """The bytes that a CPU always has for a piece, without checking."""
+
+WORKING_TENSORS = 16
+"""The tensors as large as a piece's hidden states that exist while a layer is finished."""
 
 UNKNOWN_FREE = 4 * 2**30
 """The free memory assumed if it is unknown."""
@@ -49,6 +55,13 @@ class MemoryBudget(dict[torch.device, int]):
         if self._limit is None and device.type == "cpu" and size <= SMALL:
             return size
         return min(size, self[device])
+
+    def piece_elements(self, like: Tensor) -> int:
+        """Number of elements that each tensor of a piece may have: what fits the budget and, on a CPU, its cache."""
+        size = WORKING_TENSORS * like.element_size()
+        if like.device.type == "cpu":
+            return self.granted(like.device, CACHED_ELEMENTS * size) // size
+        return self[like.device] // size
 
 
 def readable(size: int) -> str:

@@ -93,7 +93,7 @@ def test_a_bar_moves_while_the_vectors_of_a_layer_are_formed(
         return measure(layer, scopes)
 
     monkeypatch.setattr(tqdm, "update", updating)
-    monkeypatch.setattr("captum_norm.attr.meter.feed_forward_norms", measuring)
+    monkeypatch.setattr("captum_norm.attr.norms.feed_forward_norms", measuring)
     with progress(delay=0):
         meter = NormMeter(families.build("bert"), memory_budget=1)
         meter.measure({"input_ids": ids, "attention_mask": mask}, scopes=["atb_ff"], layers=layers)

@@ -21,8 +21,8 @@ FILES = {
 """Every file by its module's name."""
 
 LAYERS = (
-    {"errors", "functional", "memory", "versions"},
-    {"checks"},
+    {"errors", "functional", "versions"},
+    {"checks", "memory"},
     {"text"},
     {"bars"},
     {"results", "runs"},

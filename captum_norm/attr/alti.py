@@ -10,7 +10,6 @@ from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.segments import LayerSegments
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.record import Layer
-from captum_norm.forward.room import piece_elements
 from captum_norm.functional import l1_distances, nearness, own_keys
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.inputs import Inputs
@@ -98,7 +97,7 @@ class ALTI(AttentionMapAttribution):
 def alti_map(layer: Layer) -> Tensor:
     """Compute c_ij of one layer, (B, Q, K)."""
     whole, weights = layer.output, layer.scaled_weights
-    size, most = whole.abs().sum(-1), piece_elements(layer.budget, whole)
+    size, most = whole.abs().sum(-1), layer.budget.piece_elements(whole)
     distances = torch.stack(
         [
             l1_distances(y, alphas, values, layer.projection, most)

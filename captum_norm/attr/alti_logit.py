@@ -1,15 +1,15 @@
 """Attributes the updates of a logit to the input tokens: ALTI-Logit, and direct logit attribution."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.attr.alti import alti_map
-from captum_norm.attr.base import LayerMap, check_map, checked_map
 from captum_norm.attr.frozen.head import HeadNetwork, HeadReading, read_head
 from captum_norm.attr.frozen.network import HookedModules
+from captum_norm.attr.layer_maps import LayerMap, check_layers, checked_map, scores_of_inputs
 from captum_norm.attr.logit_updates import (
     LogitUpdates,
     PathStep,
@@ -19,7 +19,6 @@ from captum_norm.attr.logit_updates import (
     path_step,
     residual_path,
 )
-from captum_norm.attr.meter import MeterOptions
 from captum_norm.attr.output import Decomposition, OutputAttribution
 from captum_norm.checks import check_choice
 from captum_norm.errors import InvalidInputError
@@ -27,7 +26,7 @@ from captum_norm.forward.checks import expect_finite, expect_number, finite_resu
 from captum_norm.forward.gradients import gradients_on
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, layer_indices
-from captum_norm.forward.stacking import scores_of_inputs
+from captum_norm.forward.session import MeterOptions
 from captum_norm.models.blocks import Block
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
@@ -35,7 +34,7 @@ from captum_norm.models.inputs import Inputs
 from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Position, Readout
-from captum_norm.models.stacks import Place, StackName
+from captum_norm.models.stacks import StackName
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 
 
@@ -159,7 +158,7 @@ class ALTILogit(OutputAttribution):
         """
         request = Request(layers, stacks, per_head, target, position, last=last)
         call, request = self.call_of(inputs, additional_forward_args, request, segments, together=together)
-        return finite_results(self.model, self.session.explain(lambda: self.maps_of(call, request)))
+        return finite_results(self.model, self.session.explain(self.maps_of, call, request))
 
     def decomposition(self, call: ModelCall, values: OutputValues, *, together: bool = False) -> Decomposition:
         """Decompose the values by what each block adds to them, traced to the tokens."""
@@ -212,15 +211,12 @@ class ALTILogit(OutputAttribution):
             if not maps:
                 return None
             made = checked_map(alti_map, "ALTI", layer)
-            tracing.advance(layer.place, made.map, made.delta)
+            tracing.advance(layer.place, made.map, cast(Tensor, made.delta))
             return made
 
-        recording = self.session.record(call, Request(weights=maps), reduce, blocks, feed_forward=True)
+        recording = self.session.record(call, Request(weights=maps, feed_forward=True), reduce)
         tracing.causal = recording.causal
-        for role, layers in recording.layers.items():
-            for number, made in layers:
-                if made is not None:
-                    check_map(self.model, type(self).__name__, call, Place(role, number), made)
+        check_layers(self.model, recording.layers)
         tracing.accept(modules)
         return tracing
 
@@ -231,9 +227,8 @@ class ALTILogit(OutputAttribution):
         steps: list[PathStep] = []
         network = HeadNetwork(modules, call, queries_first=any(block.queries_first for block in blocks.values()))
         with network.watching(self.model) as outputs:
-            self.session.record(
-                call, Request(), lambda layer: steps.append(path_step(layer)), blocks, feed_forward=True, passes=0
-            )
+            request = Request(feed_forward=True)
+            self.session.record(call, request, lambda layer: steps.append(path_step(layer)), passes=0)
         for step in steps:
             expect_finite(self.model, step.place, *(scale for scale in (step.scale, step.second) if scale is not None))
         reading = read_head(network, call, outputs[-1], values)

@@ -5,18 +5,19 @@ from typing import Literal, Unpack, cast
 
 from torch import Tensor
 
-from captum_norm.attr.base import AttentionMapAttribution, LayerMap
+from captum_norm.attr.base import AttentionMapAttribution
+from captum_norm.attr.layer_maps import LayerMap
 from captum_norm.attr.layer_norms import LayerResults, layer_norms
-from captum_norm.attr.meter import MeterOptions
 from captum_norm.attr.norms import ScopedNorms
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.record import BlockTensors, FeedForwardTensors, Layer
 from captum_norm.forward.request import Request
+from captum_norm.forward.session import MeterOptions
 from captum_norm.functional import Carry, Scales, apply_linear, inverse_scale
 from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.objects import Explainable
-from captum_norm.results.maps import AttributionMaps, MapUnits
+from captum_norm.results.maps import MapUnits
 
 END: Scope = "atb_ff_res_ln"
 
@@ -98,9 +99,13 @@ class GlobEnc(AttentionMapAttribution):
     def __init__(self, model: Explainable, aggregation: str = "product", **options: Unpack[MeterOptions]) -> None:
         super().__init__(model, aggregation, **options)
 
-    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """Compute the norms at the ends of the layers."""
-        return self.reduced_maps(call, request, globenc, feed_forward=True)
+    def request_of(self, call: ModelCall, request: Request) -> Request:
+        """Request the feed-forward blocks, too."""
+        return replace(super().request_of(call, request), feed_forward=True)
+
+    def reduce(self, layer: Layer, request: Request) -> LayerMap:  # noqa: ARG002 - the same for all requests
+        """Compute the norms at the end of a layer."""
+        return globenc(layer)
 
 
 def globenc(layer: Layer) -> LayerMap:

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from captum_norm.attr.base import AttentionMapAttribution
+from captum_norm.attr.layer_maps import LayerMap, of_last_rows, stacked_maps
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.forward.checks import expect_number, finite_results
+from captum_norm.forward.checks import expect_number
 from captum_norm.forward.gradients import WITHOUT, gradients_on, gradients_through
-from captum_norm.forward.request import Request, check_seen, layer_indices
-from captum_norm.forward.stacking import of_last_rows, stacked_maps
+from captum_norm.forward.request import Request, layer_indices
+from captum_norm.forward.session import check_seen
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import evaluating
@@ -106,8 +107,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
         """
         request = Request(layers, stacks, per_head, target, position, last=last)
-        call, request = self.call_of(inputs, additional_forward_args, request, segments, together=together)
-        return finite_results(self.model, self.observed_maps(call, request))
+        return self._maps(inputs, additional_forward_args, request, segments, together=together)
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the maps of the layers requested in one forward and one backward pass."""
@@ -149,9 +149,11 @@ class AttentionTimesGradient(AttentionMapAttribution):
                 ]
                 for role, layers in kept.items()
             }
-        if not differentiable:
-            maps = {role: [(index, layer.detach()) for index, layer in layers] for role, layers in maps.items()}
-        return of_last_rows(asked, stacked_maps(call, maps, {}, causal=stacks.causal))
+        answers = {
+            role: [(index, LayerMap(layer if differentiable else layer.detach())) for index, layer in layers]
+            for role, layers in maps.items()
+        }
+        return of_last_rows(asked, stacked_maps(call, answers, causal=stacks.causal))
 
     def _gradients(self, number: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         try:

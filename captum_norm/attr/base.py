@@ -1,54 +1,38 @@
-"""What a method defines: the map of a layer, and whatever else it does in another way."""
+"""Base class of the methods: what users call, the same for all, and what a method defines, the map of a layer."""
 
-from collections.abc import Callable
+from abc import ABC
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, NamedTuple, Unpack, cast
+from functools import partial
+from typing import Any, ClassVar, Literal, Unpack, overload
 
 import torch
+from captum.attr import Attribution
+from captum.log import log_usage
 from torch import Tensor, nn
 
-from captum_norm.attr.interface import MapsInterface
-from captum_norm.attr.layer_norms import expect_agreement
-from captum_norm.attr.meter import MeterOptions, refuse_unknown
+from captum_norm.attr.layer_maps import LayerMap, check_layers, checked_map, scores_of_inputs, stacked_maps
 from captum_norm.attr.segments import LayerSegments
 from captum_norm.checks import check_bool, check_choice, check_count, quoted
-from captum_norm.errors import CaptumNormError, InvalidInputError, MethodError, NonFiniteError, UnsupportedModelError
-from captum_norm.forward.checks import expect_complete, expect_finite
+from captum_norm.errors import InvalidInputError, MethodError, UnsupportedModelError
+from captum_norm.forward.checks import delta_for, finite_results
 from captum_norm.forward.head import ObservedHead
 from captum_norm.forward.record import Layer
-from captum_norm.forward.request import Request, Segments, as_layers, as_segments, refuse_towers
-from captum_norm.forward.session import Session
-from captum_norm.forward.stacking import scores_of_inputs, stacked_maps
+from captum_norm.forward.request import Request, as_layers, as_segments, refuse_towers
+from captum_norm.forward.session import MeterOptions, Session, refuse_unknown
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
-from captum_norm.models.model import encoder_of, library_of
-from captum_norm.models.objects import Explainable
+from captum_norm.models.model import encoder_of, library_of, refuse_mixing
+from captum_norm.models.objects import Explainable, Texts
 from captum_norm.models.outputs import Position, position_rows
-from captum_norm.models.stacks import Place
+from captum_norm.models.stacks import StackName
 from captum_norm.results.aggregation import AGGREGATIONS, with_prefix_rows
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix, only_layer
 
 
-class LayerMap(NamedTuple):
-    """A method's answer for one layer.
-
-    Attributes:
-        map: (B, [H,] Q, K).
-        delta: completeness error, (B,).
-        precision: the least precise dtype of the layer's own computation, which sets the error's tolerance.
-        discrepancy: the difference of fast and directly computed norms, (B,), and the dtype that sets its tolerance;
-            or None.
-    """
-
-    map: Tensor
-    delta: Tensor
-    precision: torch.dtype
-    discrepancy: tuple[Tensor, torch.dtype] | None = None
-
-
-class AttentionMapAttribution(MapsInterface):
+class AttentionMapAttribution(Attribution, ABC):
     """Base class of methods that explain a Transformer by one map per layer.
 
     A new method derives from it and computes a layer's map in :meth:`layer_map`.
@@ -71,7 +55,7 @@ class AttentionMapAttribution(MapsInterface):
         one_stack: of the class: whether it refuses encoder–decoder models.
         text_alone: of the class: whether it refuses a model's towers, and text that attends to a tower's positions.
         mapped: of the class: whether it has maps; if not, it explains values of the output alone.
-        single_heads: of the class: whether it has maps of single heads.
+        single_heads: whether it has maps of single heads.
         prefix_own: of the class: what a position of a tuned prefix contributes to itself in each layer.
         segmented: of the class: whether it has maps of segments.
         any_rows: of the class: whether it computes the rows of the last positions alone.
@@ -90,7 +74,7 @@ class AttentionMapAttribution(MapsInterface):
     one_stack: ClassVar[bool] = False
     text_alone: ClassVar[bool] = False
     mapped: ClassVar[bool] = True
-    single_heads: ClassVar[bool] = False
+    single_heads: bool = False
     prefix_own: ClassVar[float] = 1
     segmented: ClassVar[bool] = False
     any_rows: ClassVar[bool] = True
@@ -101,9 +85,241 @@ class AttentionMapAttribution(MapsInterface):
         refuse_unknown(type(self), options)
         self.session = Session(model, **options)
         super().__init__(self.session.model)
-        self.model = self.session.model
+        self.model: nn.Module = self.session.model
         self.aggregation = check_choice("aggregation", aggregation, AGGREGATIONS)
         self._head = ObservedHead(self.model)
+
+    def maps(
+        self,
+        inputs: Inputs,
+        additional_forward_args: Any = None,
+        *,
+        layers: Sequence[int] | None = None,
+        per_head: bool = False,
+        stacks: Collection[StackName] | None = None,
+        last: int | None = None,
+        segments: Tensor | None = None,
+        together: bool = False,
+    ) -> AttributionMaps:
+        """Compute the map of every layer.
+
+        Args:
+            inputs: token ids (B, S), embeddings (B, S, D), pixel values, a tuple of tensors, a mapping such as a
+                tokenizer's output, or a text or a list of texts if the tokenizer is known. Examples of a
+                left-padded batch are shifted to start at position 0, so each is explained as it would be alone; this
+                matters if positions are absolute (GPT-2, BERT).
+            additional_forward_args: the model's further positional arguments (attention mask first).
+            layers: 0-based indices of the layers, negative ones from the last; all if None.
+            per_head: compute one map per head instead of one per layer.
+            stacks: which stacks to explain: of an encoder–decoder model ``encoder``, ``decoder`` and ``cross``, all if
+                None; of a model with towers ``text``, ``cross`` if its layers attend to a tower's positions, and the
+                towers by name, such as ``vision``; those that read the tokens if None.
+            last: compute the rows of so many last positions alone, such as those that predict a generated answer, in
+                memory of this number times the number of keys; in an encoder–decoder model, the decoder's. All if None.
+            segments: groups of keys, such as sentences or passages, whose vectors are added before a norm or distance
+                is taken: the segment of each key, (B, K) integers from 0 on, or −1 for none. Columns are the segments.
+            together: add the vectors of all queries, each divided by its own σ, before a norm or distance is taken:
+                one row for a span of positions.
+
+        Returns:
+            the maps, with mixing ratios and completeness errors where the method defines them.
+
+        Raises:
+            CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
+        """
+        request = Request(layers, stacks, per_head, last=last)
+        return self._maps(inputs, additional_forward_args, request, segments, together=together)
+
+    def _maps(
+        self, inputs: Inputs, further: Any, request: Request, segments: Tensor | None, *, together: bool
+    ) -> AttributionMaps:
+        call, request = self.call_of(inputs, further, request, segments, together=together)
+        maps = self.session.explain(self.maps_of, call, request)
+        self._head.observe(call, maps)
+        return finite_results(self.model, maps)
+
+    @overload
+    def attribute(
+        self,
+        inputs: Tensor | Texts,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        position: Position = None,
+        layer: int | None = None,
+        return_convergence_delta: Literal[False] = False,
+    ) -> Tensor: ...
+
+    @overload
+    def attribute(
+        self,
+        inputs: Tensor | Texts,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        position: Position = None,
+        layer: int | None = None,
+        return_convergence_delta: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...
+
+    @overload
+    def attribute(
+        self,
+        inputs: tuple[Tensor, ...] | Mapping[str, Any],
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        position: Position = None,
+        layer: int | None = None,
+        return_convergence_delta: bool = False,
+    ) -> Any: ...
+
+    @log_usage()  # type: ignore[untyped-decorator]
+    def attribute(
+        self,
+        inputs: Inputs,
+        target: Any = None,
+        additional_forward_args: Any = None,
+        *,
+        position: Position = None,
+        layer: int | None = None,
+        return_convergence_delta: bool = False,
+    ) -> Scores | tuple[Any, ...]:
+        """Compute how much each input position contributes to one output position.
+
+        Args:
+            inputs: as for :meth:`maps`.
+            target: the output to explain, as everywhere in Captum; ignored by methods whose maps do not depend on an
+                output.
+            additional_forward_args: the model's further positional arguments (attention mask first).
+            position: the output position to explain: an index (negative from the end), one index per example,
+                ``"first"`` or ``"last"`` real position, or ``"mean"`` of the real positions, all among the inputs'.
+                None: what the model's head reads, a virtual token or not; for a model with an output at every position,
+                the last if it is causal, else the mean. In an encoder–decoder model a position of the decoder, by
+                default the last.
+            layer: explain this layer alone, in the units of its map (0-based, negative from the last); None
+                aggregates all layers.
+            return_convergence_delta: also return the largest completeness error over layers, (B,).
+
+        Returns:
+            (B, S), one non-negative score per input position, 0 at padding. Rows of a rollout or product sum to 1,
+            with the scores of virtual tokens, which only :meth:`scores` returns. A 1-tuple if ``inputs`` is a tuple, as
+            everywhere in Captum. For an encoder–decoder model, which has two inputs, the tuple
+            :class:`captum_norm.SourceAndPrefix` of their scores, (B, S) and (B, T).
+
+        Raises:
+            InvalidInputError: for a position outside the sequence or in padding, no position if the head reads neither
+                one position nor the mean, an unknown layer, or ``return_convergence_delta`` for a method without one.
+            CaptumNormError: see :meth:`maps`.
+        """
+        if return_convergence_delta and not self.decomposes:
+            raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
+        layers = None if layer is None else [layer]
+        call, request = self.call_of(inputs, additional_forward_args, Request(layers, target=target, position=position))
+        scores, delta = self.explain(call, request)
+        finite_results(self.model, (scores, delta))
+        # As everywhere in Captum, a tuple in gives a tuple out.
+        attributions = (scores,) if isinstance(inputs, tuple) and isinstance(scores, Tensor) else scores
+        if delta is None or not return_convergence_delta:
+            return attributions
+        return attributions, delta
+
+    def scores(self, maps: AttributionMaps, position: Position = None, *, aggregate: bool = True) -> Any:
+        """Compute the scores of :meth:`attribute` from existing maps: of long inputs, or for several positions.
+
+        (Not those of :class:`captum_norm.DecompX` with a target, which come from no map.)
+
+        Args:
+            maps: returned by :meth:`maps`, of all layers or of one.
+            position: the output position to explain, as for :meth:`attribute`.
+            aggregate: combine all layers; False explains the only layer in ``maps``.
+
+        Returns:
+            (B, K): those of :meth:`attribute`, and before them those of virtual tokens or cached positions, if any; a
+            :class:`captum_norm.SourceAndPrefix` for maps of an encoder–decoder model.
+
+        Raises:
+            InvalidInputError: for a position outside the sequence or in padding, no position if the head reads neither
+                one position nor the mean, several layers without ``aggregate``, a product of maps over a cache, or maps
+                of an encoder–decoder model that the aggregation cannot combine.
+            UnsupportedModelError: if layers are aggregated of a model that mixes positions outside attention, too.
+        """
+        if not isinstance(maps, AttributionMaps):
+            raise InvalidInputError(f"got maps {quoted(maps)}; expected what maps() returns")
+        if aggregate:
+            refuse_mixing(self.model)
+        with torch.set_grad_enabled(self.session.differentiable):
+            return finite_results(self.model, self.scores_of(maps, position, aggregate=aggregate))
+
+    def scores_of_last(
+        self, inputs: Inputs, last: int, additional_forward_args: Any = None
+    ) -> tuple[Scores, Tensor | None]:
+        """Compute the scores of each of the last positions in one forward pass, such as those of a generated answer.
+
+        Args:
+            inputs: as for :meth:`maps`.
+            last: R, the number of positions. With the aggregation ``"mean"`` only their rows are computed; other
+                aggregations need the rows of all positions.
+            additional_forward_args: as for :meth:`maps`.
+
+        Returns:
+            (B, R, S): row r is what :meth:`attribute` returns for position S − R + r; for an encoder–decoder model a
+            :class:`captum_norm.SourceAndPrefix` of (B, R, S) and (B, R, T), of decoder positions. And the largest
+            completeness error over layers, (B,), or None for a method without one.
+
+        Raises:
+            InvalidInputError: if the sequence has fewer positions, or padding.
+            CaptumNormError: see :meth:`attribute`.
+        """
+        call, request = self.call_of(inputs, additional_forward_args, Request())
+        refuse_mixing(self.model)
+        rows, chains = call.of_last(check_count("last", last)), self.aggregation != "mean"
+        if chains:
+            refuse_chains(call.without_rows)
+        maps = self.session.explain(self.maps_of, rows if self.any_rows and not chains else call, request)
+        with torch.set_grad_enabled(self.session.differentiable):
+            scores = scores_of_inputs(call, self._scores_of_rows(maps, last))
+        delta = None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
+        return finite_results(self.model, (scores, delta))
+
+    def _scores_of_rows(self, maps: AttributionMaps, last: int) -> Scores:
+        """Compute the scores of the last rows, of maps that may have only these: (B, R, K)."""
+        if maps.cross is not None and maps.decoder_real is not None:
+            return SourceAndPrefix(*(scores[:, -last:] for scores in self.chain(maps)))
+        stack = maps.self_attention
+        if self.aggregation != "mean":
+            stack = with_prefix_rows(stack, self.prefix_own)
+        rows = torch.eye(stack.shape[-2], dtype=stack.dtype, device=stack.device)[-last:]
+        return self.aggregate(stack, rows.expand(len(stack), -1, -1))
+
+    def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:
+        """Return the number of layers to explain; see :meth:`captum_norm.NormMeter.count_layers`."""
+        return self.session.count_layers(self.session.bind(inputs, additional_forward_args))
+
+    def compute_convergence_delta(
+        self, attributions: Tensor | tuple[Tensor, ...], inputs: Inputs, additional_forward_args: Any = None
+    ) -> Tensor:
+        """Compute the largest completeness error over layers.
+
+        Args:
+            attributions: what :meth:`attribute` returned for these inputs, (B, S).
+            inputs: as for :meth:`maps`.
+            additional_forward_args: as for :meth:`maps`.
+
+        Returns:
+            (B,): max over layers of ‖Σ_j v_ij + bias − what the model computed‖ relative to the latter.
+
+        Raises:
+            InvalidInputError: if the method has no convergence delta, or the attributions do not fit the inputs.
+        """
+        delta = self.maps(inputs, additional_forward_args).convergence_delta
+        if delta is None:
+            raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
+        return delta_for(attributions, delta.amax(1))
+
+    def has_convergence_delta(self) -> bool:
+        """Return whether the method's vectors must add up to what the model computed."""
+        return self.decomposes
 
     def layer_map(self, layer: Layer) -> Tensor:  # noqa: ARG002 - of a method's own
         """Compute the map of one layer, (B, Q, K): the function that a new method defines.
@@ -116,51 +332,39 @@ class AttentionMapAttribution(MapsInterface):
         """
         raise MethodError(f"{type(self).__name__} defines neither layer_map nor maps_of")
 
-    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """Compute the maps requested, by default :meth:`layer_map` of each layer."""
-        name = f"{type(self).__name__}.layer_map"
-        if request.per_head:
-            raise InvalidInputError(
-                f"got per_head=True; {name} returns one map a layer; override maps_of for maps of single heads"
-            )
-        return self.reduced_maps(call, request, lambda layer: checked_map(self.layer_map, name, layer))
-
     def segment_map(self, layer: Layer, segments: LayerSegments) -> Tensor:  # noqa: ARG002 - of a method's own
         """Compute the map of one layer's segments, (B, Q or 1, G), for a method that is ``segmented``."""
         raise MethodError(f"{type(self).__name__} defines no segment_map")
 
-    def segment_maps(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """Compute the maps of the segments requested, by default :meth:`segment_map` of each layer."""
-        name, segments = f"{type(self).__name__}.segment_map", cast(Segments, request.segments)
+    def reduce(self, layer: Layer, request: Request) -> LayerMap:
+        """Compute a layer's map, mixing ratio and error, by default :meth:`layer_map` and that of the vectors."""
+        name = type(self).__name__
+        if request.segments is None:
+            return checked_map(self.layer_map, f"{name}.layer_map", layer)
+        examples, _, queries, _ = layer.call.query.shape
+        segments = LayerSegments.of(request.segments, examples, layer.call.key.shape[2], layer.call.query.device)
+        shape = (examples, 1 if segments.together else queries, segments.count)
+        return checked_map(partial(self.segment_map, segments=segments), f"{name}.segment_map", layer, shape)
 
-        def reduce(layer: Layer) -> LayerMap:
-            own = LayerSegments.of(segments, len(layer.call.query), layer.call.key.shape[2], layer.call.query.device)
-            shape = (len(layer.call.query), 1 if own.together else layer.call.query.shape[2], own.count)
-            return checked_map(lambda one: self.segment_map(one, own), name, layer, shape)
-
-        return self.reduced_maps(call, request, reduce)
-
-    def reduced_maps(
-        self, call: ModelCall, request: Request, reduce: Callable[[Layer], LayerMap], *, feed_forward: bool = False
-    ) -> AttributionMaps:
-        """Compute and check the maps of the layers requested.
-
-        Args:
-            call: the model's call.
-            request: which layers.
-            reduce: the method's function of a layer.
-            feed_forward: whether it needs the feed-forward blocks' tensors.
-        """
-        blocks = self.session.blocks(call, feed_forward=feed_forward)
+    def request_of(self, call: ModelCall, request: Request) -> Request:  # noqa: ARG002 - of a method's own
+        """Complete a request by what the method needs of every layer."""
+        if request.per_head:
+            raise InvalidInputError(
+                f"got per_head=True; {type(self).__name__}.layer_map returns one map a layer; override maps_of for "
+                "maps of single heads"
+            )
         # One map per layer is kept, as of mean attention weights.
-        found = self.session.record(call, replace(request, weights=True), reduce, blocks, feed_forward=feed_forward)
-        for role, layers in found.layers.items():
-            for number, made in layers:
-                check_map(self.model, f"{type(self).__name__}.layer_map", call, Place(role, number), made)
-        maps = {role: [(number, made.map) for number, made in layers] for role, layers in found.layers.items()}
-        deltas = {role: [made.delta for _, made in layers] for role, layers in found.layers.items()}
-        segmented = request.segments is not None
-        return stacked_maps(call, maps, deltas if self.decomposes else {}, causal=found.causal, segmented=segmented)
+        return replace(request, weights=True)
+
+    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
+        """Compute and check the maps requested, by default by :meth:`reduce` of each layer in one forward pass."""
+        request = self.request_of(call, request)
+        layers, causal = self.session.record(call, request, partial(self.reduce, request=request))
+        check_layers(self.model, layers)
+        maps = stacked_maps(call, layers, causal=causal, segmented=request.segments is not None)
+        if maps.convergence_delta is not None and not self.decomposes:
+            return replace(maps, convergence_delta=None)
+        return maps
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Aggregate maps over layers: maps (B, L, Q, K), weights of the queries (B, P, Q) -> (B, P, K)."""
@@ -186,7 +390,7 @@ class AttentionMapAttribution(MapsInterface):
         chains = aggregate and self.aggregation != "mean"
         if maps.segmented:
             raise InvalidInputError("got maps of segments, whose rows are scores: read them, or take layers' mean(1)")
-        if chains:
+        if chains and maps.cached:
             refuse_chains(maps.cached)
         if maps.cross is not None and maps.decoder_real is not None:
             _, decoder, cross = maps.of_three_stacks
@@ -204,38 +408,22 @@ class AttentionMapAttribution(MapsInterface):
             rows = nn.functional.pad(rows, (virtual, 0))
         if not aggregate:
             return (rows.unsqueeze(1) @ only_layer(stack)).squeeze(1)
-        if chains:
+        if chains and keys > queries:
             stack, rows = with_prefix_rows(stack, self.prefix_own), nn.functional.pad(rows, (keys - queries, 0))
         return self.aggregate(stack, rows.unsqueeze(1)).squeeze(1)
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Compute the scores of the position explained, (B, S), and the completeness error, (B,)."""
-        if request.layers is None and self.aggregation != "mean":
-            refuse_chains(call.without_rows)
-        maps = self.observed_maps(call, request)
-        scores = self.scores(maps, request.position, aggregate=request.layers is None)
-        delta = None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
-        return scores_of_inputs(call, scores), delta
-
-    def explain_last(self, call: ModelCall, of_last: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
-        """Compute the scores of the last positions, (B, R, S), and the completeness error, (B,)."""
-        chains = self.aggregation != "mean"
-        if chains:
-            refuse_chains(call.without_rows)
-        maps = self.session.explain(lambda: self.maps_of(of_last if self.any_rows and not chains else call, request))
+        aggregate = request.layers is None
+        maps = self.session.explain(self.maps_of, call, request)
+        self._head.observe(call, maps)
+        if aggregate and call.facts.excerpt.mixing is not None:
+            refuse_mixing(self.model)
         with torch.set_grad_enabled(self.session.differentiable):
-            scores = scores_of_inputs(call, self._scores_of_rows(maps, cast(int, of_last.last)))
+            scores = self.scores_of(maps, request.position, aggregate=aggregate)
+        if call.prefix.virtual or call.prefix.past:
+            scores = scores_of_inputs(call, scores)
         return scores, None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
-
-    def _scores_of_rows(self, maps: AttributionMaps, last: int) -> Scores:
-        """Compute the scores of the last rows, of maps that may have only these: (B, R, K)."""
-        if maps.cross is not None and maps.decoder_real is not None:
-            return SourceAndPrefix(*(scores[:, -last:] for scores in self.chain(maps)))
-        stack = maps.self_attention
-        if self.aggregation != "mean":
-            stack = with_prefix_rows(stack, self.prefix_own)
-        rows = torch.eye(stack.shape[-2], dtype=stack.dtype, device=stack.device)[-last:]
-        return self.aggregate(stack, rows.expand(len(stack), -1, -1))
 
     def call_of(
         self,
@@ -253,7 +441,7 @@ class AttentionMapAttribution(MapsInterface):
                 f"got {given}; {type(self).__name__} has no vectors to add before a norm is taken: add scores instead, "
                 "columns or rows of its maps"
             )
-        if check_bool("per_head", request.per_head) and not self.single_heads:
+        if request.per_head is not False and check_bool("per_head", request.per_head) and not self.single_heads:
             raise InvalidInputError(f"got per_head=True; {type(self).__name__} has no maps of single heads")
         self._check_model()
         if request.last is not None and self.mapped and not self.any_rows:
@@ -287,67 +475,3 @@ class AttentionMapAttribution(MapsInterface):
                 f"got {self.session.name}, which is not a Hugging Face model; {type(self).__name__} supports only "
                 "these, whose layers have the batch first"
             )
-
-    def observed_maps(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """Compute the maps; once per model, observe where its head reads if its class does not tell."""
-        maps_of = self.maps_of if request.segments is None else self.segment_maps
-        maps = self.session.explain(lambda: maps_of(call, request))
-        self._head.observe(call, maps)
-        return maps
-
-
-def checked_map(
-    layer_map: Callable[[Layer], Any], name: str, layer: Layer, shape: tuple[int, ...] | None = None
-) -> LayerMap:
-    """Compute the map of one layer by a method's function, whose mistakes are not the model's.
-
-    Args:
-        layer_map: the function.
-        name: its name, for messages.
-        layer: the layer.
-        shape: of the map; (B, Q, K) if None.
-
-    Raises:
-        MethodError: if the function fails, writes into the layer's tensors, or returns anything else than a tensor of
-            that shape.
-    """
-    shape = shape or (len(layer.call.query), layer.call.query.shape[2], layer.call.key.shape[2])
-    delta, before = layer.error(), _versions(layer)
-    try:
-        made: Any = layer_map(layer)
-    except (CaptumNormError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        raise MethodError(f"{name} failed in {layer.place}: {type(error).__name__}: {error}") from error
-    if _versions(layer) != before:
-        raise MethodError(f"{name} wrote into a tensor of {layer.place}; work on a copy: clone()")
-    if not isinstance(made, Tensor) or made.shape != shape:
-        got = f"a tensor of shape {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
-        raise MethodError(
-            f"{name} returned {got} for {layer.place}; expected a tensor of shape {shape}, a number for each query "
-            "and key of each example"
-        )
-    return LayerMap(made.to(layer.dtype), delta, layer.block.precision())
-
-
-def _versions(layer: Layer) -> list[int]:
-    """Count the writes into a layer's tensors."""
-    tensors = (layer.weights, layer.values, *(value for value in vars(layer.tensors).values()))
-    return [value._version for value in tensors if isinstance(value, Tensor) and not value.is_inference()]
-
-
-def check_map(model: nn.Module, method: str, call: ModelCall, place: Place, made: LayerMap) -> None:
-    """Refuse a map that is not finite, or vectors that do not add up.
-
-    Raises:
-        NonFiniteError: if there is NaN or infinity.
-        IncompleteDecompositionError: if the vectors are not what the model computed.
-    """
-    expect_finite(model, place, made.delta)
-    expect_complete(model, place, made.delta, made.precision)
-    if made.discrepancy is not None:
-        expect_agreement(model, place, *made.discrepancy)
-    found, (queries, _) = made.map.detach(), call.positions_of(place.role)
-    rows = found if queries.real is None or found.shape[-2] == 1 else found[queries.real.to(found.device)]
-    if not rows.isfinite().all():
-        raise NonFiniteError(f"the map that {method} returned for {place} contains NaN or infinity")

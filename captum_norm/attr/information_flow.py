@@ -1,26 +1,27 @@
 """Follows information flow routes: how near each part of the residual stream is to the whole, block by block."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from captum_norm.attr.base import AttentionMapAttribution, LayerMap, check_map, checked_map
+from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.flow_graph import FlowEdge, FlowGraph, FlowNode, FlowPart
+from captum_norm.attr.layer_maps import LayerMap, check_layers, checked_map, stack_name
 from captum_norm.checks import check_bool, check_number
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.record import FeedForwardTensors, Layer
 from captum_norm.forward.request import Request
-from captum_norm.forward.room import piece_elements
-from captum_norm.forward.stacking import stack_name
 from captum_norm.functional import head_nearness, length, own_keys, relative_error
 from captum_norm.models.blocks import FeedForwardBlock, check_scopes, multiplied
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.model import refuse_mixing
 from captum_norm.models.outputs import Position, positions_of_examples, read_position, real_positions
-from captum_norm.models.stacks import Place, Role
+from captum_norm.models.stacks import Role
 from captum_norm.results.aggregation import encoder_decoder_rollout
 from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
 
@@ -102,7 +103,7 @@ class InformationFlow(AttentionMapAttribution):
                 "got virtual tokens or cached positions, which have no streams to follow; pass the whole sequence, or "
                 "take attribute() or maps()"
             )
-        return self.session.explain(lambda: self._graphs(call, position, limit, per_head=per_head))
+        return self.session.explain(partial(self._graphs, call, position, limit, per_head=per_head))
 
     def layer_map(self, layer: Layer) -> Tensor:
         """Add up the importances of one layer by key, (B, Q, K)."""
@@ -112,14 +113,14 @@ class InformationFlow(AttentionMapAttribution):
             own_keys(importance).add_(sum(others.values()))
         return importance
 
-    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """Compute the maps requested."""
-        blocks = self.session.blocks(call)
-        # Behind a parallel layer, the stream holds the feed-forward output, too.
-        parallel = any(block.layout.minus is not None for block in blocks.values())
-        return self.reduced_maps(
-            call, request, lambda layer: self._checked(self.layer_map, layer), feed_forward=parallel
-        )
+    def request_of(self, call: ModelCall, request: Request) -> Request:
+        """Request the feed-forward blocks of parallel layers, whose output the stream holds, too."""
+        parallel = any(block.layout.minus is not None for block in self.session.blocks(call).values())
+        return replace(super().request_of(call, request), feed_forward=parallel)
+
+    def reduce(self, layer: Layer, request: Request) -> LayerMap:  # noqa: ARG002 - the same for all requests
+        """Compute the importances of a layer and the error of its sums."""
+        return self._checked(self.layer_map, layer)
 
     def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
         """Roll out the importances to every decoder position."""
@@ -132,7 +133,7 @@ class InformationFlow(AttentionMapAttribution):
         if layer.block.layout.minus is not None:
             check_scopes(self.model, ["atb_ff_res"], layer.block)
         made = checked_map(layer_map, "InformationFlow.layer_map", layer)
-        if layer.tensors.behind is None:
+        if layer.tensors.behind is None or made.delta is None:
             return made
         delta = torch.maximum(made.delta, feed_forward_error(layer).to(made.delta))
         return made._replace(delta=delta, precision=layer.block.precision(["atb_ff_res"]))
@@ -140,7 +141,7 @@ class InformationFlow(AttentionMapAttribution):
     def _graphs(
         self, call: ModelCall, position: Position | Literal["all"], threshold: float, *, per_head: bool
     ) -> list[FlowGraph]:
-        blocks, crossed = self.session.blocks(call, feed_forward=True), call.encoder is not None
+        crossed = call.encoder is not None
         streams: list[_Stream] = []
 
         def reduce(layer: Layer) -> LayerMap:
@@ -157,10 +158,8 @@ class InformationFlow(AttentionMapAttribution):
 
             return self._checked(layer_map, layer)
 
-        recording = self.session.record(call, Request(weights=True), reduce, blocks, feed_forward=True)
-        for role, layers in recording.layers.items():
-            for number, made in layers:
-                check_map(self.model, type(self).__name__, call, Place(role, number), made)
+        recording = self.session.record(call, Request(weights=True, feed_forward=True), reduce)
+        check_layers(self.model, recording.layers)
         real = call.output_positions.shift_back(real_positions(call), 1)
         if isinstance(position, str) and position == "all":
             outputs = [row.nonzero().flatten().tolist() for row in real]
@@ -206,7 +205,7 @@ def block_importances(layer: Layer) -> tuple[Tensor, dict[FlowPart, Tensor]]:
         behind, block = _network_of(layer)
         carry, whole = block.carry("atb_ff_res", whole.dtype), behind.total
         vectors["feed-forward"] = carry.vector(behind.written, None, carry.scales(behind.written, whole))
-    most = piece_elements(layer.budget, whole)
+    most = layer.budget.piece_elements(whole)
     near = torch.stack(
         [
             head_nearness(y, alphas, values, layer.projection, most, channels=layer.channels)

@@ -6,13 +6,10 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.attr.feed_forward import parallel_part
-from captum_norm.errors import IncompleteDecompositionError
-from captum_norm.forward.checks import TOLERANCE, expect_complete, expect_finite
 from captum_norm.forward.record import BlockTensors, Layer
-from captum_norm.forward.room import piece_elements
 from captum_norm.functional import (
     Carry,
     Scales,
@@ -40,7 +37,6 @@ from captum_norm.models.attention import Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.layouts import Scope
 from captum_norm.models.projections import version_of
-from captum_norm.models.stacks import Place
 
 # Ratio of attention's output to its bias below which the rounding of their sum matters.
 HIDDEN = 1 / 64
@@ -75,37 +71,6 @@ class LayerResults:
     norm_scale: Tensor | None = None
     deltas: list[tuple[Tensor, torch.dtype]] = field(default_factory=list)
     discrepancy: tuple[Tensor, torch.dtype] | None = None
-
-    def check(self, model: nn.Module, place: Place) -> None:
-        """Refuse results that are not finite, or do not add up to what the model computed.
-
-        Raises:
-            NonFiniteError: if they contain NaN or infinity.
-            IncompleteDecompositionError: if vectors do not add up, or fast and directly computed norms differ.
-        """
-        if self.weights is not None:
-            expect_finite(model, place, self.weights.detach().sum())
-        for delta, precision in self.deltas:
-            expect_finite(model, place, delta)
-            expect_complete(model, place, delta, precision)
-        if self.discrepancy is not None:
-            expect_agreement(model, place, *self.discrepancy)
-
-
-def expect_agreement(model: nn.Module, place: Place, error: Tensor, dtype: torch.dtype) -> None:
-    """Refuse fast norms that differ from directly computed ones.
-
-    Raises:
-        NonFiniteError: if the difference, (B,), is no number.
-        IncompleteDecompositionError: if it is above the tolerance of the dtype.
-    """
-    expect_finite(model, place, error)
-    largest, accepted = error.max().item(), TOLERANCE[dtype]
-    if not largest <= accepted:
-        raise IncompleteDecompositionError(
-            f"the fast norms of {place} of {type(model).__name__} differ from directly computed ones by "
-            f"{largest:.1e}, accepted {accepted:.0e} for {dtype}"
-        )
 
 
 def layer_norms(
@@ -163,7 +128,7 @@ class _Norms:
         self._past = 0 if layer.call.cross else keys - queries
         self._sampled_keys = (torch.arange(queries, device=values.device) + self._past) % keys
         self._sampled_weights = values.new_empty(batch, heads, queries)
-        self._limit = piece_elements(layer.budget, values)
+        self._limit = layer.budget.piece_elements(values)
         self._vectors: dict[Combination, _CarriedVectors] = {}
         for carry in [*carries.values(), *([Carry()] if per_head else [])]:
             if carry.norms not in self._vectors:

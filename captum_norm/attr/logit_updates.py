@@ -18,16 +18,15 @@ from torch import Tensor, nn
 
 from captum_norm.attr.frozen.head import HeadReading
 from captum_norm.attr.frozen.network import HookedModules
+from captum_norm.attr.layer_maps import LayerMap, stacked_maps
 from captum_norm.attr.output import Decomposition
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, UnsupportedScopeError
 from captum_norm.forward.checks import TOLERANCE, finite_results
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, layer_indices
-from captum_norm.forward.stacking import stacked_maps
 from captum_norm.functional import Normalization, apply_transposed, inverse_scale, own_keys
 from captum_norm.models.blocks import Block, check_scopes, multiplied
-from captum_norm.models.call import ModelCall
-from captum_norm.models.positions import Positions
+from captum_norm.models.call import ModelCall, Positions
 from captum_norm.models.precision import least_precise
 from captum_norm.models.projections import NormReader
 from captum_norm.models.stacks import Place, Role
@@ -363,8 +362,7 @@ class Tracing:
 
     def layer_maps(self, request: Request) -> AttributionMaps:
         """Place the tokens' parts of each layer requested in the rows of the positions read."""
-        maps: dict[Role, list[tuple[int, Tensor]]] = {}
-        deltas: dict[Role, list[Tensor]] = {}
+        maps: dict[Role, list[tuple[int, LayerMap]]] = {}
         for index in layer_indices(request.layers, self.depth):
             tokens = torch.stack([tokens for place, tokens in self._tokens.items() if place.index == index]).sum(0)
             rows = tokens.new_zeros(self.call.batch, self._streams[self._stack].shape[1], tokens.shape[-1])
@@ -373,11 +371,10 @@ class Tracing:
             delta = torch.maximum(torch.stack(of_maps).amax(0), self.delta)
             for role, (half, _) in zip((self._stack, "cross"), self._halves(rows), strict=False):
                 if request.has_stack(role):
-                    maps.setdefault(role, []).append((index, half))
-                    deltas.setdefault(role, []).append(delta)
+                    maps.setdefault(role, []).append((index, LayerMap(half, delta)))
         if not maps:
             raise InvalidInputError(
                 f"got stacks={list(request.stacks or ())}; the encoder adds nothing to the output directly; its "
                 'source\'s parts are in "cross"'
             )
-        return stacked_maps(self.call, maps, deltas, causal=self.causal)
+        return stacked_maps(self.call, maps, causal=self.causal)

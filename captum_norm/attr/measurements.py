@@ -5,10 +5,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
 
+from captum_norm.attr.layer_maps import real_positions_of, stacked
+from captum_norm.attr.layer_norms import LayerResults
 from captum_norm.functional import Baseline
+from captum_norm.models.call import ModelCall, Positions
 from captum_norm.models.layouts import Layout, Scope
+from captum_norm.models.stacks import Role
 from captum_norm.results.maps import Modality, Patches
 from captum_norm.results.stacks import MapStack, Side, StackResult, dataset_of, numbered, place_of_layer
 from captum_norm.text.words import Words, WordScore
@@ -208,3 +213,61 @@ class Measurements(StackResult):
         if self.convergence_delta is not None:
             others["convergence_delta"] = (("example", "layer"), self.convergence_delta)
         return dataset_of(self.stacks(), others)
+
+
+def assemble(
+    call: ModelCall,
+    role: Role,
+    layers: Sequence[tuple[int, LayerResults]],
+    scopes: Sequence[Scope],
+    baseline: Baseline | None,
+) -> Measurements:
+    """Stack the results of layers, given with their numbers; each layer's tensors are dropped once they are copied."""
+    results = [layer for _, layer in layers]
+    queries, keys = call.positions_of(role)
+    by_pair, by_query, by_key = {-2: queries, -1: keys}, {-1: queries}, {-1: keys}
+
+    def field_of(name: str, axes: Mapping[int, Positions]) -> Tensor | None:
+        parts = [getattr(layer, name) for layer in results]
+        for layer in results:
+            setattr(layer, name, None)
+        return None if any(part is None for part in parts) else stacked(parts, axes)
+
+    def fields_of(name: str, names: Sequence[str], axes: Mapping[int, Positions]) -> dict[Any, Tensor]:
+        tables = [getattr(layer, name) for layer in results]
+        made = {}
+        for key in names:
+            if key in tables[0]:
+                parts = [table[key] for table in tables]
+                for table in tables:
+                    table.pop(key, None)
+                made[key] = stacked(parts, axes)
+        return made
+
+    blocks = [layer.block for layer in results if layer.block is not None]
+    deltas = [torch.stack([delta for delta, _ in layer.deltas]).amax(0) for layer in results if layer.deltas]
+    count = results[0].queries
+    return Measurements(
+        weights=field_of("weights", by_pair),
+        norms=fields_of("norms", scopes, by_pair),
+        head_norms=field_of("head_norms", by_pair),
+        transformed_norms=field_of("transformed_norms", by_key),
+        mixing_ratio=fields_of("mixing_ratio", (*scopes, "weights", "weights_res"), by_query),
+        residual_norm=field_of("residual_norm", by_query),
+        norm_scale=field_of("norm_scale", by_query),
+        convergence_delta=stacked(deltas, {}) if deltas else None,
+        real=real_positions_of(call, queries, count),
+        real_keys=None if keys.real is None else keys.shift_back(keys.real, -1),
+        crosses=role == "cross",
+        tokens=call.texts_of("encoder" if role == "cross" and call.encoder is not None else role),
+        query_tokens=call.texts_of("self" if call.encoder is None else "decoder") if role == "cross" else None,
+        virtual=call.prefix.virtual_tokens,
+        cached=call.without_rows,
+        baseline=baseline,
+        layer_names=tuple(block.name for block in blocks),
+        layouts=tuple(block.layout for block in blocks),
+        layer_scopes=tuple(block.scopes for block in blocks),
+        modality=call.pictures.modality,
+        patches=call.pictures.patches_among(count),
+        layers=[number for number, _ in layers],
+    )

@@ -1,25 +1,37 @@
-"""Explains attention by the norms of the vectors it adds up."""
+"""Explains attention by the norms of the vectors it adds up, and measures them at any number of scopes."""
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal, Unpack
+from functools import partial
+from typing import Any, ClassVar, Literal, Unpack, cast, get_args
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from captum_norm.attr.base import AttentionMapAttribution
-from captum_norm.attr.layer_results import maps_of_stacks
-from captum_norm.attr.measurements import Measurements
-from captum_norm.attr.meter import MeterOptions, measure
+from captum_norm.attr.feed_forward import feed_forward_norms
+from captum_norm.attr.layer_maps import LayerMap, stack_name
+from captum_norm.attr.layer_norms import LayerResults, layer_norms
+from captum_norm.attr.measurements import Measurements, assemble
 from captum_norm.attr.segments import LayerSegments, segment_norms
-from captum_norm.errors import InvalidInputError, UnsupportedScopeError
+from captum_norm.checks import check_bool, check_count, check_entries, quoted
+from captum_norm.errors import InvalidInputError, UnsupportedModelError, UnsupportedScopeError
+from captum_norm.forward.checks import expect_complete, finite_results
 from captum_norm.forward.record import Layer
-from captum_norm.forward.request import Request
+from captum_norm.forward.request import Request, as_layers
+from captum_norm.forward.session import MeterOptions, Session, refuse_unknown
+from captum_norm.functional import own_keys, ratio
+from captum_norm.models.attention import Part
 from captum_norm.models.blocks import check_scopes
 from captum_norm.models.call import ModelCall
-from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope
+from captum_norm.models.inputs import Inputs
+from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope, Stage
+from captum_norm.models.model import encoder_of
 from captum_norm.models.objects import Explainable
-from captum_norm.models.stacks import StackName
-from captum_norm.results.aggregation import add_half_identity, normalize_rows
-from captum_norm.results.maps import AttributionMaps, MapUnits
+from captum_norm.models.precision import accumulation_dtype
+from captum_norm.models.stacks import Place, StackName
+from captum_norm.results.aggregation import residual_rollout_rows
+from captum_norm.results.maps import MapUnits
 
 
 class ScopedNorms(AttentionMapAttribution):
@@ -37,29 +49,28 @@ class ScopedNorms(AttentionMapAttribution):
         super().__init__(model, aggregation, **options)
         self.scope = scope
 
-    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """Compute the norms at the scope."""
+    def request_of(self, call: ModelCall, request: Request) -> Request:  # noqa: ARG002 - the same for all calls
+        """Request the norms at the scope; those of segments up to the end of the attention block alone."""
         if request.per_head and self.scope != "attn":
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
-        request = replace(request, scopes=[self.scope], per_head=False, head_norms=request.per_head)
-
-        def choose(_: StackName, stack: Measurements) -> tuple[Tensor, Tensor]:
-            maps = stack.norms[self.scope] if stack.head_norms is None else stack.head_norms
-            return maps, stack.mixing_ratio[self.scope]
-
-        return maps_of_stacks(call, measure(self.session, call, request), choose)
-
-    def segment_maps(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """Compute the norms of the segments' sums at a scope up to the end of the attention block."""
-        if self.scope in FEED_FORWARD_SCOPES:
+        beyond = self.scope in FEED_FORWARD_SCOPES
+        if request.segments is not None and beyond:
             raise InvalidInputError(
                 f'got segments, or together=True, for the scope "{self.scope}"; the vectors of a group are added up to '
                 "the end of the attention block: take the scope atb"
             )
-        blocks = self.session.blocks(call)
-        for block in blocks.values():
-            check_scopes(self.model, [self.scope], block)
-        return super().segment_maps(call, request)
+        scopes, per_head = [self.scope], request.per_head
+        return replace(request, scopes=scopes, per_head=False, head_norms=per_head, feed_forward=beyond)
+
+    def reduce(self, layer: Layer, request: Request) -> LayerMap:
+        """Compute the norms at the scope in one layer."""
+        if request.segments is not None:
+            check_scopes(self.model, [self.scope], layer.block)
+            return super().reduce(layer, request)
+        results = layer_results(self.model, layer, request)
+        ((delta, precision),) = results.deltas
+        norms = results.norms[self.scope] if results.head_norms is None else results.head_norms
+        return LayerMap(norms, delta, precision, results.discrepancy, results.mixing_ratio[self.scope])
 
     def segment_map(self, layer: Layer, segments: LayerSegments) -> Tensor:
         """Compute the norms of the segments' sums in one layer."""
@@ -68,10 +79,7 @@ class ScopedNorms(AttentionMapAttribution):
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Aggregate maps over layers; the rollout of ``attn`` adds the residual connection that its vectors lack."""
         if self.scope == "attn" and self.aggregation == "rollout":
-            # Layer by layer, to avoid a second copy of all maps.
-            for layer in reversed(stack.split(1, dim=1)):
-                rows = super().aggregate(add_half_identity(normalize_rows(layer)), rows)
-            return rows
+            return residual_rollout_rows(stack, rows)
         return super().aggregate(stack, rows)
 
 
@@ -118,3 +126,227 @@ class NormAttribution(ScopedNorms):
         **options: Unpack[MeterOptions],
     ) -> None:
         super().__init__(model, scope, aggregation, **options)
+
+
+class NormMeter:
+    """Measures norms at any number of scopes of a model's layers in one forward pass.
+
+    Products of the model's weights are computed on first use and cached until the weights change: one (H·d)² matrix
+    per layer for ``attn`` and ``attn_res``, one more for scopes beyond a norm.
+
+    Args:
+        model: a Hugging Face model, one built with torch.nn's attention, or a fairseq translation model, in any mode
+            and dtype, on any device; left unchanged.
+        accumulate: see :class:`MeterOptions`.
+        memory_budget: see :class:`MeterOptions`.
+        baseline: see :class:`MeterOptions`.
+        differentiable: see :class:`MeterOptions`.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=4)
+        >>> meter = NormMeter(BertModel(config))
+        >>> ids = torch.tensor([[2, 7, 9, 3]])
+        >>> measured = meter.measure(ids, scopes=("attn", "attn_res_ln"), weights=True)["encoder"]
+        >>> measured.norms["attn_res_ln"].shape, measured.mixing_ratio["weights"].shape
+        (torch.Size([1, 2, 4, 4]), torch.Size([1, 2, 4]))
+    """
+
+    def __init__(self, model: Explainable, **options: Unpack[MeterOptions]) -> None:
+        refuse_unknown(type(self), options)
+        self._session = Session(model, **options)
+        self.model = self._session.model
+
+    def measure(
+        self,
+        inputs: Inputs,
+        additional_forward_args: Any = None,
+        *,
+        scopes: Sequence[Scope] = (),
+        weights: bool = False,
+        per_head: bool = False,
+        head_norms: bool = False,
+        maps: bool = True,
+        layers: Sequence[int] | None = None,
+        stacks: Collection[StackName] | None = None,
+        last: int | None = None,
+    ) -> dict[StackName, Measurements]:
+        """Measure the model's layers in one forward pass.
+
+        Args:
+            inputs: token ids (B, S), embeddings (B, S, D), pixel values, a tuple of tensors, a mapping such as a
+                tokenizer's output, or a text or a list of texts if the tokenizer is known; for an encoder–decoder
+                model, a mapping that also has ``decoder_input_ids``, and ``decoder_attention_mask`` if these are
+                padded.
+            additional_forward_args: the model's further positional arguments (attention mask first).
+            scopes: how far to carry the vectors: any of ``attn``, ``attn_res``, ``attn_res_ln``, ``atb``, and through
+                the feed-forward network ``atb_ln``, ``atb_ff``, ``atb_ff_res``, ``atb_ff_res_ln``.
+            weights: also return the attention weights.
+            per_head: return the attention weights of each head instead of their mean.
+            head_norms: also return the norms of each head's vectors, ‖α_ij f_h(x_j)‖ (with scopes) and ‖f_h(x_j)‖.
+            maps: whether to compute norms of pairs. Without them, at about half the cost, scopes return only their
+                mixing ratios, and ``head_norms``, which then needs no scopes, only ‖f_h(x_j)‖.
+            layers: 0-based indices of the layers to measure in each stack, negative ones from the last; all if None.
+            stacks: which stacks to measure, of an encoder–decoder model or of one with towers; see
+                :meth:`captum_norm.NormAttribution.maps`.
+            last: measure so many last positions alone, Q of the results; see :meth:`captum_norm.NormAttribution.maps`.
+
+        Returns:
+            ``encoder`` for a bidirectional model, ``decoder`` for a causal one, both and ``cross`` for an
+            encoder–decoder model, and towers by their names.
+
+        Raises:
+            InvalidInputError: if the inputs or options do not fit the model.
+            UnsupportedModelError: if the model's attention blocks are not understood.
+            UnsupportedScopeError: if a scope does not exist in the model's layers.
+            IncompleteDecompositionError: if the vectors do not add up to what the model computed.
+            NonFiniteError: if the model's weights or activations contain NaN or infinity.
+        """
+        if isinstance(scopes, str):
+            raise InvalidInputError(f'got scopes="{scopes}"; expected a sequence, such as ["{scopes}"]')
+        scopes = check_entries("scopes", scopes, "names")
+        if not all(isinstance(scope, str) for scope in scopes):
+            raise InvalidInputError(
+                f"got scopes={quoted(scopes)}; expected names, such as {', '.join(get_args(Scope))}"
+            )
+        switches = {"weights": weights, "per_head": per_head, "head_norms": head_norms, "maps": maps}
+        for name, switch in switches.items():
+            check_bool(name, switch)
+        if not scopes and ((head_norms and maps) or not (head_norms or weights)):
+            raise InvalidInputError("nothing to measure norms of: got no scopes")
+        if per_head and not weights:
+            raise InvalidInputError("got per_head=True, which applies to attention weights, and weights=False")
+        if not maps and not FEED_FORWARD_SCOPES.isdisjoint(scopes):
+            raise InvalidInputError(
+                f"got maps=False and the scopes {', '.join(scopes)}; scopes beyond a feed-forward network need maps"
+            )
+        request = Request(
+            layers=as_layers(layers),
+            stacks=self._session.roles(stacks),
+            per_head=per_head,
+            scopes=scopes,
+            weights=weights,
+            head_norms=head_norms,
+            maps=maps,
+            feed_forward=not FEED_FORWARD_SCOPES.isdisjoint(scopes),
+            blocks=bool(scopes) or head_norms,
+        )
+        with torch.set_grad_enabled(self._session.differentiable):
+            call = self._session.bind(inputs, additional_forward_args, request.stacks)
+            if last is not None:
+                call = call.of_last(check_count("last", last))
+        return finite_results(self.model, self._session.explain(self._measure, call, request))
+
+    def _measure(self, call: ModelCall, request: Request) -> dict[StackName, Measurements]:
+        session, formed = self._session, set[Scope]()
+        if request.blocks:
+            blocks = session.blocks(call, feed_forward=request.feed_forward).values()
+            formed = {scope for block in blocks for scope in request.scopes if scope in block.vector_scopes}
+        weighed = request.weights or request.head_norms or not formed.issuperset(request.scopes)
+        reduce = partial(layer_results, self.model, request=request)
+        recording = session.record(call, request, reduce, passes=weighed + bool(formed))
+        baseline = session.options.baseline if request.feed_forward else None
+        measured: dict[StackName, Measurements] = {}
+        for role, layers in recording.layers.items():
+            for number, results in layers:
+                for delta, precision in results.deltas:
+                    expect_complete(self.model, Place(role, number), delta, precision, results.discrepancy)
+            measured[stack_name(role, causal=recording.causal)] = assemble(call, role, layers, request.scopes, baseline)
+        return measured
+
+    def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:
+        """Count the layers of the model, or of its largest stack, in a forward pass over the first positions.
+
+        Args:
+            inputs: as for :meth:`measure`.
+            additional_forward_args: as for :meth:`measure`.
+
+        Raises:
+            CaptumNormError: see :meth:`measure`.
+        """
+        return self._session.count_layers(self._session.bind(inputs, additional_forward_args))
+
+    def stages(self, inputs: Inputs, additional_forward_args: Any = None) -> tuple[Stage, ...]:
+        """Return the scopes from attention to the end of the layer, in order of computation, with their components.
+
+        Args:
+            inputs: any that the model accepts; they do not change the result.
+            additional_forward_args: as for :meth:`measure`.
+
+        Raises:
+            InvalidInputError: for an encoder–decoder model, or if the layers' arrangements differ.
+            UnsupportedScopeError: if a layer's feed-forward network is not understood.
+        """
+        name = type(self.model).__name__
+        if encoder_of(self.model) is not None:
+            raise InvalidInputError(
+                f"got the encoder–decoder model {name}, whose stacks are arranged in several ways; expected a model "
+                "with one stack, such as the encoder alone: model.get_encoder()"
+            )
+        with torch.no_grad():
+            call = self._session.bind(inputs, additional_forward_args)
+            blocks = self._session.blocks(call, feed_forward=True).values()
+        for block in blocks:
+            check_scopes(self.model, ["atb_ff_res"], block)
+        arrangements = {block.stages for block in blocks}
+        if len(arrangements) != 1:
+            raise InvalidInputError(f"the layers of {name} are arranged in {len(arrangements)} ways; expected one")
+        return arrangements.pop()
+
+
+def layer_results(model: nn.Module, layer: Layer, request: Request) -> LayerResults:
+    """Compute what is requested of one layer."""
+    results = LayerResults(queries=layer.call.query.shape[2])
+    collect = _collecting(layer, results, per_head=request.per_head) if request.weights else None
+    formed: list[Scope] = []
+    if request.scopes or request.head_norms:
+        block = results.block = layer.block
+        if not set(request.scopes).issubset(block.scopes):
+            check_scopes(model, request.scopes, block)
+        formed = [scope for scope in request.scopes if scope in block.vector_scopes]
+        carries = {scope: block.carry(scope, layer.dtype) for scope in request.scopes if scope not in formed}
+        if request.head_norms and layer.channels > 1:
+            raise UnsupportedModelError(
+                f"a gate multiplies each channel of attention's output in {type(model).__name__}; norms of single "
+                "heads are not available, ask for those of all heads"
+            )
+        if carries or request.head_norms:
+            per_head, with_maps = request.head_norms, request.maps
+            layer_norms(layer, carries, results, per_head=per_head, with_maps=with_maps, consume=collect)
+            collect = None
+    if formed:
+        norms, ratios, delta = feed_forward_norms(layer, formed)
+        results.norms |= norms
+        results.mixing_ratio |= ratios
+        results.deltas.append((delta, layer.block.precision(formed)))
+    if collect is not None:
+        for part, weights in layer.parts():
+            collect(part, weights)
+    if request.weights:
+        _measure_weights(layer, results, per_head=request.per_head)
+    return results
+
+
+def _collecting(layer: Layer, results: LayerResults, *, per_head: bool) -> Callable[[Part, Tensor], None]:
+    """Return a function that keeps the attention weights of each part: per head or averaged over heads."""
+    own = layer.attention
+    shape = [*own.query.shape[:3], own.key.shape[2]]
+    if not per_head:
+        del shape[1]
+    kept = results.weights = own.value.new_empty(shape, dtype=accumulation_dtype(own.value.dtype))
+
+    def collect(part: Part, weights: Tensor) -> None:
+        kept[part.examples, ..., part.rows, :] = weights if per_head else weights.mean(1, dtype=kept.dtype)
+
+    return collect
+
+
+def _measure_weights(layer: Layer, results: LayerResults, *, per_head: bool) -> None:
+    """Add the mixing ratios of the mean attention weights, without and with the residual connection."""
+    weights = cast(Tensor, results.weights)
+    mean = weights.mean(1) if per_head else weights
+    # In cross-attention no weight is the query's own.
+    own = mean.new_zeros(mean.shape[:2]) if layer.cross else own_keys(mean)
+    others = (mean.sum(-1) - own).clamp(min=0)
+    results.mixing_ratio |= {"weights": ratio(others, own), "weights_res": ratio(others, own + 1)}

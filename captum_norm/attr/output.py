@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.frozen.network import HookedModules
-from captum_norm.attr.meter import MeterOptions
 from captum_norm.checks import check_bool
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.checks import delta_for
 from captum_norm.forward.gradients import gradients_on
 from captum_norm.forward.request import Request
+from captum_norm.forward.session import MeterOptions
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs

@@ -9,7 +9,6 @@ from torch import Tensor
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Segments
-from captum_norm.forward.room import piece_elements
 from captum_norm.functional import length, segment_vectors
 from captum_norm.functional.segments import add_own, members
 
@@ -60,7 +59,7 @@ class LayerSegments:
     def vectors(self, layer: Layer) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield what some rows receive from some segments, (B, rows, segments, D), residual connections included."""
         weights = self.added(layer.scaled_weights.transpose(1, 2)).transpose(1, 2)
-        keys, most = None if self.each else members(self.numbers, self.count), piece_elements(layer.budget, weights)
+        keys, most = None if self.each else members(self.numbers, self.count), layer.budget.piece_elements(weights)
         residual = layer.carry.residual and not layer.cross
         queries = layer.weights.shape[2]
         own = self.numbers[:, self.numbers.shape[1] - queries :] if residual else self.numbers

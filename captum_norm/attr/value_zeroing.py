@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from captum_norm.attr.base import AttentionMapAttribution
+from captum_norm.attr.layer_maps import LayerMap, of_last_rows, stacked_maps
 from captum_norm.bars import bar
 from captum_norm.errors import CaptumNormError, NonFiniteError, UnsupportedModelError
 from captum_norm.forward.checks import TOLERANCE
 from captum_norm.forward.record import CHUNK_BYTES, record
-from captum_norm.forward.request import Request, check_seen, layer_indices
-from captum_norm.forward.stacking import of_last_rows, stacked_maps
+from captum_norm.forward.request import Request, layer_indices
+from captum_norm.forward.session import check_seen
 from captum_norm.functional import cosine_distance, length
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall
@@ -86,7 +87,7 @@ class ValueZeroing(AttentionMapAttribution):
             for role, layers in stacks.items()
             if request.has_stack(role)
         }
-        maps: dict[Role, list[tuple[int, Tensor]]] = {}
+        maps: dict[Role, list[tuple[int, LayerMap]]] = {}
         counts = {role: layers[0].output.shape[1] for role, layers in stacks.items() if role != "cross"}
         # Without its layers, the encoder's output is the input.
         counts["cross"] = counts.get("encoder", call.positions.length or 0)
@@ -97,8 +98,8 @@ class ValueZeroing(AttentionMapAttribution):
                 for place, layer in layers:
                     examples = (layer.example(example, call.batch) for example in range(call.batch))
                     rows = [self._distances(call, example, place, counts[role], shown.update) for example in examples]
-                    maps.setdefault(role, []).append((place.index, torch.cat(rows)))
-        return of_last_rows(asked, stacked_maps(call, maps, {}, causal=causal))
+                    maps.setdefault(role, []).append((place.index, LayerMap(torch.cat(rows))))
+        return of_last_rows(asked, stacked_maps(call, maps, causal=causal))
 
     def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
         """Roll out the distances, of which those of both sequences share each row of a decoder layer."""

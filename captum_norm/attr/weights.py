@@ -1,19 +1,19 @@
 """Explains attention by its weights, the baseline, and by their rollout over the layers."""
 
 from dataclasses import replace
-from typing import Any, Literal, Unpack, cast
+from typing import Literal, Unpack, cast
 
 import torch
 from torch import Tensor
 
 from captum_norm.attr.base import AttentionMapAttribution
-from captum_norm.attr.layer_results import maps_of_stacks
-from captum_norm.attr.measurements import Measurements
-from captum_norm.attr.meter import MeterOptions, measure, refuse_unknown
+from captum_norm.attr.layer_maps import LayerMap, maps_of_call, of_last_rows
+from captum_norm.attr.norms import layer_results
 from captum_norm.attr.segments import summed_columns
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
-from captum_norm.forward.request import Request, Segments, layer_indices
-from captum_norm.forward.stacking import of_last_rows
+from captum_norm.forward.record import Layer
+from captum_norm.forward.request import Request, layer_indices
+from captum_norm.forward.session import MeterOptions, refuse_unknown
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.model import refuse_mixing
@@ -68,29 +68,24 @@ class AttentionWeights(AttentionMapAttribution):
         super().__init__(model, aggregation, **options)
         self.scope = scope
 
-    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """Compute the maps of the layers requested."""
+    def request_of(self, call: ModelCall, request: Request) -> Request:  # noqa: ARG002 - the same for all calls
+        """Request the attention weights, for which no parts of the layers are needed."""
         if request.per_head and self.scope != "attn":
             raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
-        measured = measure(self.session, call, replace(request, weights=True))
+        return replace(request, weights=True, blocks=False)
 
-        def choose(name: StackName, stack: Measurements) -> tuple[Tensor, Tensor]:
-            if self.scope == "attn":
-                return cast(Tensor, stack.weights), stack.mixing_ratio["weights"]
-            return _with_residual(name, stack), stack.mixing_ratio["weights_res"]
-
-        return maps_of_stacks(call, measured, choose)
-
-    def segment_maps(self, call: ModelCall, request: Request) -> AttributionMaps:
-        """Add the maps' columns of each segment, and rows of queries together."""
-        segments, maps = cast(Segments, request.segments), self.maps_of(call, replace(request, segments=None))
-        stacks: dict[str, Any] = {
-            name: None if stack is None else summed_columns(stack, segments)
-            for name, stack in (("encoder", maps.encoder), ("decoder", maps.decoder), ("cross", maps.cross))
-        }
-        towers = {name: summed_columns(stack, segments) for name, stack in maps.towers.items()}
-        ratio = None if segments.together else maps.mixing_ratio
-        return replace(maps, **stacks, towers=towers, mixing_ratio=ratio, segmented=True)
+    def reduce(self, layer: Layer, request: Request) -> LayerMap:
+        """Compute the mean weights of one layer, or those of its heads."""
+        results = layer_results(self.model, layer, request)
+        weights, ratio = cast(Tensor, results.weights), results.mixing_ratio["weights"]
+        if self.scope == "attn_res":
+            # The residual stream of cross-attention belongs to no key.
+            weights = weights / 2 if layer.cross else add_half_identity(weights)
+            ratio = results.mixing_ratio["weights_res"]
+        if request.segments is None:
+            return LayerMap(weights, mixing_ratio=ratio)
+        together = request.segments.together
+        return LayerMap(summed_columns(weights, request.segments), mixing_ratio=None if together else ratio)
 
 
 class AttentionRollout(AttentionWeights):
@@ -131,26 +126,19 @@ class AttentionRollout(AttentionWeights):
         # A decoder's rollout goes through all three stacks.
         alone = call.towers or (requested is not None and set(requested) == {"encoder"})
         stacks = requested if alone else None
-        measured = measure(self.session, call, Request(stacks=stacks, weights=True, copied=len(layers or ())))
+        maps = super().maps_of(call, Request(stacks=stacks, copied=len(layers or ())))
         refuse_mixing(self.model)
-        if call.towers and "cross" in measured:
+        if call.towers and maps.cross is not None:
             raise InvalidInputError(
                 f"the layers of {type(self.model).__name__} attend to its tokens and to a tower's positions in turn, "
                 "which are not rolled out together; leave cross-attention out: maps(..., stacks=['text'])"
             )
-        rolled = _rolled({name: _with_residual(name, stack) for name, stack in measured.items()})
-
-        def of_layers(stack: Measurements, maps: Tensor) -> Measurements:
-            indices = layer_indices(layers, len(stack.layers))
-            maps = maps if layers is None else maps[:, indices]
-            return replace(stack, weights=maps, mixing_ratio={}, layers=indices)
-
-        chosen = {
-            name: of_layers(stack, rolled[name])
-            for name, stack in measured.items()
-            if alone or requested is None or name in requested
-        }
-        return of_last_rows(asked, maps_of_stacks(call, chosen, lambda _, stack: (cast(Tensor, stack.weights), None)))
+        rolled, numbers = dict[StackName, Tensor](), dict[StackName, list[int]]()
+        for name, stack in _rolled(maps).items():
+            if alone or requested is None or name in requested:
+                numbers[name] = layer_indices(layers, stack.shape[1])
+                rolled[name] = stack if layers is None else stack[:, numbers[name]]
+        return of_last_rows(asked, maps_of_call(call, rolled, numbers))
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Select rows of the last layer's map, the product of all layers."""
@@ -162,24 +150,17 @@ class AttentionRollout(AttentionWeights):
         return SourceAndPrefix(cross[:, -1], decoder[:, -1])
 
 
-def _with_residual(name: StackName, stack: Measurements) -> Tensor:
-    """Compute AttnRes-W from a stack's measured weights, in place if no gradient needs them."""
-    weights = cast(Tensor, stack.weights)
-    # The residual stream of cross-attention belongs to no key.
-    halved = (layer / 2 if name.endswith("cross") else add_half_identity(layer) for layer in weights.unbind(1))
-    return replaced(weights, halved)
-
-
-def _rolled(maps: dict[StackName, Tensor]) -> dict[StackName, Tensor]:
-    """Roll out the maps of all stacks, those of a decoder and its cross-attention together."""
-    if "decoder" not in maps or "cross" not in maps:
-        return {name: replaced(stack, rollouts(stack)) for name, stack in maps.items()}
-    decoder, cross = maps["decoder"], maps["cross"]
-    rolled: dict[StackName, Tensor] = {}
-    through_encoder = torch.eye(cross.shape[-1], dtype=cross.dtype, device=cross.device)
-    if "encoder" in maps:
-        rolled["encoder"] = replaced(maps["encoder"], rollouts(maps["encoder"]))
-        through_encoder = rolled["encoder"][:, -1]
-    chain = encoder_decoder_rollouts(through_encoder, decoder, cross)
-    rolled["cross"], rolled["decoder"] = all_replaced((cross, decoder), chain)
+def _rolled(maps: AttributionMaps) -> dict[StackName, Tensor]:
+    """Roll out the maps of all stacks in their memory, those of a decoder and its cross-attention together."""
+    encoder, decoder, cross = maps.encoder, maps.decoder, maps.cross
+    alone: dict[StackName, Tensor | None] = {"encoder": encoder, **maps.towers}
+    if cross is None:
+        alone["decoder"] = decoder
+    rolled = {name: replaced(stack, rollouts(stack)) for name, stack in alone.items() if stack is not None}
+    if cross is not None and decoder is not None:
+        through_encoder = torch.eye(cross.shape[-1], dtype=cross.dtype, device=cross.device)
+        if encoder is not None:
+            through_encoder = rolled["encoder"][:, -1]
+        chain = encoder_decoder_rollouts(through_encoder, decoder, cross)
+        rolled["cross"], rolled["decoder"] = all_replaced((cross, decoder), chain)
     return rolled

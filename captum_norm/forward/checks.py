@@ -83,23 +83,42 @@ def expect_finite(model: nn.Module, place: Place, *results: Tensor) -> None:
         raise NonFiniteError(f"what {type(model).__name__} computes in {place} contains NaN or infinity")
 
 
-def expect_complete(model: nn.Module, place: Place, delta: Tensor, precision: torch.dtype) -> None:
-    """Refuse a layer whose vectors do not add up.
+def expect_complete(
+    model: nn.Module,
+    place: Place,
+    delta: Tensor,
+    precision: torch.dtype,
+    discrepancy: tuple[Tensor, torch.dtype] | None = None,
+) -> None:
+    """Refuse a layer whose vectors do not add up, or whose fast norms differ from directly computed ones.
 
     Args:
         model: the model.
         place: the layer's place in it.
         delta: completeness error, (B,).
         precision: the dtype that the layer computes in.
+        discrepancy: the difference of the norms, (B,), and the dtype that sets its tolerance.
 
     Raises:
-        IncompleteDecompositionError: if an error is above the tolerance.
+        NonFiniteError: if an error is no number.
+        IncompleteDecompositionError: if one is above the tolerance.
     """
-    largest = delta.max().item()
-    if not largest <= TOLERANCE[precision]:  # nor is NaN accepted
+    expect_finite(model, place, delta)
+    name, largest = type(model).__name__, delta.max().item()
+    if largest > TOLERANCE[precision]:
         raise IncompleteDecompositionError(
-            f"the vectors of {place} do not add up to what {type(model).__name__} computed: relative error "
-            f"{largest:.1e}, accepted {TOLERANCE[precision]:.0e} for {precision}"
+            f"the vectors of {place} do not add up to what {name} computed: relative error {largest:.1e}, accepted "
+            f"{TOLERANCE[precision]:.0e} for {precision}"
+        )
+    if discrepancy is None:
+        return
+    error, dtype = discrepancy
+    expect_finite(model, place, error)
+    largest = error.max().item()
+    if largest > TOLERANCE[dtype]:
+        raise IncompleteDecompositionError(
+            f"the fast norms of {place} of {name} differ from directly computed ones by {largest:.1e}, accepted "
+            f"{TOLERANCE[dtype]:.0e} for {dtype}"
         )
 
 
@@ -114,22 +133,6 @@ def refuse_non_finite_weights(model: nn.Module) -> None:
             for name, parameter in module.named_parameters(path, recurse=False):
                 if not parameter.detach().isfinite().all():
                     raise NonFiniteError(f'the weight "{name}" of {type(model).__name__} contains NaN or infinity')
-
-
-def refuse_autocast(model: nn.Module) -> None:
-    """Refuse automatic mixed precision, which would compute norms in half precision, too.
-
-    Raises:
-        InvalidInputError: if it is on for the model's device.
-    """
-    accelerator = torch.accelerator.current_accelerator()
-    devices = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
-    enabled = [device for device in devices if torch.is_autocast_enabled(device)]
-    if enabled and any(parameter.device.type in enabled for parameter in model.parameters()):
-        raise InvalidInputError(
-            "torch.autocast is on, in which norms would be computed in half precision; convert the model instead "
-            "(model.bfloat16()), whose vectors are added up in float32"
-        )
 
 
 def expect_number(model: nn.Module, number: Tensor) -> None:

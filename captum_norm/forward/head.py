@@ -33,10 +33,15 @@ class ObservedHead:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._seen: tuple[list[nn.Module], SeenPosition | None] | None = None
+        self._told: dict[bool, HeadPosition | None] = {}
 
     def observe(self, call: ModelCall, maps: AttributionMaps) -> None:
         """Run the model once, unless its class tells, it was seen already, or there is but one position."""
-        if maps.cross is None and read_position(self._model, causal=maps.decoder is not None) is None:
+        if maps.cross is not None:
+            return
+        causal = maps.decoder is not None
+        told = self._told[causal] = read_position(self._model, causal=causal)
+        if told is None:
             modules = list(self._model.modules())
             if (self._seen is None or self._seen[0] != modules) and _several(maps):
                 self._seen = modules, seen_position(call)
@@ -48,7 +53,7 @@ class ObservedHead:
             InvalidInputError: if it reads several in another way than their mean, or was not seen.
         """
         causal = maps.decoder is not None
-        known = read_position(self._model, causal=causal)
+        known = self._told[causal] if causal in self._told else read_position(self._model, causal=causal)
         if known is None and self._seen is not None:
             _, seen = self._seen
             known = ("last" if causal else "mean") if seen == "each" else seen

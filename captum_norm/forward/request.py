@@ -1,18 +1,24 @@
-"""Says which maps are requested of a model, and checks that the model has them."""
+"""Says which maps are requested of a model, and checks that it has them and that they fit in memory."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from captum_norm.checks import check_bool, check_entries, check_indices, quoted
-from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.errors import InvalidInputError, NotEnoughMemoryError, UnsupportedModelError
+from captum_norm.memory import free_bytes, readable
 from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.model import Model
-from captum_norm.models.stacks import TEXT_STACKS, Place, Role, StackName, StackSize
+from captum_norm.models.stacks import TEXT_STACKS, Place, Role, Sizes, StackName, StackSize
 from captum_norm.results.stacks import STACKS
+
+# Tensors as large as a map that exist beside it: the mask, and two in the making.
+TRANSIENT_MAPS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +50,8 @@ class Request:
         weights: attention weights, of each head with ``per_head``.
         head_norms: norms of each head's vectors.
         maps: norms of pairs; without them there are mixing ratios and lengths of transformed vectors alone.
+        feed_forward: tensors of the feed-forward blocks, too.
+        blocks: the parts of layers; without them there are attention weights alone.
         copied: number of layers whose maps are copied out of these in the end.
         last: how many of the last positions have rows in the maps; all if None.
         segments: groups of keys that are the columns of the maps; each key is one if None.
@@ -58,6 +66,8 @@ class Request:
     weights: bool = False
     head_norms: bool = False
     maps: bool = True
+    feed_forward: bool = False
+    blocks: bool = True
     copied: int = 0
     last: int | None = None
     segments: Segments | None = None
@@ -148,25 +158,6 @@ def as_stacks(facts: Model, stacks: object) -> list[Role]:
 _TOWER_STACKS: Mapping[StackName, Role] = {"text": "self", "encoder": "self", "decoder": "self", "cross": "cross"}
 
 
-def check_seen(call: ModelCall, seen: Collection[Role], request: Request) -> None:
-    """Refuse a call in which no attention of a requested stack was seen."""
-    if call.towers:
-        names = request.stacks or ("self",)
-    elif call.encoder is None:
-        return
-    else:
-        # A decoder alone is given an encoder's output and has no encoder.
-        has_encoder = next(call.encoder.parameters(), None) is not None
-        names = [name for name in STACKS if (name != "encoder" or has_encoder) and request.has_stack(name)]
-    missing = [name for name in names if name not in seen]
-    if missing:
-        missing = ["text" if name == "self" else name for name in missing]
-        hint = "pass its inputs, too" if call.towers else f"choose others, stacks={[n for n in STACKS if n in seen]}"
-        raise UnsupportedModelError(
-            f"no attention of the stack {' or '.join(missing)} was seen in {type(call.model).__name__}; {hint}"
-        )
-
-
 def refuse_towers(method: str, call: ModelCall) -> None:
     """Refuse, for a method, the towers of a model, and text whose layers attend to a tower's positions, too.
 
@@ -182,3 +173,76 @@ def refuse_towers(method: str, call: ModelCall) -> None:
             f"got {type(call.model).__name__}, whose text attends to a tower's positions, too; {method} explains one "
             "stack of layers: take a method whose maps have .decoder and .cross, such as NormAttribution"
         )
+
+
+def positions(call: ModelCall, role: Role, stack: StackSize) -> tuple[int, int]:
+    """Q and K of a stack in a call, if only an excerpt was seen, too."""
+    queries, keys = call.positions_of(role)
+    return queries.length or stack.queries, keys.length or stack.keys
+
+
+def total_queries(call: ModelCall, stacks: Sizes, chosen: Callable[[Place], bool]) -> int:
+    """Number of queries of the attention calls of some layers in a forward pass."""
+    layers = {role: sum(chosen(Place(role, index)) for index in range(stack.layers)) for role, stack in stacks.items()}
+    return sum(count * call.batch * positions(call, role, stacks[role])[0] for role, count in layers.items())
+
+
+def expect_room(call: ModelCall, request: Request, stacks: Sizes, accumulate: torch.dtype) -> None:
+    """Refuse maps that will not fit.
+
+    Args:
+        call: the call.
+        request: which maps are kept.
+        stacks: the stacks of the model.
+        accumulate: the least precise dtype of a map.
+
+    Raises:
+        NotEnoughMemoryError: if the maps take more than is free where they are kept.
+    """
+    kept = {role: stack for role, stack in stacks.items() if request.has_stack(role)}
+    for device in {stack.device for stack in kept.values()}:
+        here = {role: stack for role, stack in kept.items() if stack.device == device}
+        sizes = {role: _map_bytes(call, role, stack, accumulate) for role, stack in here.items()}
+        layers = {role: request.layer_count(stack) for role, stack in here.items()}
+        results = sum(
+            (layers[role] * request.maps_per_layer(stack) + request.copied) * sizes[role]
+            for role, stack in here.items()
+        )
+        # Maps are copied into one tensor; a CPU allocates its pages as the maps are dropped.
+        doubled = device.type != "cpu" and max(layers.values()) > 1
+        needed = results * (1 + doubled) + TRANSIENT_MAPS * max(sizes.values())
+        free = free_bytes(device)
+        if free is not None and needed > free:
+            queries, keys = max(positions(call, role, stack) for role, stack in here.items())
+            raise NotEnoughMemoryError(
+                f"the maps of {sum(layers.values())} layers over {call.batch} × {queries} × {keys} positions take "
+                f"{readable(results)}, for which {readable(needed)} must be free, and {readable(free)} are free on "
+                f"{device}; ask for fewer layers at a time (layers= of maps(), layer= of attribute()), fewer examples, "
+                "or without single heads"
+            )
+
+
+def expect_room_for_gradients(call: ModelCall, stacks: Sizes) -> None:
+    """Refuse a backward pass through attention whose weights, which it needs, will not fit.
+
+    Raises:
+        NotEnoughMemoryError: if they take more than is free on their device.
+    """
+    for device in {stack.device for stack in stacks.values()}:
+        here = {role: stack for role, stack in stacks.items() if stack.device == device}
+        heads = sum(stack.layers * stack.heads for stack in here.values())
+        needed = sum(
+            stack.layers * stack.heads * _map_bytes(call, role, stack, stack.dtype) for role, stack in here.items()
+        )
+        free = free_bytes(device)
+        if free is not None and needed > free:
+            queries, keys = max(positions(call, role, stack) for role, stack in here.items())
+            raise NotEnoughMemoryError(
+                f"the backward pass keeps attention weights of {heads} heads over {call.batch} × {queries} × {keys} "
+                f"positions, at least {readable(needed)}, and {readable(free)} are free on {device}; pass fewer "
+                "examples or a shorter input, or take a method without gradients, such as norm or alti"
+            )
+
+
+def _map_bytes(call: ModelCall, role: Role, stack: StackSize, accumulate: torch.dtype) -> int:
+    return call.batch * prod(positions(call, role, stack)) * torch.promote_types(accumulate, stack.dtype).itemsize

@@ -1,8 +1,8 @@
 """Understands a model once, and runs it as often as asked; the model is left as it was."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar, get_args
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, nullcontext
+from typing import Any, TypedDict, TypeVar, get_args
 
 import torch
 from torch import nn
@@ -10,15 +10,16 @@ from torch import nn
 from captum_norm.bars import bar, bars_shown
 from captum_norm.checks import check_bool, check_choice, check_count
 from captum_norm.errors import (
+    CaptumNormError,
     IncompleteDecompositionError,
+    InvalidInputError,
     NonFiniteError,
     UnsupportedModelError,
     UnsupportedScopeError,
 )
-from captum_norm.forward.checks import refuse_autocast, refuse_non_finite_weights
+from captum_norm.forward.checks import refuse_non_finite_weights
 from captum_norm.forward.record import Layer, Options, Recording, no_bar, record
-from captum_norm.forward.request import Request, as_stacks, check_seen, layer_indices
-from captum_norm.forward.room import expect_room, may_be_large, total_queries
+from captum_norm.forward.request import Request, as_stacks, expect_room, layer_indices, total_queries
 from captum_norm.functional import Baseline
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
@@ -32,10 +33,36 @@ from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place, Role, Sizes
 from captum_norm.models.wrappers import class_of
+from captum_norm.results.stacks import STACKS
 
 Result = TypeVar("Result")
+# Maps with fewer entries than this always fit.
+LARGE_MAP = 2**20
 Blocks = Mapping[nn.Module, Block]
 """The attention blocks of a model, by the modules that attend."""
+
+
+class MeterOptions(TypedDict, total=False):
+    """Options of how norms are computed.
+
+    Attributes:
+        tokenizer: turns a text, or a list of texts, given as inputs into the model's arguments; not needed if the model
+            is a pipeline or a SentenceTransformer, which have one.
+        accumulate: the least precise dtype to compute in, by default float32; use float64 if the heads' vectors nearly
+            cancel.
+        memory_budget: bytes that intermediate results may take at a time on each device, by default a quarter of the
+            free memory; results come on top.
+        baseline: start of the integrated-gradients paths through activations: ``"zero"`` (default), where biases get a
+            share like every vector, or ``"bias"``, the pre-activation without any vector, where the vectors share what
+            they add to it.
+        differentiable: run under ``torch.enable_grad``, so that gradients flow through the results; by default False.
+    """
+
+    tokenizer: Any
+    accumulate: torch.dtype
+    memory_budget: int | None
+    baseline: Baseline
+    differentiable: bool
 
 
 class Session:
@@ -112,8 +139,12 @@ class Session:
             facts = understand(self.model, frozenset(stacks))
         call = bind_inputs(facts, inputs, additional_forward_args, self.tokenizer)
         if facts.excerpt.sizes is None:
-            with self._naming_reasons(), norms_taken_once(self.model):
-                verify(call)
+            try:
+                with norms_taken_once(self.model):
+                    verify(call)
+            except CaptumNormError as error:
+                self._name_reason(error)
+                raise
         if facts is not self._facts:
             self._facts, self._blocks = facts, None
         return call
@@ -143,7 +174,7 @@ class Session:
         Raises:
             UnsupportedModelError: the model's attention blocks could not be understood.
         """
-        refuse_autocast(self.model)
+        self._refuse_autocast()
         known = self._blocks
         if known is None or (feed_forward and not all(block.searched for block in known.values())):
             try:
@@ -154,41 +185,36 @@ class Session:
             self._blocks = known
         return known
 
-    def explain(self, work: Callable[[], Result]) -> Result:
+    def explain(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Do some work with the model's blocks; if known blocks do not hold any more, find them anew and repeat.
 
         Weights written through ``.data`` and modules that were exchanged leave no trace.
         """
         known = self._blocks is not None
         kept = nullcontext() if known else norms_taken_once(self.model)
-        with torch.set_grad_enabled(self.differentiable), self._naming_reasons():
+        with torch.set_grad_enabled(self.differentiable):
             try:
                 with kept:
-                    return work()
-            except (IncompleteDecompositionError, UnsupportedModelError):
+                    return work(*arguments)
+            except (IncompleteDecompositionError, UnsupportedModelError) as error:
                 if not known:
+                    self._name_reason(error)
                     raise
-                self._blocks = None
-                return work()
+            except CaptumNormError as error:
+                self._name_reason(error)
+                raise
+            self._blocks = None
+            return self.explain(work, *arguments)
 
     def record(
-        self,
-        call: ModelCall,
-        request: Request,
-        reduce: Callable[[Layer], Result],
-        blocks: Blocks | None = None,
-        *,
-        feed_forward: bool = False,
-        passes: int = 1,
+        self, call: ModelCall, request: Request, reduce: Callable[[Layer], Result], *, passes: int = 1
     ) -> Recording[Result]:
         """Run the model once and reduce the layers requested, each as soon as its tensors exist.
 
         Args:
             call: of the model.
-            request: which layers.
+            request: which layers, and which of their tensors.
             reduce: makes a layer's result.
-            blocks: the model's blocks; None if only attention weights are needed.
-            feed_forward: also record the tensors of the feed-forward blocks.
             passes: how often ``reduce`` treats each query, for the progress bar.
 
         Returns:
@@ -200,6 +226,7 @@ class Session:
             CaptumNormError: a check of the layers fails.
         """
         self.expect_room(call, request)
+        blocks = self.blocks(call, feed_forward=request.feed_forward) if request.blocks else None
         chosen, stacks = dict[Role, list[int]](), request.stacks
         if request.layers is not None:
             chosen = {role: layer_indices(request.layers, size.layers) for role, size in self.sizes(call).items()}
@@ -208,22 +235,25 @@ class Session:
             some = request.layers is None or place.index in chosen.get(place.role, ())
             return some and (stacks is None or place.role in stacks)
 
-        with self._progress(call, is_chosen, passes) as advance:
-            found, causal = record(
+        with ExitStack() as shown:
+            advance: Callable[[int], object] = no_bar
+            if passes and bars_shown():
+                total = passes * total_queries(call, self.sizes(call), is_chosen)
+                advance = shown.enter_context(bar(self.name, total, "queries")).update
+            layers, causal = record(
                 call,
                 reduce,
                 self.options,
                 blocks,
                 chosen=is_chosen,
-                feed_forward=feed_forward,
+                feed_forward=request.feed_forward,
                 advance=advance,
             )
-        check_seen(call, found, request)
-        if request.layers is None:
-            return Recording(found, causal)
-        by_number = {role: dict(layers) for role, layers in found.items()}
-        ordered = {role: [(number, layers[number]) for number in chosen[role]] for role, layers in by_number.items()}
-        return Recording(ordered, causal)
+        check_seen(call, layers, request)
+        if request.layers is not None:
+            by_number = {role: dict(seen) for role, seen in layers.items()}
+            layers = {role: [(number, seen[number]) for number in chosen[role]] for role, seen in by_number.items()}
+        return Recording(layers, causal)
 
     def expect_room(self, call: ModelCall, request: Request) -> None:
         """Refuse maps that will not fit in memory.
@@ -234,27 +264,64 @@ class Session:
         if may_be_large(call):
             expect_room(call, request, self.sizes(call), self.options.accumulate)
 
-    @contextmanager
-    def _progress(
-        self, call: ModelCall, chosen: Callable[[Place], bool], passes: int
-    ) -> Iterator[Callable[[int], object]]:
-        """Show a bar over the queries of some layers, each treated in so many passes."""
-        if not passes or not bars_shown():
-            yield no_bar
-            return
-        with bar(self.name, passes * total_queries(call, self.sizes(call), chosen), "queries") as shown:
-            yield shown.update
+    def count_layers(self, call: ModelCall) -> int:
+        """Count the layers of the model, or of its largest stack."""
+        return max(size.layers for size in self.sizes(call).values())
 
-    @contextmanager
-    def _naming_reasons(self) -> Iterator[None]:
-        """Give the reason of a refusal: a weight with NaN or infinity, or what is known of the architecture."""
-        try:
-            yield
-        except (IncompleteDecompositionError, UnsupportedModelError) as error:
+    def _name_reason(self, error: CaptumNormError) -> None:
+        """Refuse the model for the reason behind an error: NaN in a weight, or what is known of its architecture."""
+        if isinstance(error, IncompleteDecompositionError | UnsupportedModelError):
             reason = refusal_of(self.model)
-            if reason is None:
-                raise
-            raise UnsupportedModelError(f"{self.name} is not supported: {reason}") from error
-        except (NonFiniteError, UnsupportedScopeError):
+            if reason is not None:
+                raise UnsupportedModelError(f"{self.name} is not supported: {reason}") from error
+        if isinstance(error, NonFiniteError | UnsupportedScopeError):
             refuse_non_finite_weights(self.model)
-            raise
+
+    def _refuse_autocast(self) -> None:
+        """Refuse automatic mixed precision, which would compute norms in half precision, too."""
+        accelerator = torch.accelerator.current_accelerator()
+        kinds = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
+        enabled = list(filter(torch.is_autocast_enabled, kinds))
+        if enabled and any(parameter.device.type in enabled for parameter in self.model.parameters()):
+            raise InvalidInputError(
+                "torch.autocast is on, in which norms would be computed in half precision; convert the model instead "
+                "(model.bfloat16()), whose vectors are added up in float32"
+            )
+
+
+def may_be_large(call: ModelCall) -> bool:
+    """Whether the maps of a call may not fit."""
+    longest = max(call.positions.length or 0, call.decoder.length or 0) + call.prefix.virtual + call.prefix.past
+    return call.batch * longest**2 >= LARGE_MAP
+
+
+def check_seen(call: ModelCall, seen: Collection[Role], request: Request) -> None:
+    """Refuse a call in which no attention of a requested stack was seen."""
+    if call.facts.towers:
+        names = request.stacks or ("self",)
+    elif call.facts.decoder is None:
+        return
+    else:
+        # A decoder alone is given an encoder's output and has no encoder.
+        has_encoder = next(call.facts.reader.module.parameters(), None) is not None
+        names = [name for name in STACKS if (name != "encoder" or has_encoder) and request.has_stack(name)]
+    missing = [name for name in names if name not in seen]
+    if missing:
+        missing = ["text" if name == "self" else name for name in missing]
+        hint = "pass its inputs, too" if call.towers else f"choose others, stacks={[n for n in STACKS if n in seen]}"
+        raise UnsupportedModelError(
+            f"no attention of the stack {' or '.join(missing)} was seen in {type(call.model).__name__}; {hint}"
+        )
+
+
+def refuse_unknown(
+    method: type, options: Mapping[str, Any], known: Collection[str] = tuple(MeterOptions.__annotations__)
+) -> None:
+    """Raise for unknown options in the name of the class that was called.
+
+    Raises:
+        TypeError: for the first one, worded as by Python.
+    """
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{method.__name__}() got an unexpected keyword argument {name!r}")

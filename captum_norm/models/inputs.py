@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
-from captum_norm.models.caches import past_length, taken_cache
-from captum_norm.models.call import ModelCall, Prefix
+from captum_norm.models.caches import CACHE, STATES, past_length, taken_cache
+from captum_norm.models.call import ModelCall, Positions, Prefix, TokenTexts, rolled
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.libraries.library import SequencesSeen
 from captum_norm.models.model import Model, Reader, longest_sequence, understand
 from captum_norm.models.objects import Texts, are_texts, tokenized
 from captum_norm.models.offloading import expect_same_inputs
-from captum_norm.models.positions import Positions, TokenTexts, rolled
 from captum_norm.models.wrappers import tokens_of_adapter
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any] | Texts
@@ -242,7 +241,8 @@ def _read_prefix(facts: Model, arguments: dict[str, Any], main: Tensor, continue
     """Take the cache, which belongs to the input ``continued``, out of the arguments; count the virtual tokens."""
     module, library = facts.module, facts.library
     virtual = None if facts.adapted is None else tokens_of_adapter(facts.adapted)
-    cache = taken_cache(arguments, len(main) if main.dim() else 0)
+    given = arguments.get(CACHE) is not None or arguments.get(STATES) is not None
+    cache = taken_cache(arguments, len(main) if main.dim() else 0) if given else None
     if cache is None:
         if virtual is not None and not virtual.attend:
             return Prefix(past=virtual.number)

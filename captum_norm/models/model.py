@@ -79,7 +79,8 @@ class Model:
         adapted: the adapter of PEFT that may put virtual tokens before the inputs, or None.
         processes: the processes that have its shards; None if it is in this one alone.
         members: says to which stack an attention call belongs.
-        forward: a forward function of the model's own instance, or None.
+        inner: the model inside all wrappers.
+        forward: a forward function of its own instance, or None.
         attention_through: a context in which a function of ours is told of every attention call.
         excerpt: what a forward pass over an excerpt showed.
     """
@@ -99,6 +100,7 @@ class Model:
     members: Members
     attention_through: Callable[[AttentionFunction], AbstractContextManager[None]]
     excerpt: Excerpt
+    inner: nn.Module
     forward: object
 
     @property
@@ -124,7 +126,7 @@ def understand(module: nn.Module, watched: Watched = frozenset()) -> Model:
     """
     every, state = _models.setdefault(module, WeakValueDictionary()), _state(module)
     known = every.get(watched)
-    if known is None or known.state != state or known.forward is not _own_forward(module):
+    if known is None or known.state != state or known.forward is not vars(known.inner).get("forward"):
         known = every[watched] = _read(module, state, watched)
     return known
 
@@ -141,7 +143,8 @@ def _read(module: nn.Module, state: tuple[object, ...], watched: Watched) -> Mod
     if excerpt is None or excerpt.state != state:
         # Whether layers mix positions is known of the state before until this one is verified.
         excerpt = excerpts[watched] = Excerpt(state, None if excerpt is None else excerpt.mixing)
-    parameters = inspect.signature(unwrapped(module).forward).parameters
+    inner = unwrapped(module)
+    parameters = inspect.signature(inner.forward).parameters
     takes_all = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
     return Model(
         module=module,
@@ -159,12 +162,9 @@ def _read(module: nn.Module, state: tuple[object, ...], watched: Watched) -> Mod
         members=Members(None if halves is None else halves[0], others),
         attention_through=library.observer(module),
         excerpt=excerpt,
-        forward=_own_forward(module),
+        inner=inner,
+        forward=vars(inner).get("forward"),
     )
-
-
-def _own_forward(module: nn.Module) -> object:
-    return vars(unwrapped(module)).get("forward")
 
 
 def _reader(library: Library, module: nn.Module) -> Reader:

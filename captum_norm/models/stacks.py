@@ -1,6 +1,6 @@
 """Checks a forward pass's attention calls by stack: one, an encoder–decoder model's three, or those of towers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.positions import Positions
 
 StackName = str
 """A stack for users: ``"encoder"``, ``"decoder"``, ``"cross"``, ``"text"``, or a tower's name such as ``"vision"``."""
@@ -95,8 +94,7 @@ class Stacks:
     Args:
         members: says which stack a call belongs to.
         several: whether any example has more than one real position; otherwise weights cannot show causality.
-        seen: filled with the positions of queries and keys of each stack that reads something else than the inputs'
-            tokens.
+        see: told of the first call of each stack that reads something else than the inputs' tokens.
         past: number of keys before the queries' own in the stacks :data:`EXTENDED`.
         grows: whether these are a cache, which only a causal model reads.
 
@@ -111,7 +109,7 @@ class Stacks:
         members: Members,
         *,
         several: bool,
-        seen: dict[Role, tuple[Positions, Positions]],
+        see: Callable[[Role, AttentionCall], object],
         past: int = 0,
         grows: bool = False,
     ) -> None:
@@ -120,7 +118,7 @@ class Stacks:
         self.causal = False
         self._members = members
         self._several = several
-        self._seen = seen
+        self._see = see
         self._past, self._grows = past, grows
         self._directed = False
 
@@ -146,7 +144,7 @@ class Stacks:
                 "those of the inputs and of past_key_values, in self-attention"
             )
         if self._members.towers and role != "self" and role not in self.sizes:
-            self._seen[role] = _tower_positions(call)
+            self._see(role, call)
         size = self.sizes.setdefault(role, StackSize(batch, heads, queries, keys, call.value.dtype, call.value.device))
         if (size.batch, size.queries, size.keys) != (batch, queries, keys):
             raise UnsupportedModelError(
@@ -196,14 +194,3 @@ class Stacks:
                 "before it; pass one stack of layers alone"
             )
         self.causal, self._directed = causal, True
-
-
-def _tower_positions(call: AttentionCall) -> tuple[Positions, Positions]:
-    """Positions of a tower's queries and keys: those are real that a query attends to or, without a mask, all."""
-    queries, keys = call.query.shape[2], call.key.shape[2]
-    attended = torch.ones(len(call.query), keys, dtype=torch.bool, device=call.key.device)
-    mask = call.whole().mask
-    if mask is not None and mask.dim() == 4:
-        attended = (mask > torch.finfo(mask.dtype).min / 2)[..., :keys].any(1).any(1).expand_as(attended)
-    asking = attended if not call.cross else attended.new_ones(len(call.query), queries)
-    return Positions(queries, asking), Positions(keys, attended)

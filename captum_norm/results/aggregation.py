@@ -174,6 +174,15 @@ def _rollout_rows(maps: Tensor, rows: Tensor) -> Tensor:
     return rows
 
 
+def residual_rollout_rows(maps: Tensor, rows: Tensor) -> Tensor:
+    """Rows of the product of (A + I)/2 of the layers' row-normalised maps A: (B, L, K, K), (B, P, K) -> (B, P, K)."""
+    for layer in reversed(maps.unbind(1)):
+        shares = normalize_rows(layer)
+        kept = rows * (shares.sum(-1) > 0).unsqueeze(1)  # see add_half_identity
+        rows = (rows @ shares + kept) / 2
+    return rows
+
+
 def _product_rows(maps: Tensor, rows: Tensor) -> Tensor:
     for layer in reversed(maps.unbind(1)):
         # Normalising the product's row changes no ratio, and avoids overflow and underflow over many layers.

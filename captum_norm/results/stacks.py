@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from captum_norm.checks import check_count, check_index, check_indices
+from captum_norm.checks import check_count, check_index
 from captum_norm.errors import InvalidInputError
 from captum_norm.results.base import Result
 from captum_norm.results.tables import data_frame, data_set
@@ -389,7 +389,7 @@ def numbered(name: str, layers: Sequence[int] | None, count: int) -> tuple[int, 
     """Check the numbers of ``count`` layers; without any they are 0 to ``count`` − 1."""
     if not layers:
         return tuple(range(count))
-    numbers = tuple(check_indices("layer", layers))
+    numbers = tuple(int(layer) for layer in layers)
     if len(numbers) != count or min(numbers) < 0:
         raise InvalidInputError(
             f"got {named_layers(numbers)} for {name} of {count} layers; expected a number from 0 for each"

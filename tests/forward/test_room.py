@@ -16,7 +16,7 @@ from captum_norm import (
     NormMeter,
     NotEnoughMemoryError,
 )
-from captum_norm.forward import room
+from captum_norm.forward import request, session
 from captum_norm.forward.record import Layer
 from tests import encoder_decoders, families
 
@@ -29,8 +29,8 @@ LAYERS = 12  # so many that nothing else of a model is as large as their maps
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """A memory in which maps of 64 positions are large, and in which so much is free."""
     memory = {"free": 0}
-    monkeypatch.setattr(room, "LARGE_MAP", LONG**2)
-    monkeypatch.setattr(room, "free_bytes", lambda _: memory["free"])
+    monkeypatch.setattr(session, "LARGE_MAP", LONG**2)
+    monkeypatch.setattr(request, "free_bytes", lambda _: memory["free"])
     return memory
 
 

@@ -10,18 +10,17 @@ from torch import Tensor
 from captum_norm.attr.frozen.lrp import Parts, RelevanceAttribution, sequences
 from captum_norm.attr.frozen.parts import LayerParts, PartsNetwork, propagated
 from captum_norm.attr.frozen.rules import DECOMPX, RuleSet
+from captum_norm.attr.layer_maps import LayerMap, stacked_maps
 from captum_norm.bars import bar
 from captum_norm.checks import check_bool, check_choice
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.checks import finite_results
 from captum_norm.forward.request import Request, layer_indices
-from captum_norm.forward.stacking import stacked_maps
 from captum_norm.functional import length, relative_error
-from captum_norm.models.call import ModelCall
+from captum_norm.models.call import ModelCall, Positions
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Readout, Target
-from captum_norm.models.positions import Positions
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.stacks import Role
 from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
@@ -153,16 +152,16 @@ class DecompX(RelevanceAttribution):
         """Compute the norms of the tokens' contributions to the layers requested."""
         call = self._prepared(call)
         parts, network = self._layers(call, length)
-        maps, deltas = dict[Role, Sequence[tuple[int, Tensor]]](), dict[Role, Sequence[Tensor]]()
+        maps = dict[Role, list[tuple[int, LayerMap]]]()
         for role, (first, end, tokens) in self._stacks(call, len(parts[0]), network.lengths).items():
             if request.has_stack(role):
                 indices = layer_indices(request.layers, end - first)
                 layers = [first + index for index in indices]
                 queries, _ = call.positions_of(role)
                 norms = _stacked(parts, "tokens", layers)[:, :, tokens].transpose(2, 3)
-                maps[role] = list(zip(indices, norms.unbind(1), strict=True))
-                deltas[role] = self._deltas(parts, layers, queries).unbind(1)
-        return stacked_maps(call, maps, deltas, causal=network.stacks.causal)
+                deltas = self._deltas(parts, layers, queries)
+                maps[role] = list(zip(indices, map(LayerMap, norms.unbind(1), deltas.unbind(1)), strict=True))
+        return stacked_maps(call, maps, causal=network.stacks.causal)
 
     def _stacks(self, call: ModelCall, layers: int, lengths: Sequence[int]) -> dict[Role, tuple[int, int, slice]]:
         """Each stack's first and last layer, of all in the order of their calls, and the tokens that its maps show."""

@@ -9,21 +9,19 @@ from torch import Tensor
 from captum_norm.attr.frozen.network import FrozenNetwork, HookedModules
 from captum_norm.attr.frozen.rules import ATTN_LRP, CP_LRP, RuleSet
 from captum_norm.attr.frozen.rules import GIM as GIM_RULES
-from captum_norm.attr.meter import refuse_unknown
+from captum_norm.attr.layer_maps import scores_of_inputs
 from captum_norm.attr.output import Decomposition, OutputAttribution
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, UnsupportedModelError
 from captum_norm.forward.checks import TOLERANCE, expect_number, finite_results
 from captum_norm.forward.gradients import gradients_on, gradients_through
-from captum_norm.forward.request import Request
-from captum_norm.forward.room import expect_room_for_gradients, may_be_large
-from captum_norm.forward.stacking import scores_of_inputs
+from captum_norm.forward.request import Request, expect_room_for_gradients
+from captum_norm.forward.session import may_be_large, refuse_unknown
 from captum_norm.models.blocks import check_batch_first
-from captum_norm.models.call import ModelCall
+from captum_norm.models.call import ModelCall, Positions
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Readout
-from captum_norm.models.positions import Positions
 from captum_norm.models.precision import least_precise
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 

@@ -19,7 +19,7 @@ from captum_norm import (
     NotEnoughMemoryError,
 )
 from captum_norm.attr.frozen import network, rules
-from captum_norm.forward import room
+from captum_norm.forward import request, session
 from tests import encoder_decoders, families
 from tests.attr.frozen import relevance_by_hand as by_hand
 from tests.attr.frozen.relevance_rules import Rules, soft_cap
@@ -297,10 +297,10 @@ def test_weights_that_do_not_fit_are_refused(name: str, monkeypatch: pytest.Monk
     model, ids = families.build("gpt2"), families.inputs("gpt2", 0, 2, 9)
     method, needed = METHODS[name](model), 2 * 4 * 2 * 9 * 9 * 4
     expected = method.attribute(ids)
-    monkeypatch.setattr(room, "LARGE_MAP", 0)
-    monkeypatch.setattr(room, "free_bytes", lambda _: needed)
+    monkeypatch.setattr(session, "LARGE_MAP", 0)
+    monkeypatch.setattr(request, "free_bytes", lambda _: needed)
     assert torch.equal(method.attribute(ids), expected)
-    monkeypatch.setattr(room, "free_bytes", lambda _: needed - 1)
+    monkeypatch.setattr(request, "free_bytes", lambda _: needed - 1)
     with pytest.raises(NotEnoughMemoryError, match=r"weights of 8 heads over 2 × 9 × 9 positions, at least 0\.0 MiB"):
         method.attribute(ids)
 
