@@ -212,7 +212,10 @@ class AttentionMapAttribution(Attribution, ABC):
                 one position nor the mean, an unknown layer, or ``return_convergence_delta`` for a method without one.
             CaptumNormError: see :meth:`maps`.
         """
-        if return_convergence_delta and not self.decomposes:
+        with_delta = return_convergence_delta is not False and check_bool(
+            "return_convergence_delta", return_convergence_delta
+        )
+        if with_delta and not self.decomposes:
             raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
         layers = None if layer is None else [layer]
         call, request = self.call_of(inputs, additional_forward_args, Request(layers, target=target, position=position))
@@ -220,7 +223,7 @@ class AttentionMapAttribution(Attribution, ABC):
         finite_results(self.model, (scores, delta))
         # As everywhere in Captum, a tuple in gives a tuple out.
         attributions = (scores,) if isinstance(inputs, tuple) and isinstance(scores, Tensor) else scores
-        if delta is None or not return_convergence_delta:
+        if delta is None or not with_delta:
             return attributions
         return attributions, delta
 

@@ -125,8 +125,8 @@ class AttentionRollout(AttentionWeights):
         layers, requested = request.layers, request.stacks
         # A decoder's rollout goes through all three stacks.
         alone = call.towers or (requested is not None and set(requested) == {"encoder"})
-        stacks = requested if alone else None
-        maps = super().maps_of(call, Request(stacks=stacks, copied=len(layers or ())))
+        every = Request(stacks=requested if alone else None, copied=len(layers or ()))
+        maps = super().maps_of(call, every)
         refuse_mixing(self.model)
         if call.towers and maps.cross is not None:
             raise InvalidInputError(
@@ -138,7 +138,15 @@ class AttentionRollout(AttentionWeights):
             if alone or requested is None or name in requested:
                 numbers[name] = layer_indices(layers, stack.shape[1])
                 rolled[name] = stack if layers is None else stack[:, numbers[name]]
-        return of_last_rows(asked, maps_of_call(call, rolled, numbers))
+        maps, segments = of_last_rows(asked, maps_of_call(call, rolled, numbers)), request.segments
+        if segments is None:
+            return maps
+        encoder, decoder, cross = (
+            None if stack is None else summed_columns(stack, segments)
+            for stack in (maps.encoder, maps.decoder, maps.cross)
+        )
+        towers = {name: summed_columns(stack, segments) for name, stack in maps.towers.items()}
+        return replace(maps, encoder=encoder, decoder=decoder, cross=cross, towers=towers, segmented=True)
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Select rows of the last layer's map, the product of all layers."""
