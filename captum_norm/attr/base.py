@@ -418,6 +418,8 @@ class AttentionMapAttribution(Attribution, ABC):
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Compute the scores of the position explained, (B, S), and the completeness error, (B,)."""
         aggregate = request.layers is None
+        if aggregate and self.aggregation != "mean" and call.prefix.cache is not None:
+            refuse_chains(call.without_rows)
         maps = self.session.explain(self.maps_of, call, request)
         self._head.observe(call, maps)
         if aggregate and call.facts.excerpt.mixing is not None:
