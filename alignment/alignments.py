@@ -4,16 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, SupportsIndex, overload
 
-import numpy as np
-
 from alignment.links import Alignment, Link
 from captum_norm import InvalidInputError
 from captum_norm.results.base import Result
-from captum_norm.results.tables import data_frame, data_set
+from captum_norm.results.tables import data_frame
 
 if TYPE_CHECKING:
     import pandas as pd
-    import xarray as xr
 
 
 _LONGEST = 300
@@ -116,17 +113,3 @@ class Alignments(list[Alignment], Result):
             for link, words in zip(links, self.pairs(index), strict=True)
         ]
         return data_frame(rows, columns)
-
-    def to_xarray(self) -> "xr.Dataset":
-        """Return a dataset of xarray: ``link`` (pair, target, source), whether the words are linked, and the words."""
-        sides = {"target": self.targets, "source": self.sources}
-        sizes = {side: max(map(len, sentences), default=0) for side, sentences in sides.items()}
-        links = np.zeros((len(self), *sizes.values()), dtype=bool)
-        for index, pair in enumerate(self):
-            for source, target in pair:
-                links[index, target, source] = True
-        words = {}
-        for side, sentences in sides.items():
-            padded = [[*sentence, *[""] * (sizes[side] - len(sentence))] for sentence in sentences]
-            words[f"{side}_word"] = (("pair", side), np.array(padded, dtype=str).reshape(len(self), sizes[side]))
-        return data_set({"link": (("pair", "target", "source"), links)}, words)

@@ -47,7 +47,7 @@ THIRD_PARTY = {
     "functional": {"torch"},
     "memory": {"torch"},
     "methods": set(),
-    "results": {"matplotlib", "pandas", "safetensors", "torch", "xarray"},
+    "results": {"matplotlib", "pandas", "safetensors", "torch"},
     "runs": {"filelock", "numpy", "ray", "torch", "tqdm"},
     "text": {"fsspec", "regex", "torch"},
     "versions": set(),

@@ -24,7 +24,7 @@ from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
-from captum_norm.models.model import encoder_of, library_of, refuse_mixing
+from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable, Texts
 from captum_norm.models.outputs import Position, position_rows
 from captum_norm.models.stacks import StackName
@@ -448,7 +448,6 @@ class AttentionMapAttribution(Attribution, ABC):
             )
         if request.per_head is not False and check_bool("per_head", request.per_head) and not self.single_heads:
             raise InvalidInputError(f"got per_head=True; {type(self).__name__} has no maps of single heads")
-        self._check_model()
         if request.last is not None and self.mapped and not self.any_rows:
             raise InvalidInputError(
                 f"got last={quoted(request.last)}; {type(self).__name__} carries what every position receives through "
@@ -464,19 +463,21 @@ class AttentionMapAttribution(Attribution, ABC):
                 call = call.of_last(check_count("last", request.last))
         if segments is not None or together is not False:
             request = replace(request, segments=as_segments(call, request, segments, together))
-        if self.text_alone and call.towers:
-            refuse_towers(type(self).__name__, call)
+        self._check_model(call)
         return call, request
 
-    def _check_model(self) -> None:
+    def _check_model(self, call: ModelCall) -> None:
         """Refuse models that the method does not explain."""
-        if self.one_stack and encoder_of(self.model) is not None:
+        name, facts = type(self).__name__, call.facts
+        if self.one_stack and facts.decoder is not None:
             raise UnsupportedModelError(
-                f"got the encoder–decoder model {self.session.name}; {type(self).__name__} explains one stack of "
-                "layers: pass the encoder alone, as model.get_encoder()"
+                f"got the encoder–decoder model {self.session.name}; {name} explains one stack of layers: pass the "
+                "encoder alone, as model.get_encoder()"
             )
-        if self.batch_first and library_of(self.model) is not HUGGING_FACE:
+        if self.batch_first and facts.library is not HUGGING_FACE:
             raise UnsupportedModelError(
-                f"got {self.session.name}, which is not a Hugging Face model; {type(self).__name__} supports only "
-                "these, whose layers have the batch first"
+                f"got {self.session.name}, which is not a Hugging Face model; {name} supports only these, whose layers "
+                "have the batch first"
             )
+        if self.text_alone and facts.towers:
+            refuse_towers(name, call)

@@ -200,7 +200,7 @@ def maps_of_call(
     virtual, cached, pictures = call.prefix.virtual_tokens, call.without_rows, call.pictures
     if count is None:
         count = queries.length or cast(Tensor, cross).shape[-1]
-    patches = pictures.patches_among(count)
+    patches = pictures.patches_among(count) if pictures.patches else ()
     real, decoder_real = real_positions_of(call, queries, count), None
     if read is not None:
         rows = cast(Tensor, decoder if cross is None else cross)

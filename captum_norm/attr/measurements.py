@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,13 +14,9 @@ from captum_norm.functional import Baseline
 from captum_norm.models.call import ModelCall, Positions
 from captum_norm.models.layouts import Layout, Scope
 from captum_norm.models.stacks import Role
-from captum_norm.results.maps import Modality, Patches
-from captum_norm.results.stacks import MapStack, Side, StackResult, dataset_of, numbered, place_of_layer
+from captum_norm.results.maps import Modality, Patches, numbered
+from captum_norm.results.stacks import MapStack, Side, StackResult, place_of_layer
 from captum_norm.text.words import Words, WordScore
-
-if TYPE_CHECKING:
-    import xarray as xr
-
 
 _AXES = {
     "weights": "BLHqK",
@@ -194,25 +190,6 @@ class Measurements(StackResult):
             queries = self._words_by_marks("the queries", "query_tokens", query_words)
         by_words = self._words({"K": keys, "Q": queries}, score)
         return replace(by_words, real_keys=None) if cast(Tensor, by_words.real_keys).all() else by_words
-
-    def to_xarray(self) -> "xr.Dataset":
-        """Return a dataset of xarray, see :meth:`captum_norm.AttributionMaps.to_xarray`.
-
-        Raises:
-            InvalidInputError: xarray is not installed.
-        """
-        by_query: dict[str, Tensor | None] = {
-            f"mixing_ratio_{name}": values for name, values in self.mixing_ratio.items()
-        }
-        by_query |= {"residual_norm": self.residual_norm, "norm_scale": self.norm_scale}
-        others: dict[str, tuple[Sequence[str], Tensor]] = {
-            name: (("example", "layer", "query"), values) for name, values in by_query.items() if values is not None
-        }
-        if self.transformed_norms is not None:
-            others["transformed_norms"] = (("example", "layer", "head", "key"), self.transformed_norms)
-        if self.convergence_delta is not None:
-            others["convergence_delta"] = (("example", "layer"), self.convergence_delta)
-        return dataset_of(self.stacks(), others)
 
 
 def assemble(

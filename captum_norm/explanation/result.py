@@ -14,14 +14,13 @@ from captum_norm.checks import check_count
 from captum_norm.results.aggregation import with_prefix_rows
 from captum_norm.results.base import Result
 from captum_norm.results.maps import AttributionMaps
-from captum_norm.results.stacks import STACKS, dataset_of, kept_entries, place_of
+from captum_norm.results.stacks import STACKS, kept_entries, place_of
 from captum_norm.results.tables import csv_text, data_frame, json_text
 from captum_norm.text.words import Words, WordScore
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
     import pandas as pd
-    import xarray as xr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -195,23 +194,6 @@ class Explanation(Result):
             InvalidInputError: pandas is not installed.
         """
         return data_frame(self._rows())
-
-    def to_xarray(self) -> "xr.Dataset":
-        """Return a dataset of xarray: ``score`` (example, key), and ``map`` if there are some, with layers and tokens.
-
-        The axes of ``map`` are ``example``, ``layer``, ``head``, ``query`` and ``key``.
-
-        Raises:
-            InvalidInputError: xarray is not installed.
-        """
-        tokens = [list(row) for row in self.tokens]
-        others: dict[str, tuple[Sequence[str], Tensor]] = {"score": (("example", "key"), self.scores)}
-        coordinates: dict[str, Any] = {"key_token": (("example", "key"), tokens)}
-        if self.squares is not None:
-            head = ["head"] * (self.squares.dim() - 4)
-            others["map"] = (("example", "layer", *head, "query", "key"), self.squares)
-            coordinates |= {"layer": list(self.layers), "query_token": (("example", "query"), tokens)}
-        return dataset_of([], others).assign_coords(coordinates)
 
     def to_csv(self) -> str:
         """Format the scores as CSV; of several texts with the number of each."""

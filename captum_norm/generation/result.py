@@ -12,14 +12,13 @@ from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.checks import check_count, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.results.base import Result, contents
-from captum_norm.results.stacks import dataset_of, place_of
+from captum_norm.results.stacks import place_of
 from captum_norm.results.tables import csv_text, data_frame, json_text
 from captum_norm.text.words import WordScore, words_of_text
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
     import pandas as pd
-    import xarray as xr
 
 
 @dataclass(frozen=True)
@@ -191,19 +190,6 @@ class GenerationResult(Result, LLMAttributionResult):
         """
         header, *rows = self._table()
         return data_frame(rows, header)
-
-    def to_xarray(self) -> "xr.Dataset":
-        """Return a dataset of xarray: ``score`` (key) and ``token_score`` (query, key), with tokens.
-
-        Raises:
-            InvalidInputError: xarray is not installed.
-        """
-        variables: dict[str, tuple[Sequence[str], Tensor]] = {"score": (("key",), self.seq_attr)}
-        tokens = {"key_token": ("key", self.input_tokens)}
-        if self.token_attr is not None:
-            variables["token_score"] = (("query", "key"), self.token_attr)
-            tokens["query_token"] = ("query", self.output_tokens)
-        return dataset_of([], variables).assign_coords(tokens)
 
     def facts(self) -> dict[str, str]:
         """Names and values to print beside the scores."""

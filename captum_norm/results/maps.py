@@ -4,16 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.results.stacks import STACKS, MapStack, Side, StackResult, dataset_of, numbered, place_of_layer
+from captum_norm.results.stacks import STACKS, MapStack, Side, StackResult, named_layers, place_of_layer
 from captum_norm.text.words import Words, WordScore
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 @dataclass(frozen=True)
@@ -318,29 +315,6 @@ class AttributionMaps(StackResult):
             targets = self._words_by_marks("maps of a decoder", "decoder_tokens", decoder_words)
         return self._words({"S": sources, "T": targets}, score)
 
-    def to_xarray(self) -> "xr.Dataset":
-        """Return a dataset of xarray: maps by stack with the axes ``example``, ``layer``, ``head``, ``query``, ``key``.
-
-        The coordinate ``layer`` has the layers' numbers, ``query_token`` and ``key_token`` the tokens. If there are
-        several stacks, the names of their axes begin with theirs: ``decoder_query``; then ``checked_layer`` are the
-        layers of all stacks, of which each has a completeness error.
-
-        Raises:
-            InvalidInputError: xarray is not installed.
-        """
-        stacks, others = self.stacks(), dict[str, tuple[Sequence[str], Tensor]]()
-        if self.mixing_ratio is not None:
-            *_, query, _ = stacks[0].dims
-            others["mixing_ratio"] = ((*stacks[0].dims[:2], query), self.mixing_ratio)
-        if self.convergence_delta is None:
-            return dataset_of(stacks, others)
-        # Those of towers are checked only alone.
-        checked = [stack for stack in stacks if stack.name in STACKS] or stacks
-        axis = checked[0].dims[1] if len(checked) == 1 else "checked_layer"
-        names = [f"{stack.name} {layer}" for stack in checked for layer in stack.layers]
-        found = dataset_of(stacks, others | {"convergence_delta": (("example", axis), self.convergence_delta)})
-        return found if len(checked) == 1 else found.assign_coords(checked_layer=names)
-
     def with_tokens(
         self, tokens: Sequence[Sequence[str]], decoder_tokens: Sequence[Sequence[str]] | None = None
     ) -> "AttributionMaps":
@@ -360,3 +334,15 @@ def only_layer(stack: Tensor) -> Tensor:
     if stack.shape[1] != 1:
         raise InvalidInputError(f"got the maps of {stack.shape[1]} layers and aggregate=False; expected one layer")
     return stack[:, 0]
+
+
+def numbered(name: str, layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
+    """Check the numbers of ``count`` layers; without any they are 0 to ``count`` − 1."""
+    if not layers:
+        return tuple(range(count))
+    numbers = tuple(int(layer) for layer in layers)
+    if len(numbers) != count or min(numbers) < 0:
+        raise InvalidInputError(
+            f"got {named_layers(numbers)} for {name} of {count} layers; expected a number from 0 for each"
+        )
+    return numbers

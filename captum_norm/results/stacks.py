@@ -12,12 +12,11 @@ from torch.nn.functional import pad
 from captum_norm.checks import check_count, check_index
 from captum_norm.errors import InvalidInputError
 from captum_norm.results.base import Result
-from captum_norm.results.tables import data_frame, data_set
+from captum_norm.results.tables import data_frame
 from captum_norm.text.words import Words, WordScore, words_of_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
-    import xarray as xr
 
 STACKS = ("encoder", "decoder", "cross")
 """The stacks of an encoder–decoder model; any other has one of the first two."""
@@ -94,12 +93,6 @@ class MapStack:
     def summary(self) -> str:
         """Its name, shape and layers."""
         return f"{self.name} {tuple(self.values.shape)} of {named_layers(self.layers)}"
-
-    @property
-    def dims(self) -> tuple[str, ...]:
-        """The names of the axes."""
-        head = ["head"] * (self.values.dim() - 4)
-        return ("example", *(f"{self.side}{name}" for name in ("layer", *head, "query", "key")))
 
     def entries(self, example: int) -> Iterator[Entry]:
         """Yield the entries of an example without padding, in the order of the axes."""
@@ -366,37 +359,6 @@ class StackResult(Result):
         return words
 
 
-def dataset_of(stacks: Sequence[MapStack], others: Mapping[str, tuple[Sequence[str], Tensor]]) -> "xr.Dataset":
-    """Make a dataset of xarray: maps by name with named axes, and layers and tokens as coordinates.
-
-    Args:
-        stacks: the maps, padding included.
-        others: further variables by name: their axes and values.
-    """
-    coordinates: dict[str, Any] = {}
-    for stack in stacks:
-        coordinates[f"{stack.side}layer"] = list(stack.layers)
-        for axis, names in ((f"{stack.side}query", stack.queries), (f"{stack.side}key", stack.keys)):
-            if names is not None:
-                coordinates[f"{axis}_token"] = (("example", axis), [list(texts) for texts in names])
-    variables: dict[str, Any] = {
-        stack.name: (stack.dims, _array(stack.values), {"unit": stack.unit}) for stack in stacks
-    }
-    return data_set(variables | {name: (axes, _array(values)) for name, (axes, values) in others.items()}, coordinates)
-
-
-def numbered(name: str, layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
-    """Check the numbers of ``count`` layers; without any they are 0 to ``count`` − 1."""
-    if not layers:
-        return tuple(range(count))
-    numbers = tuple(int(layer) for layer in layers)
-    if len(numbers) != count or min(numbers) < 0:
-        raise InvalidInputError(
-            f"got {named_layers(numbers)} for {name} of {count} layers; expected a number from 0 for each"
-        )
-    return numbers
-
-
 def place_of_layer(name: str, layer: int, layers: Sequence[int]) -> int:
     """Return the place of a layer among those that there are, from −1 backwards in their order."""
     number = check_index("layer", layer)
@@ -481,8 +443,3 @@ def _padded_texts(parts: Sequence[Sequence[Sequence[str]] | None]) -> list[list[
 def _real_names(names: Sequence[str] | None, real: Tensor) -> list[str]:
     texts = map(str, range(len(real))) if names is None else names
     return [text for text, is_real in zip(texts, real.tolist(), strict=True) if is_real]
-
-
-def _array(values: Tensor) -> Any:
-    array = values.detach().cpu()
-    return (array.float() if array.dtype == torch.bfloat16 else array).numpy()

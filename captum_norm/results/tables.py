@@ -1,4 +1,4 @@
-"""Formats results as CSV, JSON, data frames of pandas and datasets of xarray."""
+"""Formats results as CSV, JSON and data frames of pandas."""
 
 import csv
 import io
@@ -13,7 +13,6 @@ from captum_norm.text.characters import spelled_lines
 
 if TYPE_CHECKING:
     import pandas as pd
-    import xarray as xr
 
 _NOT_ASCII = re.compile("[^\n -~]")
 
@@ -89,23 +88,6 @@ def data_frame(rows: Sequence[Any], columns: list[str] | None = None) -> "pd.Dat
     except ModuleNotFoundError as error:
         raise InvalidInputError("data frames need pandas: pip install 'captum-norm[tables]'") from error
     return pd.DataFrame(list(rows), columns=columns)
-
-
-def data_set(variables: Mapping[str, Any], coordinates: Mapping[str, Any]) -> "xr.Dataset":
-    """Make a dataset of xarray, whose axes have names.
-
-    Args:
-        variables: the axes and the values of each, and what is noted of it.
-        coordinates: the same of what stands along axes, or a list for an axis of this name.
-
-    Raises:
-        InvalidInputError: xarray is not installed.
-    """
-    try:
-        import xarray as xr
-    except ModuleNotFoundError as error:
-        raise InvalidInputError("labelled arrays need xarray: pip install 'captum-norm[tables]'") from error
-    return xr.Dataset(dict(variables), dict(coordinates))
 
 
 def _escaped(character: str) -> str:

@@ -50,16 +50,6 @@ def test_word_pairs_are_counted(alignments: Alignments) -> None:
         alignments.top(0)
 
 
-def test_a_labelled_array_has_a_row_for_each_target_word(alignments: Alignments) -> None:
-    data = alignments.to_xarray()
-    assert data["link"].dims == ("pair", "target", "source")
-    found = {tuple(place) for place in zip(*(axis.tolist() for axis in data["link"].values.nonzero()), strict=True)}
-    assert found == {(0, 0, 0), (0, 2, 1), (0, 1, 2), (1, 0, 0), (1, 1, 1)}
-    assert data["source_word"].values.tolist() == [SOURCES[0], ["la", "mer", ""], ["", "", ""]]
-    assert data["target_word"].isel(pair=1, target=1).item() == "sea"
-    assert Alignments([], [], []).to_xarray()["link"].shape == (0, 0, 0)
-
-
 def test_a_long_list_is_short_in_a_console(alignments: Alignments) -> None:
     assert repr(alignments[1:]) == "[Alignment([(0, 0), (1, 1)]), Alignment([])]"
     many = Alignments([alignments[0]] * 100, SOURCES[:1] * 100, TARGETS[:1] * 100)

@@ -234,7 +234,6 @@ def test_stacks_of_an_encoder_decoder_model_lose_their_own_padding() -> None:
         alone = method.maps({"input_ids": ids[[example], :source], "decoder_input_ids": target[[example], :prefix]})
         for name in ("encoder", "decoder", "cross"):
             torch.testing.assert_close(getattr(both[example], name), getattr(alone, name), rtol=1e-4, atol=1e-7)
-    assert both.to_xarray()["cross"].dims == ("example", "cross_layer", "cross_query", "cross_key")
 
 
 def test_words_add_columns_and_average_rows(bert: Any) -> None:
@@ -268,25 +267,14 @@ def test_words_of_an_explanation() -> None:
     assert words.words().scores.tolist() == words.scores.tolist()
 
 
-def test_tables_and_labelled_arrays_hold_the_maps(bert: Any) -> None:
+def test_tables_hold_the_maps(bert: Any) -> None:
     maps: Any = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, per_head=True)
-    frame, data = maps.to_frame(), maps.to_xarray()
+    frame = maps.to_frame()
     assert len(frame) == 2 * 2 * (7 * 7 + 5 * 5)
     row = frame[(frame["example"] == 1) & (frame["layer"] == 1) & (frame["head"] == 0)].set_index(["query", "key"])
     assert row.loc[(2, 4), "value"] == maps.encoder[1, 1, 0, 2, 4]
     assert (row.loc[(2, 4), "query_token"], row.loc[(2, 4), "key_token"]) == ("cat", "[SEP]")
-    assert data["encoder"].dims == ("example", "layer", "head", "query", "key")
-    chosen = data["encoder"].isel(example=1, layer=1, head=0)
-    assert float(chosen.isel(query=2, key=4)) == maps.encoder[1, 1, 0, 2, 4]
-    assert str(data["key_token"].isel(example=1, key=2).item()) == "cat"
     entry = maps.top(1)[0]
     place = entry.example, entry.layer, entry.head, entry.row, entry.column
     assert entry.value == maps.encoder.max() == maps.encoder[place]
     assert entry.key == maps[entry.example].tokens[0][entry.column]
-
-
-def test_without_pandas_or_xarray_an_error_says_what_to_install(bert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    maps = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS[0])
-    monkeypatch.setitem(__import__("sys").modules, "xarray", None)
-    with pytest.raises(InvalidInputError, match=r"labelled arrays need xarray: pip install .captum-norm.tables"):
-        maps.to_xarray()

@@ -23,7 +23,8 @@ from captum_norm import (
     explain,
 )
 from captum_norm.methods import METHODS
-from captum_norm.results.stacks import named_layers, numbered, place_of_layer
+from captum_norm.results.maps import numbered
+from captum_norm.results.stacks import named_layers, place_of_layer
 from tests import tiny
 from tests.tiny import bert_config, tokenizer
 
@@ -74,10 +75,6 @@ def test_each_stack_has_its_own_numbers() -> None:
         whole.layer(2)
     with pytest.raises(InvalidInputError, match=r"^got layer 1; the encoder maps are of layer 2$"):
         last.layer(1)
-    data = whole.to_xarray()
-    assert data["checked_layer"].values.tolist()[2:4] == ["encoder 2", "decoder 0"]
-    delta = float(data["convergence_delta"].sel(checked_layer="decoder 1")[0])
-    assert delta == pytest.approx(float(whole.convergence_delta[0, 4]))
     frame = last.to_frame()
     assert {(row.stack, row.layer) for row in frame.itertuples()} == {("encoder", 2), ("decoder", 1), ("cross", 1)}
 
@@ -99,14 +96,10 @@ def test_whatever_shows_layers_names_them_by_their_numbers(bert: Any) -> None:
     entry = maps.top(1)[0]
     whole: Any = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS).encoder
     assert entry.value == pytest.approx(float(whole[entry.example, entry.layer, entry.row, entry.column]))
-    frame, data = maps.to_frame(), maps.to_xarray()
+    frame = maps.to_frame()
     assert sorted(set(frame["layer"])) == [1, 3]
     row = frame[(frame["example"] == 0) & (frame["layer"] == 1)].set_index(["query", "key"])
     assert row.loc[(2, 4), "value"] == maps.encoder[0, 1, 2, 4]
-    assert data["layer"].values.tolist() == [3, 1]
-    assert float(data["encoder"].sel(layer=1).isel(example=0, query=2, key=4)) == maps.encoder[0, 1, 2, 4]
-    ratio = data["mixing_ratio"].sel(layer=3).isel(example=0, query=2)
-    assert float(ratio) == maps.mixing_ratio[0, 0, 2]
     titles = [axes.get_title() for axes in maps[0].plot().axes]
     assert [title for title in titles if title] == ["layer 3", "layer 1"]
     shown = maps.page().examples[0].maps[0]
@@ -125,7 +118,6 @@ def test_measurements_have_numbers_too(bert: Any) -> None:
     assert some.layer(2) == whole.layer(2)
     assert some.layer(2).layer_names == (whole.layer_names[2],)
     assert repr(some).startswith("Measurements(weights (2, 2, 7, 7) of layers 2, 3, attn (2, 2, 7, 7) of layers 2, 3, ")
-    assert some.to_xarray()["layer"].values.tolist() == [2, 3]
     assert {entry.layer for entry in some.top(1000)} == {2, 3}
     with pytest.raises(InvalidInputError, match=r"^got layer 0; the measurements are of layers 2, 3$"):
         some.layer(0)

@@ -14,12 +14,11 @@ from captum_norm.checks import check_choice, check_count, check_index
 from captum_norm.errors import InvalidInputError
 from captum_norm.lab.evaluation import FaithfulnessScores, agreement
 from captum_norm.results.base import Result
-from captum_norm.results.tables import csv_records, data_frame, data_set, json_text
+from captum_norm.results.tables import csv_records, data_frame, json_text
 from captum_norm.text.words import WordScore, words_of_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
-    import xarray as xr
 
 TableName = Literal["methods", "scores", "agreement", "curves"]
 """A table of a comparison; see :meth:`Comparison.frame`."""
@@ -275,20 +274,6 @@ class Comparison(Result):
     def to_frame(self) -> "pd.DataFrame":
         """Return the table of the methods; see :meth:`frame` for others."""
         return self.frame()
-
-    def to_xarray(self) -> "xr.Dataset":
-        """Return a dataset of xarray: ``scores`` with the axes ``method``, ``example`` and ``key``, and tokens.
-
-        Raises:
-            InvalidInputError: xarray is not installed.
-        """
-        scores = torch.stack([result.scores for result in self.results.values()])
-        variables = {
-            "scores": (("method", "example", "key"), scores.numpy()),
-            "removable": (("example", "key"), self.removable.numpy()),
-        }
-        tokens = [list(row) for row in self.tokens]
-        return data_set(variables, {"method": list(self.results), "key_token": (("example", "key"), tokens)})
 
     def top(self, count: int = 10, method: str | None = None) -> list[tuple[str, float]]:
         """Return the tokens of highest score in all examples, and their scores.
