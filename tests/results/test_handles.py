@@ -188,6 +188,8 @@ def test_words_keep_the_sum(kind: type[Result], cases: dict[type[Result], Case])
         assert len(words.input_tokens) < len(case.result.input_tokens)
         assert float(words.seq_attr.sum()) == pytest.approx(float(case.numbers.sum()), rel=1e-4)
         assert torch.allclose(words[0].seq_attr, words.token_attr[0])
+    elif not case.field:
+        assert words == case.result
     else:
         found, expected = (getattr(result, case.field) for result in (words, case.result))
         torch.testing.assert_close(found, expected)
