@@ -2,6 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 LOWEST := .venv-lowest
+RELEASE := build/release
 PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # The second one reaches the isolated build of this project, which newer versions of pip keep from the first.
@@ -88,8 +89,13 @@ bench: $(INSTALLED) ## Time norms, methods, faithfulness scores, analyses, align
 	$(BIN)/python -m benchmarks.page
 
 # Run once the version is in pyproject.toml and CHANGELOG.md. dist/ must be empty: what it then has is what was checked.
-release-check: $(INSTALLED) ## Build a release into dist/, install it elsewhere and follow the README there
-	$(BIN)/python -m tests.release dist
+release-check: $(INSTALLED) ## Build a release into dist/, install it elsewhere and run its demonstrations there
+	test -z "$$(ls dist 2>/dev/null)"
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv --clear $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet "captum-norm[demo] @ file://$$(ls $(CURDIR)/dist/*.whl)"
+	cd $(RELEASE) && bin/captum-norm demo && bin/norm-align sweep --corpus alibi=blue-beard
 
 # torch stays at the version of which CI has a CPU build: any other brings gigabytes of CUDA libraries.
 constraints: PIP_CONSTRAINT :=
