@@ -9,26 +9,15 @@ import transformers as hf
 from torch import Tensor, nn
 
 from tests.classifiers import randomized
-from tests.families.family import new
+from tests.families.family import TEXT, new
 from tests.oracle import DirectNorm, Layer, eager, watched
+from tests.tiny import halves
 
 VOCABULARY = 40
 HEADS = 4
 LAYERS = 2
-BART: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "encoder_layers": LAYERS,
-    "decoder_layers": LAYERS,
-    "encoder_attention_heads": HEADS,
-    "decoder_attention_heads": HEADS,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
-    "max_position_embeddings": 32,
-    "pad_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-}
+BART = halves(LAYERS, LAYERS, 32, HEADS, 48) | {"vocab_size": VOCABULARY, "max_position_embeddings": 32}
+BART |= {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 FSMT: dict[str, Any] = {key: value for key, value in BART.items() if key != "vocab_size"} | {
     "langs": ["en", "de"],
     "src_vocab_size": VOCABULARY,
@@ -37,41 +26,17 @@ FSMT: dict[str, Any] = {key: value for key, value in BART.items() if key != "voc
 MELS, FRAMES = 20, 18
 PATCH = 12
 """Pixels of a patch of Pix2Struct."""
-WHISPER: dict[str, Any] = {key: value for key, value in BART.items() if key != "max_position_embeddings"} | {
-    "max_source_positions": FRAMES // 2,
-    "max_target_positions": 32,
-    "num_mel_bins": MELS,
-    "bos_token_id": 2,
-}
-T5: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "d_kv": 8,
-    "num_heads": HEADS,
-    "num_layers": LAYERS,
-    "d_ff": 48,
-    "pad_token_id": 1,
-    "decoder_start_token_id": 1,
-}
-SWITCH: dict[str, Any] = T5 | {
-    "num_decoder_layers": LAYERS,
-    "num_sparse_encoder_layers": 1,
-    "num_sparse_decoder_layers": 1,
-    "num_experts": 4,
-    "experts_implementation": "eager",
-}
+WHISPER = {key: value for key, value in BART.items() if key != "max_position_embeddings"}
+WHISPER |= {"max_source_positions": FRAMES // 2, "max_target_positions": 32, "num_mel_bins": MELS, "bos_token_id": 2}
+T5: dict[str, Any] = {"vocab_size": VOCABULARY, "d_model": 32, "num_layers": LAYERS, "num_heads": HEADS, "d_ff": 48}
+T5 |= {"d_kv": 8, "pad_token_id": 1, "decoder_start_token_id": 1}
+SWITCH = T5 | {"num_decoder_layers": LAYERS, "num_experts": 4, "experts_implementation": "eager"}
+SWITCH |= {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
 
 
 @dataclass(frozen=True)
 class Parts:
-    """One stack of attention layers; names are the model's own, with ``{}`` for the layer.
-
-    Attributes:
-        residual: module and end ("input" or "output") where the residual stream passes.
-        value: the module whose output holds the values.
-        projection: the output projection.
-        final_norm: the norm on the residual sum, in post-norm layers.
-    """
+    """One stack of attention layers as in ``Family``, but for the module and end where the residual stream passes."""
 
     residual: tuple[str, str]
     value: str
@@ -81,18 +46,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class EncoderDecoder:
-    """One family.
+    """One family, as in ``Family``.
 
     Attributes:
-        build: makes a model.
-        stacks: the places in each stack.
-        scopes: those of its layers.
-        positions: how positions are encoded.
-        special: what else is special.
-        single: whether its file takes the softmax in float32 even in a float64 model.
         features: the argument with the features that the encoder reads rather than token ids: of a sound, or patches.
         queries_first: whether layers receive and return (Q, B, D).
-        narrow: whether its file cannot run in float64.
     """
 
     build: Callable[[], nn.Module]
@@ -181,16 +139,8 @@ def _pix2struct_parts() -> dict[str, Parts]:
 
 
 def _berts() -> nn.Module:
-    sizes: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "intermediate_size": 48,
-        "max_position_embeddings": 32,
-    }
-    decoder = hf.BertConfig(**sizes, is_decoder=True, add_cross_attention=True)
-    config = hf.EncoderDecoderConfig.from_encoder_decoder_configs(hf.BertConfig(**sizes), decoder)
+    decoder = hf.BertConfig(**TEXT, is_decoder=True, add_cross_attention=True)
+    config = hf.EncoderDecoderConfig.from_encoder_decoder_configs(hf.BertConfig(**TEXT), decoder)
     config.decoder_start_token_id, config.pad_token_id = 2, 1
     return hf.EncoderDecoderModel(config)
 

@@ -47,19 +47,12 @@ class Parts:
     Attributes:
         inner: the modules into the neurons, the gate's first; one whose output is ``halves`` of both.
         outer: the module out of them.
-        activation: g.
-        norm: the norm before.
-        branch_norm: the norm behind, before the sum.
-        final_norm: the norm on the sum.
-        halves: whether the one inner module gives the gate's half first, then the other's.
-        layer: the layer's name, with ``{}`` for the index, if not the family's.
-        experts: the module with the experts.
-        router: the module that gives logits, coefficients and indices of the experts; or, ``scaled``, the scores that
-            multiply what each expert reads.
-        factor: h of the experts' other factor.
+        activation: g, and ``factor`` h of the experts' other factor.
+        norm: the norm before; ``branch_norm`` is the one behind, ``final_norm`` the one on the sum.
+        router: the module that gives logits, coefficients and indices of the ``experts``; or, ``scaled``, the scores
+            that multiply what each expert reads.
         branch_factor: what multiplies the output before the sum: a number or parameter inside the layer.
-        centered: whether its norms are LayerNorms, if not as the family's.
-        single: whether its norm works in float32 even in a float64 model.
+        layer: as ``centered`` and ``single`` in ``Family``, if not the family's.
     """
 
     inner: tuple[str, ...]
@@ -82,6 +75,12 @@ class Parts:
         """The family with this network's kind of norm and precision."""
         centered = family.centered if self.centered is None else self.centered
         return replace(family, centered=centered, single=family.single or self.single)
+
+
+def shared(network: str) -> dict[str, Any]:
+    """The expert that reads every position."""
+    name = f"{network}.shared_expert"
+    return {"inner": (f"{name}.gate_proj", f"{name}.up_proj"), "outer": f"{name}.down_proj"}
 
 
 BERT = Parts(("intermediate.dense",), "output.dense", functional.gelu, final_norm="output.LayerNorm")
@@ -128,13 +127,10 @@ PARTS = {
     "granite": replace(SWIGLU, branch_factor="residual_multiplier"),
     "phi3": Parts(("mlp.gate_up_proj",), "mlp.down_proj", functional.silu, "post_attention_layernorm", halves=True),
     "mixtral": EXPERTS,
-    "qwen2-moe": replace(
-        EXPERTS, inner=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"), outer="mlp.shared_expert.down_proj"
-    ),
+    "qwen2-moe": replace(EXPERTS, **shared("mlp")),
     "llama4": replace(
         EXPERTS,
-        inner=("feed_forward.shared_expert.gate_proj", "feed_forward.shared_expert.up_proj"),
-        outer="feed_forward.shared_expert.down_proj",
+        **shared("feed_forward"),
         experts="feed_forward.experts",
         router="feed_forward.router",
         scaled=True,
@@ -227,19 +223,12 @@ def read_layers(family: Family, parts: Parts, model: Any, streams: list[Tensor])
     return found
 
 
+M2M100 = replace(OPT, layer="model.decoder.layers.{}")
 CROSS = {
-    "marian": Parts(("fc1",), "fc2", functional.gelu, final_norm="final_layer_norm", layer="model.decoder.layers.{}"),
-    "mbart": Parts(("fc1",), "fc2", functional.gelu, norm="final_layer_norm", layer="model.decoder.layers.{}"),
-    "m2m100": Parts(("fc1",), "fc2", functional.relu, norm="final_layer_norm", layer="model.decoder.layers.{}"),
-    "t5": Parts(
-        ("DenseReluDense.wi",),
-        "DenseReluDense.wo",
-        functional.relu,
-        norm="layer_norm",
-        layer="decoder.block.{}.layer.2",
-        centered=False,
-        single=True,
-    ),
+    "marian": replace(M2M100, activation=functional.gelu, norm=None, final_norm="final_layer_norm"),
+    "mbart": replace(M2M100, activation=functional.gelu),
+    "m2m100": M2M100,
+    "t5": replace(PARTS["t5-encoder"], layer="decoder.block.{}.layer.2"),
 }
 """The networks behind cross-attention in encoder–decoder models."""
 

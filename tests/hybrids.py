@@ -7,31 +7,22 @@ from torch import nn
 
 from tests.families import GROUPED, TEXT
 from tests.families.family import new
+from tests.families.further_decoders import LINEAR_ATTENTION
 
 MAMBA: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8}
 FULL = "full_attention"
+THREE = GROUPED | {"num_hidden_layers": 3}
+JAMBA: dict[str, Any] = {"num_hidden_layers": 4, "num_experts": 2, "use_mamba_kernels": False, "mamba_dt_rank": 4}
+JAMBA |= dict.fromkeys(("attn_layer_period", "expert_layer_period"), 2)
+JAMBA |= dict.fromkeys(("attn_layer_offset", "expert_layer_offset"), 1)
 
 HYBRIDS: dict[str, Callable[[], nn.Module]] = {
-    "jamba": new(
-        "JambaForCausalLM",
-        **GROUPED | {"num_hidden_layers": 4},
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        expert_layer_period=2,
-        expert_layer_offset=1,
-        num_experts=2,
-        use_mamba_kernels=False,
-        mamba_dt_rank=4,
-    ),
-    "bamba": new("BambaForCausalLM", **GROUPED | {"num_hidden_layers": 3}, attn_layer_indices=[0, 2], **MAMBA),
+    "jamba": new("JambaForCausalLM", **GROUPED | JAMBA),
+    "bamba": new("BambaForCausalLM", **THREE, attn_layer_indices=[0, 2], **MAMBA),
     "granite-moe-hybrid": new(
         "GraniteMoeHybridForCausalLM",
-        **GROUPED | {"num_hidden_layers": 3},
+        **THREE | MAMBA | {"num_local_experts": 2, "num_experts_per_tok": 1, "shared_intermediate_size": 24},
         layer_types=["attention", "mamba", "attention"],
-        num_local_experts=2,
-        num_experts_per_tok=1,
-        shared_intermediate_size=24,
-        **MAMBA,
     ),
     "falcon-h1": new("FalconH1ForCausalLM", **GROUPED, mamba_d_ssm=64, **MAMBA),
     "nemotron-h": new(
@@ -58,33 +49,20 @@ HYBRIDS: dict[str, Callable[[], nn.Module]] = {
     ),
     "qwen3-next": new(
         "Qwen3NextForCausalLM",
-        **GROUPED | {"num_hidden_layers": 3},
-        layer_types=[FULL, "linear_attention", FULL],
-        head_dim=8,
-        linear_num_value_heads=2,
-        linear_num_key_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
+        **LINEAR_ATTENTION | THREE | {"layer_types": [FULL, "linear_attention", FULL]},
         num_experts=0,
         mlp_only_layers=[0, 1, 2],
     ),
-    "lfm2": new(
-        "Lfm2ForCausalLM", **GROUPED | {"num_hidden_layers": 3}, layer_types=[FULL, "conv", FULL], block_multiple_of=8
-    ),
+    "lfm2": new("Lfm2ForCausalLM", **THREE, layer_types=[FULL, "conv", FULL], block_multiple_of=8),
     "recurrent-gemma": new(
         "RecurrentGemmaForCausalLM",
-        **{key: value for key, value in GROUPED.items() if key != "max_position_embeddings"}
-        | {"num_hidden_layers": 3, "head_dim": 8},
+        **{key: value for key, value in THREE.items() if key != "max_position_embeddings"},
+        head_dim=8,
         block_types=["recurrent", "attention"],
         lru_width=32,
         attention_window_size=64,
     ),
-    "minimax": new(
-        "MiniMaxForCausalLM",
-        **GROUPED | {"num_hidden_layers": 3},
-        layer_types=[FULL, "linear_attention", FULL],
-        num_local_experts=2,
-    ),
+    "minimax": new("MiniMaxForCausalLM", **THREE, layer_types=[FULL, "linear_attention", FULL], num_local_experts=2),
     "deberta-v2 with a convolution": new(
         "DebertaV2Model", **TEXT | {"conv_kernel_size": 3, "conv_act": "gelu", "attn_implementation": "eager"}
     ),

@@ -10,22 +10,17 @@ from torch import Tensor, nn
 from tests.encoder_decoders import BART, T5
 from tests.families import GROUPED, HEADS, TEXT, VOCABULARY
 from tests.families.family import new
+from tests.families.further_signals import SOUND
 from tests.families.picture_inputs import IMAGE_TOKEN
 from tests.families.vision import IMAGE
 from tests.hybrids import HYBRIDS, MAMBA
 
-SPEECH: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 48,
-    "conv_dim": (16, 16),
-    "conv_stride": (8, 4),
-    "conv_kernel": (8, 4),
-    "num_conv_pos_embeddings": 4,
-    "num_conv_pos_embedding_groups": 2,
-}
 STAGES: dict[str, Any] = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 2}
+DAVIT = STAGES | {"embed_dim": [8, 16], "num_groups": [2, 2], "projection_dim": 32}
+DAVIT |= {"patch_size": [4, 2], "patch_stride": [4, 2], "patch_padding": [0, 0], "patch_prenorm": [False, True]}
+PROPHETNET = {key: BART[key] for key in BART if "_layers" not in key and "_heads" not in key} | {"hidden_size": 32}
+PROPHETNET |= dict.fromkeys(("num_encoder_layers", "num_decoder_layers"), 2)
+PROPHETNET |= dict.fromkeys(("num_encoder_attention_heads", "num_decoder_attention_heads"), HEADS)
 BLOCKS: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
 
 REFUSED: dict[str, Callable[[], nn.Module]] = {
@@ -50,20 +45,7 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
         num_hash_buckets=16,
         local_transformer_stride=8,
     ),
-    "prophetnet": new(
-        "ProphetNetForConditionalGeneration",
-        vocab_size=40,
-        hidden_size=32,
-        encoder_ffn_dim=48,
-        num_encoder_layers=2,
-        num_encoder_attention_heads=HEADS,
-        decoder_ffn_dim=48,
-        num_decoder_layers=2,
-        num_decoder_attention_heads=HEADS,
-        max_position_embeddings=32,
-        pad_token_id=1,
-        decoder_start_token_id=2,
-    ),
+    "prophetnet": new("ProphetNetForConditionalGeneration", **PROPHETNET),
     "jetmoe": new(
         "JetMoeForCausalLM",
         **{k: v for k, v in GROUPED.items() if k != "num_attention_heads"},
@@ -92,36 +74,18 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
     "florence2": new(
         "Florence2ForConditionalGeneration",
         text_config=BART | {"vocab_size": VOCABULARY, "model_type": "bart"},
-        vision_config={
-            "embed_dim": [8, 16],
-            "depths": [1, 1],
-            "num_heads": [2, 2],
-            "num_groups": [2, 2],
-            "patch_size": [4, 2],
-            "patch_stride": [4, 2],
-            "patch_padding": [0, 0],
-            "patch_prenorm": [False, True],
-            "window_size": 2,
-            "projection_dim": 32,
-        },
+        vision_config=DAVIT,
         image_token_id=IMAGE_TOKEN,
     ),
     "git": new("GitForCausalLM", **TEXT, vision_config=dict(IMAGE)),
     "kosmos-2": new(
         "Kosmos2ForConditionalGeneration",
-        text_config={
-            "vocab_size": VOCABULARY,
-            "max_position_embeddings": 64,
-            "embed_dim": 32,
-            "layers": 2,
-            "ffn_dim": 48,
-            "attention_heads": HEADS,
-        },
+        text_config=TEXT | {"embed_dim": 32, "layers": 2, "ffn_dim": 48, "attention_heads": HEADS},
         vision_config=dict(IMAGE),
         latent_query_num=4,
     ),
-    "wavlm": new("WavLMModel", **SPEECH),
-    "wav2vec2-conformer": new("Wav2Vec2ConformerModel", **SPEECH),
+    "wavlm": new("WavLMModel", **SOUND),
+    "wav2vec2-conformer": new("Wav2Vec2ConformerModel", **SOUND),
     "swin": new("SwinModel", **STAGES, image_size=16, patch_size=2),
     "segformer": new(
         "SegformerModel",
@@ -134,14 +98,7 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
         num_attention_heads=[2, 2],
         mlp_ratios=[2, 2],
     ),
-    "pvt_v2": new(
-        "PvtV2Model",
-        image_size=32,
-        hidden_sizes=[8, 16, 16, 32],
-        num_attention_heads=[1, 2, 2, 4],
-        depths=[1, 1, 1, 1],
-        mlp_ratios=[2, 2, 2, 2],
-    ),
+    "pvt_v2": new("PvtV2Model", image_size=32, hidden_sizes=[8, 16, 16, 32], num_attention_heads=[1, 2, 2, 4]),
     "sam_vision_model": new("SamVisionModel", **IMAGE, output_channels=16, window_size=2, global_attn_indexes=[1]),
     "hiera": new(
         "HieraModel",
@@ -156,8 +113,7 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
     "mlcd_vision_model": new("MLCDVisionModel", **IMAGE),
     "gemma3n_text": new(
         "Gemma3nForCausalLM",
-        **{k: v for k, v in GROUPED.items() if k != "intermediate_size"},
-        intermediate_size=48,
+        **GROUPED,
         head_dim=8,
         vocab_size_per_layer_input=60,
         hidden_size_per_layer_input=8,

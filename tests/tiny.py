@@ -40,9 +40,9 @@ def bert() -> Any:
     return BertModel(bert_config()).train(False)
 
 
-def halves(layers: int, decoder_layers: int, width: int) -> dict[str, Any]:
-    """The settings of an encoder and a decoder with two heads."""
-    sizes = {"layers": layers, "attention_heads": 2, "ffn_dim": width}
+def halves(layers: int, decoder_layers: int, width: int, heads: int = 2, neurons: int | None = None) -> dict[str, Any]:
+    """The settings of an encoder and a decoder."""
+    sizes = {"layers": layers, "attention_heads": heads, "ffn_dim": neurons or width}
     encoder = {f"encoder_{name}": size for name, size in sizes.items()}
     decoder = {f"decoder_{name}": size for name, size in (sizes | {"layers": decoder_layers}).items()}
     return {"d_model": width, "max_position_embeddings": 16, **encoder, **decoder}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests import classifiers
 from tests.oracle import DirectNorm, Layer, watched
 
 PAD, VOCABULARY, WIDTH, HEADS, HIDDEN, LONGEST = 0, 40, 16, 4, 24, 40
@@ -127,11 +128,7 @@ class CrossBlock(nn.Module):
 
 def randomized(model: Any, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
     """The model in ``eval()`` with every parameter, biases and gains included, away from its default."""
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model.to(dtype).eval()
+    return classifiers.randomized(model, seed, dtype, 0.2)
 
 
 def ids(*shape: int, seed: int = 0) -> Tensor:

@@ -23,6 +23,7 @@ SHORT: dict[str, Any] = {
 EAGER: dict[str, Any] = SHORT | {"attn_implementation": "eager"}
 GPT: dict[str, Any] = {"layer": "transformer.h.{}", "style": "pre-norm", "causal": True}
 FUSED: dict[str, Any] = {"value": "attn.c_attn", "projection": "attn.c_proj", "values": part(2)}
+PARALLEL: dict[str, Any] = {"style": "parallel", "single": True, "positions": "rotary"}
 SEPARATE: dict[str, Any] = {"value": "attn.v_proj", "projection": "attn.out_proj"}
 FALCON: dict[str, Any] = {"value": "self_attention.query_key_value", "projection": "self_attention.dense"}
 NEOX: dict[str, Any] = {
@@ -34,6 +35,8 @@ NEOX: dict[str, Any] = {
     "single": True,
     "positions": "rotary",
 }
+PERSIMMON = LLAMA | {"value": "self_attn.query_key_value", "projection": "self_attn.dense", "special": ()}
+PERSIMMON |= {"values": each_last(HEADS, 8)}
 OPT: dict[str, Any] = {
     "layer": "model.decoder.layers.{}",
     "value": "self_attn.v_proj",
@@ -60,41 +63,17 @@ DECODERS = {
         **GPT | FUSED | {"values": last(8), "single": True, "special": ("one value head",)},
     ),
     "gpt-neo": Family(
-        new(
-            "GPTNeoForCausalLM",
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            num_layers=2,
-            num_heads=HEADS,
-            intermediate_size=48,
-            max_position_embeddings=64,
-            attention_types=[[["global", "local"], 1]],
-            window_size=4,
-        ),
-        **GPT
-        | {
-            "value": "attn.attention.v_proj",
-            "projection": "attn.attention.out_proj",
-            "single": True,
-            "special": ("sliding window",),
-        },
+        new("GPTNeoForCausalLM", **TEXT, attention_types=[[["global", "local"], 1]], window_size=4),
+        **GPT | {"value": "attn.attention.v_proj", "projection": "attn.attention.out_proj"},
+        single=True,
+        special=("sliding window",),
     ),
-    "gptj": Family(
-        new("GPTJForCausalLM", **GPT2, rotary_dim=4),
-        **GPT | SEPARATE | {"style": "parallel", "single": True, "positions": "rotary"},
-    ),
+    "gptj": Family(new("GPTJForCausalLM", **GPT2, rotary_dim=4), **GPT | SEPARATE | PARALLEL),
     "codegen": Family(
         new("CodeGenForCausalLM", **GPT2, rotary_dim=4),
-        **GPT
-        | SEPARATE
-        | {
-            "value": "attn.qkv_proj",
-            # One group of queries, values and keys for each of four processors.
-            "values": lambda output: output.unflatten(-1, (4, 3, -1))[..., 1, :].flatten(-2),
-            "style": "parallel",
-            "single": True,
-            "positions": "rotary",
-        },
+        **GPT | SEPARATE | PARALLEL | {"value": "attn.qkv_proj"},
+        # One group of queries, values and keys for each of four processors.
+        values=lambda output: output.unflatten(-1, (4, 3, -1))[..., 1, :].flatten(-2),
     ),
     "gpt-neox": Family(new("GPTNeoXForCausalLM", **TEXT), **NEOX, style="parallel"),
     "gpt-neox-sequential": Family(
@@ -106,31 +85,18 @@ DECODERS = {
     ),
     "mpt": Family(
         new("MptForCausalLM", vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=HEADS, max_seq_len=64),
-        **GPT
-        | {
-            "layer": "transformer.blocks.{}",
-            "value": "attn.Wqkv",
-            "projection": "attn.out_proj",
-            "values": part(2),
-            "single": True,
-            "positions": "ALiBi",
-        },
+        **GPT | {"layer": "transformer.blocks.{}", "value": "attn.Wqkv", "projection": "attn.out_proj"},
+        values=part(2),
+        single=True,
+        positions="ALiBi",
     ),
     "falcon": Family(
         new("FalconForCausalLM", **EAGER),
-        **GPT
-        | FALCON
-        | {
-            "values": last(8),
-            "style": "parallel",
-            "single": True,
-            "positions": "rotary",
-            "special": ("one value head",),
-        },
+        **GPT | FALCON | PARALLEL | {"values": last(8), "special": ("one value head",)},
     ),
     "falcon-40b": Family(
         new("FalconForCausalLM", **EAGER, num_kv_heads=2, new_decoder_architecture=True),
-        **GPT | FALCON | {"values": each_last(2, 8), "style": "parallel", "single": True, "positions": "rotary"},
+        **GPT | FALCON | PARALLEL | {"values": each_last(2, 8)},
     ),
     "falcon-rw": Family(
         new("FalconForCausalLM", **EAGER, alibi=True, parallel_attn=False, multi_query=False, bias=True),
@@ -141,15 +107,6 @@ DECODERS = {
         lambda: opt(norm_before=False), **OPT | {"style": "post-norm", "final_norm": "self_attn_layer_norm"}
     ),
     "biogpt": Family(new("BioGptForCausalLM", **TEXT), **OPT | {"layer": "biogpt.layers.{}"}),
-    "persimmon": Family(
-        new("PersimmonForCausalLM", **TEXT),
-        **LLAMA
-        | {
-            "value": "self_attn.query_key_value",
-            "projection": "self_attn.dense",
-            "values": each_last(HEADS, 8),
-            "special": (),
-        },
-    ),
+    "persimmon": Family(new("PersimmonForCausalLM", **TEXT), **PERSIMMON),
     "phi": Family(new("PhiForCausalLM", **GROUPED), **LLAMA | {"projection": "self_attn.dense", "style": "parallel"}),
 }

@@ -18,8 +18,20 @@ from tests.families.family import (
 
 DEBERTA: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 DEBERTA_V2 = DEBERTA | {"position_buckets": 4, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+DISTILBERT: dict[str, Any] = {"vocab_size": VOCABULARY, "max_position_embeddings": 64}
+DISTILBERT |= {"dim": 32, "n_layers": 2, "n_heads": HEADS, "hidden_dim": 48}
+T5: dict[str, Any] = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 12, "num_layers": 2, "num_heads": HEADS}
 
-DEBERTA_V2 = DEBERTA | {"position_buckets": 4, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+BERT_RELATIVE = BERT | {"positions": "learned and relative"}
+NOMIC: dict[str, Any] = {
+    "layer": "layers.{}",
+    "value": "self_attn.v_proj",
+    "projection": "self_attn.o_proj",
+    "style": "pre-norm",
+    "single": True,
+    "positions": "rotary",
+}
+POST_NORM: dict[str, Any] = {"style": "post-norm", "final_norm": "post_attention_layernorm"}
 
 ENCODERS = {
     "bert": Family(new("BertModel", **TEXT), **BERT),
@@ -44,28 +56,17 @@ ENCODERS = {
     ),
     "mpnet": Family(
         new("MPNetModel", **TEXT),
-        **BERT
-        | {
-            "value": "attention.attn.v",
-            "projection": "attention.attn.o",
-            "final_norm": "attention.LayerNorm",
-            "positions": "learned and relative",
-        },
+        **BERT_RELATIVE
+        | {"value": "attention.attn.v", "projection": "attention.attn.o", "final_norm": "attention.LayerNorm"},
     ),
     "deberta": Family(
         new("DebertaModel", **TEXT, **DEBERTA, max_relative_positions=16),
-        **BERT
-        | {
-            "value": "attention.self.in_proj",
-            "values": each_last(HEADS, 8),
-            "value_bias": "attention.self.v_bias",
-            "single": True,
-            "positions": "learned and relative",
-        },
+        **BERT_RELATIVE | {"value": "attention.self.in_proj", "values": each_last(HEADS, 8)},
+        value_bias="attention.self.v_bias",
+        single=True,
     ),
     "deberta-v2": Family(
-        new("DebertaV2Model", **TEXT, **DEBERTA_V2),
-        **BERT | {"value": "attention.self.value_proj", "positions": "learned and relative"},
+        new("DebertaV2Model", **TEXT, **DEBERTA_V2), **BERT_RELATIVE | {"value": "attention.self.value_proj"}
     ),
     "albert": Family(
         new("AlbertModel", **TEXT, embedding_size=16),
@@ -77,64 +78,23 @@ ENCODERS = {
         special=("shared layers",),
     ),
     "distilbert": Family(
-        new(
-            "DistilBertModel",
-            vocab_size=VOCABULARY,
-            dim=32,
-            n_layers=2,
-            n_heads=HEADS,
-            hidden_dim=48,
-            max_position_embeddings=64,
-        ),
+        new("DistilBertModel", **DISTILBERT),
         "transformer.layer.{}",
         "attention.v_lin",
         "attention.out_lin",
         "post-norm",
         final_norm="sa_layer_norm",
     ),
-    "nomic-bert": Family(
-        new("NomicBertModel", **TEXT),
-        "layers.{}",
-        "self_attn.v_proj",
-        "self_attn.o_proj",
-        "post-norm",
-        final_norm="post_attention_layernorm",
-        single=True,
-        positions="rotary",
-    ),
-    "jina-embeddings-v3": Family(
-        new("JinaEmbeddingsV3Model", **TEXT),
-        "layers.{}",
-        "self_attn.v_proj",
-        "self_attn.o_proj",
-        "post-norm",
-        final_norm="post_attention_layernorm",
-        single=True,
-        positions="rotary",
-    ),
+    "nomic-bert": Family(new("NomicBertModel", **TEXT), **NOMIC | POST_NORM),
+    "jina-embeddings-v3": Family(new("JinaEmbeddingsV3Model", **TEXT), **NOMIC | POST_NORM),
     "modernbert": Family(
         new("ModernBertModel", **TEXT, **SPECIAL, local_attention=4),
-        "layers.{}",
-        "attn.Wqkv",
-        "attn.Wo",
-        "pre-norm",
-        values=part(2),
-        single=True,
-        positions="rotary",
+        **NOMIC | {"value": "attn.Wqkv", "projection": "attn.Wo", "values": part(2)},
         special=("sliding window",),
     ),
-    "eurobert": Family(
-        new("EuroBertModel", **GROUPED),
-        "layers.{}",
-        "self_attn.v_proj",
-        "self_attn.o_proj",
-        "pre-norm",
-        single=True,
-        positions="rotary",
-        special=("grouped queries",),
-    ),
+    "eurobert": Family(new("EuroBertModel", **GROUPED), **NOMIC, special=("grouped queries",)),
     "t5-encoder": Family(
-        new("T5EncoderModel", vocab_size=VOCABULARY, d_model=32, d_kv=12, num_layers=2, num_heads=HEADS, d_ff=48),
+        new("T5EncoderModel", **T5, d_ff=48),
         "encoder.block.{}.layer.0",
         "SelfAttention.v",
         "SelfAttention.o",

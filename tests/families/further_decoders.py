@@ -6,8 +6,8 @@ import transformers as hf
 from torch import Tensor
 from torch.nn import functional
 
-from tests.families.decoders import FUSED, GPT, GPT2, OPT
-from tests.families.family import GROUPED, HEADS, LLAMA, TEXT, VOCABULARY, Family, each_last, new
+from tests.families.decoders import FUSED, GPT, GPT2, OPT, PERSIMMON
+from tests.families.family import GROUPED, HEADS, LLAMA, TEXT, VOCABULARY, Family, new
 from tests.families.llamas import (
     ALTERNATING,
     EXPERTS,
@@ -33,6 +33,11 @@ def second_half(_: Any, output: Tensor) -> Tensor:
     return gate.flatten(-2).sigmoid()
 
 
+def softplus(_: Any, output: Tensor) -> Tensor:
+    """The softplus, in single precision, for each head."""
+    return functional.softplus(output.float()).double().repeat_interleave(8, -1)
+
+
 def gain_over_sigma(norm: Any, inputs: Tensor) -> Tensor:
     """What an RMSNorm multiplies its inputs by."""
     factor: Tensor = (
@@ -42,26 +47,17 @@ def gain_over_sigma(norm: Any, inputs: Tensor) -> Tensor:
 
 
 GATED = {"gate": ("self_attn.q_proj", "output", second_half), "special": ("grouped queries", "gated attention")}
-LINEAR_ATTENTION: dict[str, Any] = {
-    "layer_types": ["full_attention", "full_attention"],
-    "linear_num_value_heads": 2,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-}
+LINEAR_ATTENTION = GROUPED | {"layer_types": ["full_attention", "full_attention"], "head_dim": 8}
+LINEAR_ATTENTION |= {"linear_num_value_heads": 2, "linear_num_key_heads": 2}
+LINEAR_ATTENTION |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+SHARED_EXPERT = EXPERTS | {"shared_expert_intermediate_size": 24, "head_dim": 8}
+SHARED = GROUPED | LOCAL_EXPERTS | {"shared_intermediate_size": 24, "residual_multiplier": 0.4}
+ERNIE: dict[str, Any] = EAGER | {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1}
+HALF: dict[str, Any] = {"vocab_size": VOCABULARY, "d_model": 32, "max_position_embeddings": 64}
+HALF |= {"decoder_ffn_dim": 48, "decoder_layers": 2, "decoder_attention_heads": HEADS}
 FURTHER_DECODERS = {
-    "qwen3-next": Family(
-        new(
-            "Qwen3NextForCausalLM",
-            **GROUPED,
-            **LINEAR_ATTENTION,
-            **EXPERTS,
-            head_dim=8,
-            shared_expert_intermediate_size=24,
-        ),
-        **LLAMA | GATED,
-    ),
-    "qwen3-5": Family(new("Qwen3_5ForCausalLM", **GROUPED, **LINEAR_ATTENTION, head_dim=8), **LLAMA | GATED),
+    "qwen3-next": Family(new("Qwen3NextForCausalLM", **LINEAR_ATTENTION | SHARED_EXPERT), **LLAMA | GATED),
+    "qwen3-5": Family(new("Qwen3_5ForCausalLM", **LINEAR_ATTENTION), **LLAMA | GATED),
     "afmoe": Family(
         new("AfmoeForCausalLM", **ALTERNATING, **EXPERTS, num_shared_experts=1, num_dense_layers=1, head_dim=8),
         **also("sliding window", "mixture of experts", "gated attention")
@@ -69,37 +65,15 @@ FURTHER_DECODERS = {
         | {"gate": ("self_attn.gate_proj", "output", lambda _, output: output.sigmoid())},
     ),
     "laguna": Family(
-        new("LagunaForCausalLM", **GROUPED, **EXPERTS, shared_expert_intermediate_size=24, head_dim=8),
-        **also("mixture of experts", "gated attention")
-        | {
-            "gate": (
-                "self_attn.g_proj",
-                "output",
-                lambda _, output: functional.softplus(output.float()).double().repeat_interleave(8, -1),
-            )
-        },
+        new("LagunaForCausalLM", **GROUPED, **SHARED_EXPERT),
+        **also("mixture of experts", "gated attention") | {"gate": ("self_attn.g_proj", "output", softplus)},
     ),
     "granite-moe-shared": Family(
-        new(
-            "GraniteMoeSharedForCausalLM",
-            **GROUPED,
-            **LOCAL_EXPERTS,
-            shared_intermediate_size=24,
-            residual_multiplier=0.4,
-        ),
+        new("GraniteMoeSharedForCausalLM", **SHARED),
         **also("residual multiplier", "mixture of experts") | {"branch_factor": "residual_multiplier"},
     ),
     "granite-moe-hybrid": Family(
-        new(
-            "GraniteMoeHybridForCausalLM",
-            **GROUPED,
-            **LOCAL_EXPERTS,
-            layer_types=["attention", "attention"],
-            shared_intermediate_size=24,
-            residual_multiplier=0.4,
-            mamba_n_heads=4,
-            mamba_d_head=16,
-        ),
+        new("GraniteMoeHybridForCausalLM", **SHARED, layer_types=["attention"] * 2, mamba_n_heads=4, mamba_d_head=16),
         **also("residual multiplier", "mixture of experts") | {"branch_factor": "residual_multiplier"},
     ),
     "bitnet": Family(
@@ -112,43 +86,15 @@ FURTHER_DECODERS = {
     ),
     "imagegpt": Family(new("ImageGPTModel", **GPT2), **GPT | FUSED | {"layer": "h.{}", "centered": False}),
     "xglm": Family(
-        new(
-            "XGLMForCausalLM",
-            vocab_size=VOCABULARY,
-            d_model=32,
-            ffn_dim=48,
-            num_layers=2,
-            attention_heads=HEADS,
-            max_position_embeddings=64,
-        ),
+        new("XGLMForCausalLM", **TEXT, ffn_dim=48),
         **OPT | {"layer": "model.layers.{}", "positions": "sinusoidal"},
         narrow=True,
     ),
     "trocr": Family(
-        new(
-            "TrOCRForCausalLM",
-            vocab_size=VOCABULARY,
-            d_model=32,
-            decoder_ffn_dim=48,
-            decoder_layers=2,
-            decoder_attention_heads=HEADS,
-            max_position_embeddings=64,
-        ),
+        new("TrOCRForCausalLM", **HALF),
         **OPT | {"style": "post-norm", "final_norm": "self_attn_layer_norm", "single": False},
     ),
-    "bigbird-pegasus": Family(
-        new(
-            "BigBirdPegasusForCausalLM",
-            encoder_layers=2,
-            vocab_size=VOCABULARY,
-            d_model=32,
-            decoder_ffn_dim=48,
-            decoder_layers=2,
-            decoder_attention_heads=HEADS,
-            max_position_embeddings=64,
-        ),
-        **OPT,
-    ),
+    "bigbird-pegasus": Family(new("BigBirdPegasusForCausalLM", **HALF, encoder_layers=2), **OPT),
     "aria-text": Family(new("AriaTextForCausalLM", **GROUPED, moe_num_experts=4, moe_topk=2), **MIXTURE, narrow=True),
     "cohere2-moe": Family(
         new("Cohere2MoeForCausalLM", **ALTERNATING, **FEW_EXPERTS, head_dim=8),
@@ -160,18 +106,7 @@ FURTHER_DECODERS = {
         **LLAMA | {"residual_factor": "input_residual", "special": ("grouped queries", "residual scale")},
     ),
     "emu3": Family(new("Emu3ForCausalLM", **GROUPED), **LLAMA),
-    "ernie4-5-moe": Family(
-        new(
-            "Ernie4_5_MoeForCausalLM",
-            **GROUPED,
-            moe_num_experts=4,
-            moe_k=2,
-            moe_num_shared_experts=1,
-            moe_intermediate_size=24,
-            **EAGER,
-        ),
-        **MIXTURE,
-    ),
+    "ernie4-5-moe": Family(new("Ernie4_5_MoeForCausalLM", **GROUPED, **ERNIE, moe_intermediate_size=24), **MIXTURE),
     "exaone-moe": Family(
         new("ExaoneMoeForCausalLM", **ALTERNATING, **EXPERTS), **also("sliding window", "mixture of experts")
     ),
@@ -180,14 +115,7 @@ FURTHER_DECODERS = {
         **MIXTURE | {"branch_norm": "post_attention_layernorm", "style": "norm-on-output"},
     ),
     "flint": Family(
-        new(
-            "FlintForCausalLM",
-            **ALTERNATING,
-            **EXPERTS,
-            head_dim=8,
-            shared_expert_intermediate_size=24,
-            mlp_only_layers=[0],
-        ),
+        new("FlintForCausalLM", **ALTERNATING, **SHARED_EXPERT, mlp_only_layers=[0]),
         **also("sliding window", "mixture of experts"),
     ),
     "gemma4-unified": Family(
@@ -217,22 +145,14 @@ FURTHER_DECODERS = {
     ),
     "jais2": Family(new("Jais2ForCausalLM", **GROUPED, head_dim=8), **LLAMA),
     "kolibri1": Family(
-        new("Kolibri1ForCausalLM", **ALTERNATING, **EXPERTS, head_dim=8, shared_expert_intermediate_size=24),
+        new("Kolibri1ForCausalLM", **ALTERNATING, **SHARED_EXPERT),
         **also("sliding window", "mixture of experts") | SANDWICH | {"branch_norm": "post_self_attn_layernorm"},
     ),
     "mellum": Family(
         new("MellumForCausalLM", **ALTERNATING, **EXPERTS, head_dim=8), **also("sliding window", "mixture of experts")
     ),
     "mimo-v2-flash": Family(
-        new(
-            "MiMoV2FlashForCausalLM",
-            **ALTERNATING,
-            **MOE,
-            n_routed_experts=4,
-            moe_intermediate_size=24,
-            head_dim=8,
-            v_head_dim=12,
-        ),
+        new("MiMoV2FlashForCausalLM", **ALTERNATING, **ROUTED, head_dim=8, v_head_dim=12),
         **also("sliding window", "mixture of experts") | {"values": lambda output: 0.707 * output},
     ),
     "minimax-m2": Family(new("MiniMaxM2ForCausalLM", **GROUPED, **LOCAL_EXPERTS, head_dim=8), **MIXTURE),
@@ -257,13 +177,6 @@ FURTHER_DECODERS = {
     "minimax-m3-text": Family(new("MiniMaxM3VLForCausalLM", **GROUPED, **LOCAL_EXPERTS, head_dim=8), **MIXTURE),
     "persimmon-fuyu": Family(
         lambda: hf.FuyuForCausalLM(hf.FuyuConfig(**TEXT, text_config=hf.PersimmonConfig(**TEXT).to_dict())),
-        **LLAMA
-        | {
-            "layer": "model.language_model.layers.{}",
-            "value": "self_attn.query_key_value",
-            "projection": "self_attn.dense",
-            "values": each_last(HEADS, 8),
-            "special": (),
-        },
+        **PERSIMMON | {"layer": "model.language_model.layers.{}"},
     ),
 }

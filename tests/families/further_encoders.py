@@ -2,21 +2,14 @@
 
 from typing import Any
 
+from tests.families.encoders import NOMIC, POST_NORM
 from tests.families.family import BERT, GROUPED, TEXT, VOCABULARY, Family, new
 from tests.families.llamas import LOCAL_EXPERTS
 
-NOMIC: dict[str, Any] = {
-    "layer": "layers.{}",
-    "value": "self_attn.v_proj",
-    "projection": "self_attn.o_proj",
-    "style": "pre-norm",
-    "single": True,
-    "positions": "rotary",
-}
-POST_NORM: dict[str, Any] = {"style": "post-norm", "final_norm": "post_attention_layernorm"}
-
-
 DPR = BERT | {"layer": "ctx_encoder.bert_model.encoder.layer.{}"}
+
+ROC: dict[str, Any] = {"pronunciation_embed_dim": 16, "shape_embed_dim": 16}
+ROC |= dict.fromkeys(("pronunciation_vocab_size", "shape_vocab_size"), VOCABULARY)
 
 FURTHER_ENCODERS = {
     "bert-generation": Family(new("BertGenerationEncoder", **TEXT), **BERT, single=True),
@@ -31,17 +24,7 @@ FURTHER_ENCODERS = {
     "esmc": Family(
         new("EsmcModel", **TEXT), **NOMIC, branch_factor="1/scaling_factor", special=("residual multiplier",)
     ),
-    "roc-bert": Family(
-        new(
-            "RoCBertModel",
-            **TEXT,
-            pronunciation_embed_dim=16,
-            pronunciation_vocab_size=VOCABULARY,
-            shape_embed_dim=16,
-            shape_vocab_size=VOCABULARY,
-        ),
-        **BERT,
-    ),
+    "roc-bert": Family(new("RoCBertModel", **TEXT, **ROC), **BERT),
     "ultrabert": Family(new("UltrabertModel", **GROUPED), **NOMIC, special=("grouped queries",)),
     "embedding-gemma2": Family(
         new("EmbeddingGemma2TextModel", **GROUPED, head_dim=8),

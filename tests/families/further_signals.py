@@ -2,21 +2,12 @@
 
 from typing import Any
 
-from tests.families.family import HEADS, VOCABULARY, Family, new
+from tests.families.family import BERT, TEXT, Family, new
 from tests.families.vision import CLIP, DINO, IMAGE, LAMBDA, VIT
 
-SOUND: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 48,
-    "conv_dim": (16, 16),
-    "conv_stride": (8, 4),
-    "conv_kernel": (8, 4),
-    "num_conv_pos_embeddings": 4,
-    "num_conv_pos_embedding_groups": 2,
-}
+SOUND: dict[str, Any] = {key: TEXT[key] for key in TEXT if key != "max_position_embeddings"}
+SOUND |= {"conv_dim": (16, 16), "conv_stride": (8, 4), "conv_kernel": (8, 4)}
+SOUND |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
 WAV2VEC2: dict[str, Any] = {
     "layer": "encoder.layers.{}",
     "value": "attention.v_proj",
@@ -26,6 +17,9 @@ WAV2VEC2: dict[str, Any] = {
     "signal": (320,),
     "positions": "convolution",
 }
+
+SPECTROGRAM: dict[str, Any] = {key: value for key, value in IMAGE.items() if key != "image_size"}
+SPECTROGRAM |= {"max_length": 16, "num_mel_bins": 12, "frequency_stride": 4, "time_stride": 4}
 
 FURTHER_VISION = {
     "chinese-clip-vision": Family(new("ChineseCLIPVisionModel", **IMAGE), **CLIP),
@@ -47,17 +41,7 @@ FURTHER_VISION = {
     ),
     "tipsv2-vision": Family(new("Tipsv2VisionModel", **IMAGE, layerscale_value=0.5), **DINO),
     "vit-msn": Family(new("ViTMSNModel", **IMAGE), **VIT),
-    "audio-spectrogram": Family(
-        new(
-            "ASTModel",
-            **{key: value for key, value in IMAGE.items() if key != "image_size"},
-            max_length=16,
-            num_mel_bins=12,
-            frequency_stride=4,
-            time_stride=4,
-        ),
-        **VIT | {"signal": (16, 12)},
-    ),
+    "audio-spectrogram": Family(new("ASTModel", **SPECTROGRAM), **VIT | {"signal": (16, 12)}),
 }
 FURTHER_AUDIO = {
     "data2vec-audio": Family(new("Data2VecAudioModel", **SOUND, conv_pos_kernel_size=3), **WAV2VEC2),
@@ -72,13 +56,8 @@ FURTHER_AUDIO = {
     "sew": Family(new("SEWModel", **SOUND), **WAV2VEC2),
     "sew-d": Family(
         new("SEWDModel", **SOUND),
-        **WAV2VEC2
-        | {
-            "layer": "encoder.encoder.layer.{}",
-            "value": "attention.self.value_proj",
-            "projection": "attention.output.dense",
-            "final_norm": "attention.output.LayerNorm",
-            "positions": "convolution and relative",
-        },
+        **BERT | {"layer": "encoder.encoder.layer.{}", "value": "attention.self.value_proj"},
+        signal=(320,),
+        positions="convolution and relative",
     ),
 }

@@ -25,14 +25,10 @@ from tests.families.vision import CLIP, LAMBDA, VIT
 
 @dataclass(frozen=True)
 class VisionLanguage:
-    """One family.
+    """One family: the layers of its text model, which makes the whole, and of its vision tower, and two examples.
 
-    Attributes:
-        text: the layers of its text model, and how to make the whole model.
-        tower: the layers of its vision tower.
-        inputs: makes a batch of two examples with different numbers of pictures, padded on the right.
-        layers: which layers of the text model attend to its own sequence.
-        grids: rows and columns of patches that each picture has in the sequence; empty if it has none in rows.
+    ``layers`` of the text model attend to its own sequence; ``grids`` are the rows and columns of patches that each
+    picture has there, if any.
     """
 
     text: Family

@@ -25,6 +25,7 @@ VIT: dict[str, Any] = {
 }
 LAMBDA = {"branch_factor": "lambda_1", "special": ("layer scale",)}
 DINO = VIT | {"layer": "encoder.layer.{}", "branch_factor": "layer_scale1.lambda1", "special": ("layer scale",)}
+DPT = VIT | {"layer": "encoder.layer.{}", "value": "attention.attention.value", "projection": "attention.output.dense"}
 CLIP = VIT | {"layer": "encoder.layers.{}", "value": "self_attn.v_proj", "projection": "self_attn.out_proj"}
 CLIP_TEXT = CLIP | {"signal": ()}
 
@@ -37,14 +38,7 @@ VISION = {
     ),
     "data2vec-vision": Family(
         new("Data2VecVisionModel", **SCALED, **EAGER, use_shared_relative_position_bias=True),
-        **VIT
-        | LAMBDA
-        | {
-            "layer": "encoder.layer.{}",
-            "value": "attention.attention.value",
-            "projection": "attention.output.dense",
-            "positions": "relative",
-        },
+        **DPT | LAMBDA | {"positions": "relative"},
     ),
     "dinov2": Family(new("Dinov2Model", **IMAGE, layerscale_value=0.5), **DINO),
     "dinov2-with-registers": Family(new("Dinov2WithRegistersModel", **IMAGE, layerscale_value=0.5), **DINO),
@@ -64,9 +58,5 @@ VISION = {
         new("BlipVisionModel", **IMAGE, initializer_range=0.02),
         **CLIP | {"value": "self_attn.qkv", "projection": "self_attn.projection", "values": part(2)},
     ),
-    "dpt": Family(
-        new("DPTModel", **IMAGE),
-        **VIT
-        | {"layer": "encoder.layer.{}", "value": "attention.attention.value", "projection": "attention.output.dense"},
-    ),
+    "dpt": Family(new("DPTModel", **IMAGE), **DPT),
 }
