@@ -1,6 +1,7 @@
 """Hand-written layers whose sums can be read in several ways, and what is added to what."""
 
 from collections.abc import Callable
+from inspect import isfunction
 from typing import Any, NamedTuple
 
 import torch
@@ -103,7 +104,7 @@ class Layer(nn.Module):
         super().__init__()
         self.attn, self.other = Attention(), Attention()
         self.ff, self.ff2 = Network(), Network()
-        self.mixer, self.mixer2, self.sine, self.seen = Mixer(), Mixer(), Sine(), nn.Identity()
+        self.mixer, self.sine, self.seen = Mixer(), Sine(), nn.Identity()
         self.n1, self.n2, self.n3, self.n4 = (nn.LayerNorm(WIDTH) for _ in range(4))
         self.low, self.up, self.score = nn.Linear(WIDTH, 2), nn.Linear(2, WIDTH), nn.Linear(WIDTH, 1)
         # An ε, and gates that are not open yet.
@@ -149,11 +150,6 @@ def positions_that_skip_the_layer(p: Layer, x: Tensor) -> Arranged:
     return torch.where(LATER, h + p.ff(p.n2(h)), x), []
 
 
-def positions_that_skip_attention(p: Layer, x: Tensor) -> Arranged:
-    h = p.seen(x + p.attn(p.n1(x)))
-    return torch.where(LATER, h, x), []
-
-
 def positions_with_another_stream(p: Layer, x: Tensor) -> Arranged:
     n = p.n1(x)
     a = p.attn(n)
@@ -195,17 +191,6 @@ def attentions_in_one_sum(p: Layer, x: Tensor) -> Arranged:
     return x + p.attn(n) + p.other(n), []
 
 
-def attentions_in_one_sum_before_a_network(p: Layer, x: Tensor) -> Arranged:
-    n = p.n1(x)
-    h = x + p.attn(n) + p.other(n)
-    return h + p.ff(p.n2(h)), []
-
-
-def difference_of_attentions(p: Layer, x: Tensor) -> Arranged:
-    n = p.n1(x)
-    return x + (p.attn(n) - p.other(n)), []
-
-
 def mixer_beside_attention(p: Layer, x: Tensor) -> Arranged:
     n = p.n1(x)
     return x + p.attn(n) + p.mixer(n), [Sum(p.attn, n, x)]
@@ -215,11 +200,6 @@ def mixer_beside_attention_before_a_network(p: Layer, x: Tensor) -> Arranged:
     n = p.n1(x)
     h = x + p.attn(n) + p.mixer(n)
     return h + p.ff(p.n2(h)), []
-
-
-def two_mixers_beside_attention(p: Layer, x: Tensor) -> Arranged:
-    n = p.n1(x)
-    return x + p.attn(n) + p.mixer(n) + p.mixer2(n), []
 
 
 def parallel(p: Layer, x: Tensor) -> Arranged:
@@ -242,24 +222,10 @@ def parallel_with_factors(p: Layer, x: Tensor) -> Arranged:
     return x + p.alpha * p.attn(p.n1(x)) + p.beta * p.ff(p.n2(x)), []
 
 
-def parallel_with_one_factor(p: Layer, x: Tensor) -> Arranged:
-    return x + p.alpha * (p.attn(p.n1(x)) + p.ff(p.n2(x))), []
-
-
-def parallel_with_two_networks(p: Layer, x: Tensor) -> Arranged:
-    n = p.n1(x)
-    return x + p.attn(n) + p.ff(n) + p.ff2(n), []
-
-
 def second_path_from_attention(p: Layer, x: Tensor) -> Arranged:
     """LoRA, written into the layer."""
     context = p.attn.context(p.n1(x))
     return x + p.attn.o(context) + p.up(p.low(context)), []
-
-
-def second_projection(p: Layer, x: Tensor) -> Arranged:
-    context = p.attn.context(p.n1(x))
-    return x + p.attn.o(context) + p.other.o(context), []
 
 
 def adapter_on_attention(p: Layer, x: Tensor) -> Arranged:
@@ -272,12 +238,6 @@ def network_of_attention_alone(p: Layer, x: Tensor) -> Arranged:
     return x + a + p.ff(p.n2(a)), []
 
 
-def network_of_the_sum_in_the_same_sum(p: Layer, x: Tensor) -> Arranged:
-    n = p.n1(x)
-    a = p.attn(n)
-    return x + a + p.ff(p.n2(n + a)), []
-
-
 def sum_that_only_a_score_reads(p: Layer, x: Tensor) -> Arranged:
     n = p.n1(x)
     a = p.attn(n)
@@ -288,12 +248,6 @@ def sum_that_only_a_score_reads(p: Layer, x: Tensor) -> Arranged:
 def attention_twice(p: Layer, x: Tensor) -> Arranged:
     a = p.attn(p.n1(x))
     return p.seen(x + a) + a, []
-
-
-def attention_twice_and_a_network(p: Layer, x: Tensor) -> Arranged:
-    a = p.attn(p.n1(x))
-    h = p.seen(x + a)
-    return h + a + p.ff(p.n2(h)), []
 
 
 def scales(p: Layer, x: Tensor) -> Arranged:
@@ -318,41 +272,5 @@ def one_network_twice(p: Layer, x: Tensor) -> Arranged:
     return h + p.ff(p.n2(h)) + p.ff(p.n3(h)), []
 
 
-ARRANGEMENTS = (
-    two_networks,
-    sandwich_of_two_networks,
-    network_at_some_positions,
-    attention_at_some_positions,
-    positions_that_skip_the_layer,
-    positions_that_skip_attention,
-    positions_with_another_stream,
-    network_before,
-    network_before_without_norms,
-    network_before_a_norm_that_is_no_module,
-    two_attentions,
-    attention_then_a_parallel_layer,
-    attentions_in_one_sum,
-    attentions_in_one_sum_before_a_network,
-    difference_of_attentions,
-    mixer_beside_attention,
-    mixer_beside_attention_before_a_network,
-    two_mixers_beside_attention,
-    parallel,
-    parallel_with_the_network_first,
-    parallel_without_modules_around_the_network,
-    parallel_with_factors,
-    parallel_with_one_factor,
-    parallel_with_two_networks,
-    second_path_from_attention,
-    second_projection,
-    adapter_on_attention,
-    network_of_attention_alone,
-    network_of_the_sum_in_the_same_sum,
-    sum_that_only_a_score_reads,
-    attention_twice,
-    attention_twice_and_a_network,
-    scales,
-    closed_gates,
-    closed_gate_of_the_network,
-    one_network_twice,
-)
+ARRANGEMENTS = [each for each in list(globals().values()) if isfunction(each) and each.__module__ == __name__]
+"""All of them."""
