@@ -9,7 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import AttentionBlockAttribution, NormAttribution, NormMeter, UnsupportedScopeError
+from captum_norm import (
+    AttentionBlockAttribution,
+    AttentionWeights,
+    NormAttribution,
+    NormMeter,
+    UnsupportedScopeError,
+)
 from tests import families, feed_forwards, oracle
 from tests.families import EVERY, FAMILIES, OWN_CODE, REPRESENTATIVES, kind_of, state_of, tiers
 from tests.padding import expect_alone, padded
@@ -68,7 +74,7 @@ def test_a_family(name: str) -> None:
     expect_the_same_in_pieces(model, inputs, asked, stacks, 1e-5 if family.narrow else 1e-11)
     if not family.signal:
         expect_the_same_if_padded(model, inputs, (*scopes, *behind)[-1], thorough=name in REPRESENTATIVES)
-        expect_the_last_rows(model, inputs, tolerance)
+        expect_the_last_rows(model, inputs, (*scopes, *behind)[-1], tolerance)
     expect_gradients(name, model, inputs, (*scopes, *behind)[-1])
     for method in (NormAttribution(model), AttentionBlockAttribution(model)):
         expect_an_interrupt(family, model, partial(method.maps, inputs))
@@ -172,14 +178,16 @@ def expect_the_same_if_padded(model: Any, inputs: Tensor, scope: Any, *, thoroug
                 assert not ratios[:, ~real].any()
 
 
-def expect_the_last_rows(model: Any, inputs: Tensor, tolerance: float) -> None:
+def expect_the_last_rows(model: Any, inputs: Tensor, scope: Any, tolerance: float) -> None:
     """Rows of the last positions alone are those of the whole maps."""
-    method = NormAttribution(model)
-    whole, rows = (method.maps(inputs, last=last) for last in (None, 3))
-    error = (rows.self_attention - whole.self_attention[..., -3:, :]).abs().max()
-    # Softmax in float32 rounds otherwise than the model's own function.
-    assert error <= max(tolerance, 1e-10) * whole.self_attention.max()
-    assert rows.cached == inputs.shape[1] - 3
+    for method in (NormAttribution(model), AttentionBlockAttribution(model, scope), AttentionWeights(model)):
+        whole, rows = (method.maps(inputs, last=last) for last in (None, 3))
+        error = (rows.self_attention - whole.self_attention[..., -3:, :]).abs().max()
+        # Softmax in float32 rounds otherwise than the model's own function.
+        assert error <= max(tolerance, 1e-10) * whole.self_attention.max()
+        assert (rows.cached, rows.before, rows.real.shape) == (len(inputs[0]) - 3, len(inputs[0]) - 3, (2, 3))
+        if whole.mixing_ratio is not None:
+            torch.testing.assert_close(rows.mixing_ratio, whole.mixing_ratio[..., -3:], rtol=1e-5, atol=1e-6)
 
 
 def expect_gradients(name: str, model: Any, inputs: Tensor, scope: Any) -> None:

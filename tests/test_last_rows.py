@@ -1,6 +1,5 @@
 """Maps of the last positions alone: the last rows of whole maps, from passes that make no other weights."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,33 +26,13 @@ from captum_norm import (
 from captum_norm.functional.vectors import CACHED_ELEMENTS
 from tests import encoder_decoders, families
 from tests.encoder_decoders import ENCODER_DECODERS
-from tests.families import EVERY, randomized
-from tests.test_caches import DYNAMIC, assert_last_rows, continued, tolerance
+from tests.families import randomized
+from tests.test_caches import DYNAMIC, assert_last_rows, continued
 from tests.test_hand_written import IDS, NanoGPT
+from tests.test_images import alone, model_of
 from tests.test_virtual_tokens import tuned
 
 LENGTH = 11
-# Scaled dot-product attention with and without windows; sinks, biases and caps of their own code; gates and experts.
-NAMES = ["llama", "gpt2", "mistral", "gemma2", "gpt-oss", "bloom", "falcon", "qwen3-next", "gpt-neox", "bert"]
-
-
-def close(name: str) -> float:
-    """Softmax in float32 rounds otherwise than the model's own function."""
-    return max(tolerance(EVERY[name].single), 1e-6 if EVERY[name].single else 0)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_rows_are_the_last_ones_of_whole_maps(name: str) -> None:
-    model, ids = families.build(name, dtype=torch.float64), families.inputs(name, batch=2, length=LENGTH)
-    scope: Any = "atb_ff_res" if name != "falcon" else "atb"
-    for method in (NormAttribution(model), AttentionBlockAttribution(model, scope), AttentionWeights(model)):
-        whole = method.maps(ids)
-        for last in (1, 4, LENGTH):
-            rows = method.maps(ids, last=last)
-            assert_last_rows(rows.self_attention, whole.self_attention, last, close(name))
-            assert_last_rows(rows.mixing_ratio, whole.mixing_ratio, last, close(name), axis=-1)
-            assert (rows.encoder is None) == (whole.encoder is None)
-            assert (rows.cached, rows.before, rows.real.shape) == (LENGTH - last, LENGTH - last, (2, last))
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
@@ -67,10 +46,9 @@ def test_rows_of_every_method(implementation: str) -> None:
         whole, rows = (method.maps(ids, last=last, **options) for last in (None, 3))
         assert_last_rows(rows.decoder, whole.decoder, 3, 1e-6)
         assert rows.cached == LENGTH - 3
-    rows = NormAttribution(model).maps(ids, last=3, per_head=True)
-    assert_last_rows(rows.decoder, NormAttribution(model).maps(ids, per_head=True).decoder, 3, 1e-6)
-    one = NormAttribution(model).maps(ids, last=3, layers=[-1])
-    assert_last_rows(one.decoder, NormAttribution(model).maps(ids, layers=[-1]).decoder, 3, 1e-6)
+    for chosen in ({"per_head": True}, {"layers": [-1]}):
+        whole, rows = (NormAttribution(model).maps(ids, last=last, **chosen) for last in (None, 3))  # type: ignore[arg-type]
+        assert_last_rows(rows.decoder, whole.decoder, 3, 1e-6)
     bert = families.build("bert", dtype=torch.float64)
     rows, whole = (GlobEnc(bert).maps(ids, last=last) for last in (3, None))
     assert_last_rows(rows.encoder, whole.encoder, 3, 1e-11)
@@ -181,9 +159,7 @@ def test_what_is_refused() -> None:
     mask = torch.ones_like(ids)
     mask[1, :2] = 0
     method = NormAttribution(model)
-    with pytest.raises(InvalidInputError, match="got last=12; the sequence has 11 positions"):
-        method.maps(ids, last=12)
-    for last in (0, -1, 2.5, True):
+    for last in (12, 0, -1, 2.5, True):
         with pytest.raises(InvalidInputError, match="last"):
             method.maps(ids, last=last)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="got last=3 and padding, with which positions differ"):
@@ -196,20 +172,14 @@ def test_what_is_refused() -> None:
         NormAttribution(families.build("vit")).maps(families.inputs("vit"), last=3)
 
 
-def methods_of(model: Any) -> Iterator[AttentionMapAttribution]:
-    yield NormAttribution(model, aggregation="mean")
-    yield NormAttribution(model, "attn")  # rolled out with half identities
-    yield AttentionRollout(model)
-    yield ALTI(model, "product")
-    yield AttentionTimesGradient(model, "mean")
-    yield DecompX(model)
-
-
 def test_scores_of_last_are_those_of_each_position() -> None:
     model, ids = families.build("llama", dtype=torch.float64), families.inputs("llama", batch=2, length=LENGTH)
-    for method in methods_of(model):
-        if method.target == "always":
-            continue  # a relevance of the output at one position
+    # The second is rolled out with half identities.
+    methods: list[AttentionMapAttribution] = [
+        NormAttribution(model, aggregation="mean"),
+        NormAttribution(model, "attn"),
+    ]
+    for method in (*methods, AttentionRollout(model), ALTI(model, "product")):
         scores, delta = method.scores_of_last(ids, 3)
         assert isinstance(scores, Tensor)
         assert (delta is not None) == method.decomposes
@@ -230,12 +200,7 @@ def test_scores_of_the_last_positions_of_a_decoder() -> None:
 
 
 def test_rows_of_a_text_beside_pictures() -> None:
-    sizes: dict[str, Any] = dict.fromkeys(("hidden_size", "intermediate_size"), 16)
-    sizes |= dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 2)
-    vision, text = hf.CLIPVisionConfig(**sizes, image_size=4, patch_size=2), hf.LlamaConfig(**sizes, vocab_size=40)
-    config = hf.LlavaConfig(vision_config=vision, text_config=text, image_token_index=39)
-    model = hf.LlavaForConditionalGeneration(config).train(False)
-    inputs = {"input_ids": torch.tensor([[1, 39, 39, 39, 39, 5, 7]]), "pixel_values": torch.randn(1, 3, 4, 4)}
+    model, inputs = model_of("llava"), alone("llava", 0)
     for stacks in (None, ["text", "vision"]):
         whole, rows = (NormAttribution(model).maps(inputs, last=last, stacks=stacks) for last in (None, 2))
         assert_last_rows(rows.decoder, whole.decoder, 2, 1e-5)
