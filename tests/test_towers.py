@@ -1,6 +1,7 @@
-"""What some models with several towers have of their own: cross-attention, query transformers, windows, padding."""
+"""What some models with several towers have of their own: cross-attention, query transformers, windows, videos."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +19,19 @@ from captum_norm.forward.record import record
 from captum_norm.forward.session import Session
 from captum_norm.models.inputs import bind_inputs
 from tests import oracle
-from tests.families.picture_inputs import pictures, sequences
-from tests.test_images import alone, inputs_of, model_of
+from tests.families import randomized
+from tests.families.images import VISION_LANGUAGE
+from tests.families.picture_inputs import (
+    END,
+    IMAGE_TOKEN,
+    QWEN_PATCH,
+    START,
+    VIDEO_TOKEN,
+    pictures,
+    pixels,
+    sequences,
+)
+from tests.test_images import alone, inputs_of, merged_inputs, model_of
 
 
 def test_stacks_that_a_model_lacks_are_refused() -> None:
@@ -27,8 +39,6 @@ def test_stacks_that_a_model_lacks_are_refused() -> None:
     method = NormAttribution(model)
     with pytest.raises(InvalidInputError, match="expected some of text, encoder, decoder, cross, vision"):
         method.maps(inputs, stacks=["qformer"])
-    with pytest.raises(UnsupportedModelError, match="no attention of cross was seen"):
-        method.maps(inputs, stacks=["cross"])
     words = {"input_ids": torch.tensor([[1, 7, 9]])}
     with pytest.raises(UnsupportedModelError, match=r"no attention of vision was seen .* pass its inputs, too"):
         method.maps(words, stacks=["vision"])
@@ -110,16 +120,6 @@ def test_windows_and_pictures_do_not_attend_to_each_other() -> None:
     torch.testing.assert_close(maps.sum(-1), torch.ones(1, 2, 36).to(maps))
 
 
-def test_the_contributions_to_a_logit_add_up_over_patches_and_words() -> None:
-    model, inputs = model_of("llava"), inputs_of("llava")
-    parts = DecompX(model).decompose(inputs, target=3)
-    with torch.no_grad():
-        logits = model(**inputs).logits
-    last = inputs["attention_mask"].sum(1) - 1
-    expected = logits[torch.arange(2), last, 3]
-    torch.testing.assert_close(parts.scores.sum(1) + parts.bias, expected, rtol=1e-5, atol=1e-5)
-
-
 def test_pictures_are_padding_where_no_query_attends_to_them() -> None:
     """Half of SmolVLM's last picture is padding: its patches are 0 in the tower's maps."""
     model, inputs = model_of("smolvlm"), inputs_of("smolvlm")
@@ -170,3 +170,84 @@ def test_an_adapted_model_has_towers_too() -> None:
     torch.testing.assert_close(found.decoder, expected.decoder, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(found.towers["vision"], expected.towers["vision"], rtol=1e-5, atol=1e-7)
     assert [grid.positions.tolist() for grid in found.patches] == [grid.positions.tolist() for grid in expected.patches]
+
+
+QWEN = pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"])
+# Frames, rows and columns of patches of each video, in the order of the examples; every 2 × 2 take one place.
+GRIDS = [[2, 4, 4], [3, 2, 4]]
+
+
+def videos(name: str) -> dict[str, Any]:
+    """A video of two frames; a picture, and a video of three. Qwen3-VL reads each frame between words of its own."""
+    apart = name == "qwen3-vl"
+    first = [START, VIDEO_TOKEN, *[VIDEO_TOKEN] * 3, END, 30] * 2 if apart else [START, *[VIDEO_TOKEN] * 8, END]
+    second = [START, *[VIDEO_TOKEN] * 2, END, 31] * 3 if apart else [START, *[VIDEO_TOKEN] * 6, END]
+    found = sequences([1, 7, *first, 9, 11], [1, START, -4, END, 5, *second, 8, 21])
+    ids = found["input_ids"]
+    kinds = (ids == IMAGE_TOKEN).int() + 2 * (ids == VIDEO_TOKEN).int()
+    grid = torch.tensor(GRIDS)
+    return found | {
+        "pixel_values": pixels(16, QWEN_PATCH).double(),
+        "image_grid_thw": torch.tensor([[1, 4, 4]]),
+        "pixel_values_videos": pixels(int(grid.prod(1).sum()), QWEN_PATCH).double(),
+        "video_grid_thw": grid,
+        "mm_token_type_ids": kinds,
+    }
+
+
+def video_alone(name: str, example: int) -> dict[str, Any]:
+    """One example without padding."""
+    whole = videos(name)
+    real = whole["attention_mask"][example].bool()
+    found: dict[str, Any] = {
+        key: whole[key][example : example + 1, real] for key in ("input_ids", "attention_mask", "mm_token_type_ids")
+    }
+    if example:
+        found |= {key: whole[key] for key in ("pixel_values", "image_grid_thw")}
+    start, end = (0, 32) if example == 0 else (32, 56)
+    return found | {
+        "pixel_values_videos": whole["pixel_values_videos"][start:end],
+        "video_grid_thw": whole["video_grid_thw"][example : example + 1],
+    }
+
+
+@QWEN
+def test_every_position_of_a_video_has_its_modality(name: str) -> None:
+    model, inputs = model_of(name), videos(name)
+    maps = NormAttribution(model).maps(inputs)
+    assert maps.modality is not None
+    kinds = {IMAGE_TOKEN: "image", VIDEO_TOKEN: "video"}
+    for ids, modality in zip(inputs["input_ids"].tolist(), maps.modality, strict=True):
+        assert list(modality) == [kinds.get(token, "text") for token in ids]
+    for example in range(2):
+        own = NormAttribution(model).maps(video_alone(name, example))
+        length = own.self_attention.shape[-1]
+        inside = maps.self_attention[example, :, :length, :length]
+        torch.testing.assert_close(inside, own.self_attention[0], rtol=1e-6, atol=1e-9)
+        positions = [patches.positions.tolist() for patches in maps.patches if patches.example == example]
+        assert positions == [patches.positions.tolist() for patches in own.patches]
+
+
+@QWEN
+def test_a_patch_of_a_frame_stands_where_its_pixels_go(name: str) -> None:
+    model = randomized(VISION_LANGUAGE[name].build, 0, torch.float64)
+    with torch.no_grad():
+        for index in range(2):
+            layer = VISION_LANGUAGE[name].tower.layer.format(index)
+            model.get_submodule(f"{layer}.{VISION_LANGUAGE[name].tower.projection}").weight.zero_()
+    inputs = videos(name)
+    maps = NormAttribution(model).maps(inputs)
+    frames = [grid for grid in maps.patches if inputs["input_ids"][grid.example, grid.positions[0, 0]] == VIDEO_TOKEN]
+    assert [tuple(grid.positions.shape) for grid in frames] == [(2, 2)] * 2 + [(1, 2)] * 3
+    assert [grid.example for grid in frames] == [0] * 2 + [1] * 3
+    before = merged_inputs(model, inputs)[1]["inputs_embeds"]
+    start = 0
+    for grid in frames:
+        rows, columns = grid.positions.shape
+        for row, column in ((0, 0), (rows - 1, columns - 1)):
+            changed = videos(name)
+            first = start + 4 * (row * columns + column)
+            changed["pixel_values_videos"][first : first + 4] += 1
+            moved = (merged_inputs(model, changed)[1]["inputs_embeds"] != before).any(-1).nonzero().tolist()
+            assert moved == [[grid.example, int(grid.positions[row, column])]]
+        start += 4 * rows * columns
