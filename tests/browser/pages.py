@@ -170,24 +170,17 @@ HOSTILE = [
     "</script><script>document.title = 'taken over'</script>",
     "<!--<script>",
     "<img src=x onerror=\"document.title = 'taken over'\">",
-    "]]>",
     "&lt;b&gt;&amp;amp;",
     "\"'`${document.title}",
     "\u202egnihtemos",  # right-to-left override
-    "\u0634\u062c\u0631\u0629",  # Arabic: not a control
     "a\u200bb\u200d\u2060",  # zero width
     "\ud83d",  # half of a surrogate pair
-    "\U0001f468\u200d\U0001f469\u200d\U0001f467",
-    "e\u0301" * 20,
     "\x00\x1b[31m\x7f\x9b",
     "\u2028\u2029",
     "",
-    " ",
     "W" * 3000,
     "__proto__",
     "constructor",
-    "javascript:alert(1)",
-    "漢字かな交じり文",
 ]
 
 

@@ -114,26 +114,16 @@ def test_hostile_texts_are_texts(visit: Visits) -> None:
     assert overflow(tab) == 0
 
 
-def test_500_tokens_are_shown(visit: Visits) -> None:
-    tab = visit(render(pages.long()))
-    expect(tab.get_by_role("button", name="token499").first).to_be_visible()
-    assert overflow(tab) == 0
-    assert violations(tab) == ""
-
-
 @pytest.mark.parametrize(
     "fragment",
     [
-        "example=99",
         "example=-1&layer=x&head=1e9",
         "method=<script>document.title='taken over'</script>",
         "method=__proto__&stack=constructor",
         "pins=output:99999,input:0",
         "pins=output:0,output:0,output:0",
-        "views=none,<b>",
         "threshold=NaN&scale=toString",
         "%E0%A4%A",
-        "a" * 100_000,
         "__proto__=1&constructor=2&hasOwnProperty=3",
     ],
     ids=lambda fragment: fragment[:20],

@@ -125,16 +125,6 @@ def test_another_example_has_its_own_numbers_and_no_pins(visit: Visits) -> None:
     assert is_near(shown(tab, "norm"), NORM_SCORES)
 
 
-def test_the_method_chosen_is_mapped_first(visit: Visits) -> None:
-    tab = visit(HTML)
-    headings = tab.get_by_role("region", name="Maps").get_by_role("heading", level=3)
-    expect(headings).to_have_text([re.compile("^norm "), re.compile("^weights ")])
-    choice(tab, "Method").select_option("weights")
-    expect(headings).to_have_text([re.compile("^weights "), re.compile("^norm ")])
-    choice(tab, "beside").select_option("none")
-    expect(headings).to_have_text([re.compile("^weights ")])
-
-
 def test_the_strongest_colour_is_that_of_the_scale(visit: Visits) -> None:
     layer, head = 0, int(NORM_OF_HEADS[0].max((1, 2)).argmin())
     tops = {
@@ -147,16 +137,6 @@ def test_the_strongest_colour_is_that_of_the_scale(visit: Visits) -> None:
     for scale, largest in tops.items():
         tab.get_by_role("button", name=scale).click()
         expect(tab.locator(".panel .legend").first).to_contain_text(f"{largest:#.4g}")
-
-
-def test_views_can_be_hidden(visit: Visits) -> None:
-    tab = visit(HTML)
-    views = tab.get_by_role("group", name="Views")
-    views.get_by_role("button", name="Text").click()
-    expect(tab.get_by_role("region", name="Text")).to_have_count(0)
-    expect(tab.get_by_role("region", name="Maps")).to_be_visible()
-    views.get_by_role("button", name="Text").click()
-    expect(tab.get_by_role("region", name="Text")).to_be_visible()
 
 
 def test_the_address_brings_back_the_view(visit: Visits) -> None:

@@ -102,10 +102,3 @@ def test_pictures_are_read_patch_by_patch(visit: Visits) -> None:
     patch = 1 + 4 * 1 + 2
     value = example.maps[0].values.astype("f8").mean(0)[patch, patch]
     expect(region(tab, "Image").locator("figcaption")).to_have_text(f"row 2, column 3: {value:#.4g}")
-
-
-def test_figures_are_images_with_their_title(visit: Visits) -> None:
-    tab = visit(render(Page("a", figures=[pages.FIGURE])))
-    image = tab.get_by_role("img", name="Norms by layer")
-    expect(image).to_be_visible()
-    assert image.evaluate("image => image.naturalWidth") == 100

@@ -56,15 +56,7 @@ class Visits:
         dark: bool = False,
         **options: Any,
     ) -> Page:
-        """Write the HTML into a file of its own and open it.
-
-        Args:
-            html: the page.
-            fragment: what follows the address after ``#``.
-            width: the window's, in pixels.
-            dark: the reader prefers dark colours.
-            options: further ones of Playwright's ``new_context``.
-        """
+        """Write the HTML into a file of its own and open it, with options of Playwright's ``new_context``."""
         context = self.browser.new_context(
             viewport={"width": width, "height": 800},
             color_scheme="dark" if dark else "light",
