@@ -42,13 +42,7 @@ _RARE = 0.01
 
 
 def damaged(files: Sequence[bytes], count: int, seed: int = 0) -> Iterator[bytes]:
-    """Contents of files, each that of one of the ``files`` with one to three kinds of damage.
-
-    Args:
-        files: contents that can be read.
-        count: how many are drawn; ``FACTOR`` times as many are.
-        seed: draws the same ones each time.
-    """
+    """``FACTOR`` times ``count`` contents, each that of one of the ``files`` with one to three kinds of damage."""
     draw = random.Random(seed)
     yield b""
     for _ in range(count * FACTOR - 1):

@@ -34,12 +34,7 @@ FULL = Refusal("400 Bad Request", "QuotaExceeded", "The quota of the bucket is e
 
 
 class ObjectStore:
-    """A server with a bucket.
-
-    Attributes:
-        requests: those that were answered, in their order.
-        refuse: called with each request; a refusal is sent instead of the answer.
-    """
+    """A server with a bucket, the requests that it answered in their order, and what says which it refuses."""
 
     def __init__(self, port: int) -> None:
         self.requests: list[Request] = []

@@ -1,7 +1,6 @@
 """Every reader of a file, with contents that it reads."""
 
 import argparse
-import bz2
 import gzip
 import io
 import json
@@ -42,15 +41,7 @@ WORDS = ["la", "séance", "½", "…", "e\u0301", "\u200b", "est", "x" * 40]
 
 
 class Reader(NamedTuple):
-    """A reader of a kind of file.
-
-    Attributes:
-        name: the name of the file.
-        files: valid contents.
-        read: reads a file.
-        written: writes what was read, so that it is read as the same; None if nothing writes this kind.
-        cases: how many damaged files to read.
-    """
+    """A file's name, valid contents, what reads it and writes it again, and how many damaged ones to read."""
 
     name: str
     files: Sequence[bytes]
@@ -234,7 +225,6 @@ READERS: Mapping[str, Callable[[Path], Reader]] = {
     ),
     "gz": lambda _: Reader("text.gz", [gzip.compress(TEXT.encode() * 20)], lambda path: Corpus(path).digest()),
     "xz": lambda _: Reader("text.xz", [lzma.compress(TEXT.encode() * 20)], lambda path: Corpus(path).digest()),
-    "bz2": lambda _: Reader("text.bz2", [bz2.compress(TEXT.encode() * 20)], lambda path: Corpus(path).digest()),
     "dictionary": lambda _: Reader(
         "dict.fr.txt",
         texts("le 3\nla@@ 2\né 1\n▁a 1\n", "a 1\nb 1\na 2 #fairseq:overwrite\nc 9\n"),

@@ -12,7 +12,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from captum_norm import cli
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import load, load_model
 from tests.lab.analysis.small import randomized
@@ -28,12 +27,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(model, tmp_path_factory.mktemp("base"))
 
 
-def adapted(base: Path, labels: int = 3, **options: Any) -> Any:
+def adapted(base: Path) -> Any:
     """An adapter of a classifier with random weights."""
     torch.manual_seed(1)
-    model = transformers.BertForSequenceClassification.from_pretrained(base, num_labels=labels)
-    options = {"task_type": "SEQ_CLS", "target_modules": ["query", "output.dense"], "r": 2, **options}
-    found = peft.get_peft_model(model, peft.LoraConfig(**options))
+    model = transformers.BertForSequenceClassification.from_pretrained(base, num_labels=3)
+    config = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query", "output.dense"], r=2)
+    found = peft.get_peft_model(model, config)
     with torch.no_grad():
         for name, parameter in found.named_parameters():
             if "lora_" in name or "classifier" in name:
@@ -63,14 +62,13 @@ def refusal(folder: Path) -> str:
     return message
 
 
-@pytest.mark.parametrize("labels", [2, 3])
-def test_an_adapter_and_its_head_are_loaded_onto_the_base_model(base: Path, tmp_path: Path, labels: int) -> None:
-    whole = adapted(base, labels)
+def test_an_adapter_and_its_head_are_loaded_onto_the_base_model(base: Path, tmp_path: Path) -> None:
+    whole = adapted(base)
     whole.save_pretrained(tmp_path / "adapter")
     model, words = load(str(tmp_path / "adapter"))
     assert not model.training
     assert torch.equal(model(IDS).logits, whole(IDS).logits)
-    assert model.config.num_labels == labels
+    assert model.config.num_labels == 3
     assert words.get_vocab() == tokenizer().get_vocab()
 
 
@@ -127,23 +125,10 @@ def test_an_adapter_without_its_base_model_is_refused(folder: Path, tmp_path: Pa
     )
     edit(folder, lambda content: content.update(base_model_name_or_path=None))
     assert refusal(folder) == f"cannot load the adapter {folder}: its adapter_config.json names no base model"
-    edit(folder, lambda content: content.update(base_model_name_or_path=str(folder)))
-    assert "cannot load the model" in refusal(folder)
     (folder / "adapter_config.json").write_text("{", encoding="utf-8")
     assert refusal(folder).startswith(f"cannot load the adapter {folder}: ")
-
-
-def test_a_class_that_is_no_model_is_refused(folder: Path) -> None:
-    mapping = {"base_model_class": "AutoTokenizer", "parent_library": "transformers"}
-    edit(folder, lambda content: content.update(task_type=None, auto_mapping=mapping))
-    assert "names the architecture AutoTokenizer, which is no model" in refusal(folder)
 
 
 def test_peft_is_named_if_it_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     assert refusal(folder).endswith("is an adapter, which needs PEFT: pip install peft")
-
-
-def test_the_commands_take_an_adapter(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["explain", "the dog sees a cat", "--model", str(folder), "--method", "weights"]) == 0
-    assert "sees" in capsys.readouterr().out

@@ -107,22 +107,16 @@ def test_maps_are_the_last_rows_of_those_without_a_cache(name: str, kind: str, n
             assert_last_rows(cached.mixing_ratio["weights"], whole.mixing_ratio["weights"], new, atol, axis=-1)
             assert_last_rows(cached.residual_norm, whole.residual_norm, new, atol, axis=-1)
         assert_last_rows(cached.head_norms, whole.head_norms, new, atol)
+        if name in ("gpt2", "mistral", "llama"):
+            for method in (AttentionWeights(model, "attn_res"), ALTI(model), ValueZeroing(model)):
+                assert_last_rows(method.maps(inputs).decoder, method.maps(ids).decoder, new, atol)
+            relevance = AttentionTimesGradient(model)
+            whole, cached = (relevance.maps(given, target=5).decoder for given in (ids, inputs))
+            assert_last_rows(cached, whole, new, atol)
         maps = NormAttribution(model).maps(inputs)
     assert (maps.cached, maps.virtual, maps.before) == (LENGTH - new, 0, LENGTH - new)
     assert maps.encoder is None, "a single query does not show that the model is causal"
     assert maps.real.shape == (2, new)
-
-
-@pytest.mark.parametrize(("name", "kind", "new"), [case for case in CASES if case[0] in ("gpt2", "mistral", "llama")])
-def test_other_methods_map_the_same_rows(name: str, kind: str, new: int) -> None:
-    model, ids = families.build(name, dtype=torch.float64), families.inputs(name, batch=2, length=LENGTH)
-    inputs, atol = continued(model, ids, new, kind), tolerance(FAMILIES[name].single)
-    methods = [AttentionWeights(model, "attn_res"), ALTI(model), ValueZeroing(model), AttentionTimesGradient(model)]
-    with Unchanged(inputs["past_key_values"]):
-        for method in methods:
-            options: Any = {"target": 5} if method.target == "always" else {}
-            whole, cached = (method.maps(given, **options).decoder for given in (ids, inputs))
-            assert_last_rows(cached, whole, new, atol)
 
 
 @pytest.mark.parametrize(("kind", "new"), [(DYNAMIC, 3), (STATIC, 3), (DYNAMIC, 1)])
@@ -178,10 +172,6 @@ def test_an_encoder_decoder_model_goes_on(name: str, given: str) -> None:
         torch.testing.assert_close(prefix, expected_prefix[:, 4:], rtol=0, atol=atol)
         with pytest.raises(InvalidInputError, match="without rows of the first 4 positions"):
             ALTI(model).source_and_prefix(inputs)
-        with pytest.raises(InvalidInputError, match="without rows of the first 4 positions"):
-            relevance.attribute(inputs, target=3)
-        with pytest.raises(InvalidInputError, match="got 4 cached positions, keys and values without the input"):
-            DecompX(model).attribute(inputs, target=3)
         with pytest.raises(UnsupportedModelError, match="the cache holds what it reads of the encoder"):
             relevance.maps(inputs, target=3)
 
@@ -194,8 +184,6 @@ def test_scores_are_of_the_new_positions_and_scores_of_maps_of_all() -> None:
     torch.testing.assert_close(mean.attribute(inputs, position=1), whole[:, 8:], rtol=0, atol=1e-12)
     torch.testing.assert_close(mean.scores(mean.maps(inputs), position=1), whole, rtol=0, atol=1e-12)
     torch.testing.assert_close(mean.scores(mean.maps(inputs)), mean.attribute(ids), rtol=0, atol=1e-12)
-    layer = NormAttribution(model).attribute(ids, layer=-1)
-    torch.testing.assert_close(NormAttribution(model).attribute(inputs, layer=-1), layer[:, 8:], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -205,13 +193,9 @@ def test_what_needs_the_missing_rows_is_refused_in_a_sentence(make: Callable[[An
     model, ids = families.build("gpt2"), families.inputs("gpt2")
     inputs, method = continued(model, ids, 3), make(model)
     options = {} if method.target == "never" else {"target": 4}
-    with (
-        Unchanged(inputs["past_key_values"]),
-        pytest.raises(InvalidInputError, match=r"got .*8 .*positions") as refusal,
-    ):
+    message = r"got .*8 .*positions.*the whole sequence without a cache"
+    with Unchanged(inputs["past_key_values"]), pytest.raises(InvalidInputError, match=message):
         method.attribute(inputs, **options)
-    assert len(str(refusal.value)) <= 400
-    assert "the whole sequence without a cache" in str(refusal.value)
 
 
 def test_gradients_and_perturbations_explain_the_new_positions() -> None:
@@ -294,30 +278,16 @@ def test_invalid_caches_are_refused_in_a_sentence() -> None:
     method, inputs = NormAttribution(model), continued(model, ids, 3)
     cache = inputs["past_key_values"]
     legacy = tuple((layer.keys, layer.values) for layer in cache.layers)
-    mask = torch.ones_like(ids)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"past_key_values": legacy}, r"as a tuple, .* pass transformers.DynamicCache\(past_key_values\)"),
         ({"past_key_values": 3}, "past_key_values of type int; expected a cache of transformers"),
         ({"input_ids": ids[:2, 8:]}, "past_key_values of 3 examples for inputs of 2"),
-        ({"attention_mask": mask[:, 8:]}, r"shape \(3, 3\) for 8 cached and 3 new positions; expected \(3, 11\)"),
+        ({"attention_mask": torch.ones(3, 3)}, r"shape \(3, 3\) for 8 cached and 3 new positions; expected \(3, 11\)"),
         ({"input_ids": ids.repeat(1, 6)}, "a sequence of 66 positions after 8 others; GPT2LMHeadModel allows at most"),
     ]
     for changes, message in wrong:
-        with Unchanged(cache), pytest.raises(InvalidInputError, match=message) as refusal:
+        with Unchanged(cache), pytest.raises(InvalidInputError, match=message):
             method.maps(inputs | changes)
-        assert len(str(refusal.value)) <= 400
-    assert_last_rows(
-        method.maps(inputs | {"past_key_values": hf.DynamicCache(legacy)}).decoder, method.maps(ids).decoder, 3, 1e-5
-    )
-    with pytest.raises(InvalidInputError, match="GPT2LMHeadModel does not accept these inputs"):
-        method.maps(inputs | {"past_key_values": _shorter(cache)})
-
-
-def _shorter(cache: Any) -> Any:
-    """A cache whose second layer has fewer positions than its first."""
-    made = deepcopy(cache)
-    made.layers[1].keys, made.layers[1].values = made.layers[1].keys[:, :, 2:], made.layers[1].values[:, :, 2:]
-    return made
 
 
 def test_tokens_name_cached_positions() -> None:

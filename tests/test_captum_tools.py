@@ -17,8 +17,7 @@ from tests.classifiers import classifier, sentences
 
 def test_noise_tunnel_goes_around_and_functions_make_methods() -> None:
     model, (ids, mask) = classifier(), sentences([7, 7])
-    inside = TokenAttribution(model, lambda module: attr.IntegratedGradients(module, multiply_by_inputs=False))
-    assert inside.reduction == "l2"
+
     embeddings = model.get_input_embeddings()(ids).detach()
     method = TokenAttribution(model, attr.Saliency)
     explained: list[Tensor] = []
@@ -89,23 +88,3 @@ def test_generated_text_is_explained_and_plotted(make: Any) -> None:
     torch.testing.assert_close(heights.unflatten(0, (2, -1)).sum(0), rows.sum(0))
     for figure in (heatmap, bars):
         plt.close(figure)
-
-
-def test_records_of_signed_scores_are_shown() -> None:
-    model, (ids, mask) = classifier(), sentences([5])
-    scores, delta = TokenAttribution(model, attr.IntegratedGradients, n_steps=5).attribute(
-        ids, 1, mask, return_convergence_delta=True
-    )
-    record = attr.visualization.VisualizationDataRecord(
-        word_attributions=scores[0] / scores[0].abs().max(),
-        pred_prob=0.9,
-        pred_class=1,
-        true_class=1,
-        attr_class=1,
-        attr_score=scores[0].sum(),
-        raw_input_ids=list("abcde"),
-        convergence_score=delta[0],
-    )
-    text = attr.visualization.format_word_importances(record.raw_input_ids, record.word_attributions)
-    assert all(f"> {letter} " in text for letter in "abcde")
-    assert text.count("hsl(120") == int((scores > 0).sum())

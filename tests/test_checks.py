@@ -14,7 +14,6 @@ from captum.attr import FeatureAblation, IntegratedGradients
 
 import captum_norm
 from captum_norm import (
-    AttentionWeights,
     CaptumNormError,
     DecompX,
     Difference,
@@ -23,8 +22,7 @@ from captum_norm import (
     NormMeter,
     TokenAttribution,
 )
-from captum_norm.checks import check_bool, check_choice, check_entries, check_index, check_indices, quoted
-from captum_norm.lab.evaluation import Faithfulness, Perturbation, agreement, infidelity, max_sensitivity, spearman
+from captum_norm.lab.evaluation import Faithfulness, Perturbation, agreement, infidelity, spearman
 from captum_norm.methods import METHODS
 from tests import tiny
 from tests.classifiers import classifier, randomized
@@ -104,18 +102,10 @@ def test_arguments_of_methods(class_name: str, model: Any) -> None:
     assert answers.count(False) > 50
     for value in absurd():
         assert not answered(partial(method.scores, value))
-        for name in ("layers", "per_head", "stacks"):
+        for name in ("layers", "per_head", "stacks", "additional_forward_args"):
             answered(partial(method.maps, IDS, **{name: value}))
+        answered(partial(method.maps, {"input_ids": IDS, "attention_mask": value}))
     assert {answered(partial(method.attribute, inputs)) for inputs in odd_inputs()} == {True, False}
-
-
-@QUIET
-def test_further_arguments_of_the_model(model: Any) -> None:
-    method = NormAttribution(model)
-    for value in (*absurd(), *odd_inputs()):
-        answered(partial(method.attribute, IDS, additional_forward_args=value))
-        answered(partial(method.attribute, {"input_ids": IDS, "attention_mask": value}))
-        answered(partial(method.compute_convergence_delta, value, IDS))
 
 
 @pytest.mark.parametrize("class_name", [*CLASSES, "NormMeter", "TokenAttribution"])
@@ -161,7 +151,7 @@ def test_further_arguments(model: Any) -> None:
 def test_arguments_of_measures(model: Any) -> None:
     perturbation = Perturbation(model, "zero", keep_special=False)
     bound, scores = perturbation.bind(IDS), torch.rand(2, 3, generator=torch.Generator().manual_seed(0))
-    faithfulness, weights = Faithfulness(perturbation, bins=[0.5], steps=2), AttentionWeights(model)
+    faithfulness = Faithfulness(perturbation, bins=[0.5], steps=2)
     calls: list[tuple[Callable[..., Any], dict[str, Any]]] = [
         (Perturbation, {"model": model, "removal": "zero", "keep_special": False, "output": "logit", "batch_size": 4}),
         (perturbation.bind, {"inputs": IDS, "target": 1, "position": None}),
@@ -176,38 +166,25 @@ def test_arguments_of_measures(model: Any) -> None:
         for name in given:
             answers = [answered(partial(function, **given | {name: value})) for value in absurd()]
             assert not all(answers), name
-    options = {"radius": 0.1, "samples": 1, "seed": 0}
-    for name in options:
-        for value in absurd():
-            answered(partial(max_sensitivity, weights.attribute, model, IDS, **options | {name: value}))
 
 
 def test_any_sequence_of_names_is_one(model: Any) -> None:
     """A generator's names are not lost by looking at them."""
-    stacks = NormAttribution(randomized(hf.MarianMTModel(tiny.marian_config(50)), 0))
-    pair = {"input_ids": IDS, "decoder_input_ids": IDS}
-    maps = stacks.maps(pair, stacks=(name for name in ["cross"]))  # type: ignore[arg-type]
-    assert maps.cross is not None
-    assert maps.encoder is maps.decoder is None
     (measured,) = NormMeter(model).measure(IDS, scopes=(s for s in ["attn", "atb"])).values()  # type: ignore[arg-type]
     assert list(measured.norms) == ["attn", "atb"]
     expected = NormAttribution(model).maps(IDS, layers=[1, 0]).encoder
     for layers in (torch.tensor([1, 0]), np.array([1, 0]), (1, 0), (layer for layer in [1, 0])):
         found = NormAttribution(model).maps(IDS, layers=layers).encoder  # type: ignore[arg-type]
-        assert found is not None
-        assert expected is not None
-        assert torch.equal(found, expected)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 COMPARE: Any = captum_norm.compare
 MESSAGES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda norm: norm.maps(IDS, stacks=3), "got stacks 3; expected a sequence of names"),
-    (lambda norm: norm.maps(IDS, layers=["a"]), "got layer 'a'; expected an integer"),
     (lambda norm: norm.maps(IDS, layers=3), "got layers 3; expected a sequence of integers"),
     (lambda norm: norm.attribute(IDS, position=2**70), f"got position {2**70}; expected an integer"),
     (lambda norm: norm.attribute(IDS.to(torch.uint16)), "got inputs of dtype torch.uint16; expected token ids"),
     (lambda norm: norm.attribute(IDS.to("meta")), "got input_ids in a tensor that is on no device (meta); expected"),
-    (lambda norm: norm.attribute(IDS.to_sparse()), "got input_ids in a tensor that is sparse; expected"),
     (lambda norm: norm.maps(IDS, per_head=torch.ones(2)), "got per_head=tensor([1., 1.]); expected True or False"),
     (lambda norm: norm.scores(3), "got maps 3; expected what maps() returns"),
     (lambda norm: type(norm)(norm.model, baseline=3), "got baseline=3; expected one of zero, bias"),
@@ -253,19 +230,3 @@ def test_what_torch_refuses_inside_of_a_models_code_is_the_models_refusal() -> N
             method.attribute(narrow)
     with pytest.raises(InvalidInputError, match="does not accept these inputs"):
         NormAttribution(model).attribute(EMBEDDED)
-
-
-def test_values() -> None:
-    assert check_index("x", np.int64(-3)) == -3
-    assert check_indices("x", torch.tensor([1, 2])) == [1, 2]
-    assert check_bool("x", np.bool_(True)) is True
-    assert check_entries("x", (name for name in "ab"), "names") == ["a", "b"]
-    assert check_choice("x", torch.float64, (torch.float32, torch.float64)) is torch.float64
-    assert quoted(list(range(100))) == f"{str(list(range(100)))[:80]} …"
-    for check in (
-        partial(check_index, "x", True),
-        partial(check_bool, "x", 1),
-        partial(check_choice, "x", True, (1, 2)),
-    ):
-        with pytest.raises(InvalidInputError):
-            check()

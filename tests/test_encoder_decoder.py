@@ -206,19 +206,11 @@ def test_stacks_that_a_method_does_not_chain_are_refused() -> None:
     torch.testing.assert_close(encoder.sum(-1), torch.ones(2))
 
 
-SHORT = {key: value for key, value in encoder_decoders.BART.items() if key != "max_position_embeddings"}
-LED = SHORT | {"max_encoder_position_embeddings": 32, "max_decoder_position_embeddings": 32, "attention_window": 4}
+LED = encoder_decoders.BART | {"max_encoder_position_embeddings": 64, "attention_window": 4}
 BART_PARTS = "decoder.layers.{}.encoder_attn.v_proj", "decoder.layers.{}.encoder_attn.out_proj"
 T5_PARTS = "decoder.block.{}.layer.1.EncDecAttention.v", "decoder.block.{}.layer.1.EncDecAttention.o"
 WINDOWS: dict[str, tuple[Any, tuple[str, str]]] = {
     "led": (lambda: hf.LEDModel(hf.LEDConfig(**LED)), BART_PARTS),
-    "pegasus-x": (lambda: hf.PegasusXModel(hf.PegasusXConfig(**SHORT, block_size=4, num_global_tokens=2)), BART_PARTS),
-    "bigbird-pegasus": (
-        lambda: hf.BigBirdPegasusModel(
-            hf.BigBirdPegasusConfig(**encoder_decoders.BART, block_size=2, num_random_blocks=1)
-        ),
-        BART_PARTS,
-    ),
     "longt5": (lambda: hf.LongT5Model(hf.LongT5Config(**encoder_decoders.T5, local_radius=3)), T5_PARTS),
 }
 

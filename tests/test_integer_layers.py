@@ -93,14 +93,6 @@ def test_methods_without_gradients_explain_it() -> None:
         torch.testing.assert_close(scores, expected, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_torchs_dynamic_quantization_is_refused() -> None:
-    model = torch.ao.quantization.quantize_dynamic(classifier(dtype=torch.float32), {nn.Linear}, dtype=torch.qint8)
-    for method in GRADIENTS:
-        with pytest.raises(UnsupportedModelError, match=r"\(Linear\) of BertFor.* passes no gradient on"):
-            method(model).attribute(IDS, 1)
-
-
 def test_a_backward_pass_that_fails_is_refused() -> None:
     class Fails(torch.autograd.Function):
         @staticmethod

@@ -1,7 +1,6 @@
 """Inputs of 8,192 tokens within a tight budget, and pieces of any size against the whole."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +9,7 @@ import transformers as hf
 
 from benchmarks.norms import peak_bytes
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution, NormMeter
-from captum_norm.cli import main
-from captum_norm.forward.record import CHUNK_ROWS, WORKING_COPIES, parts_of, rows_at_once
-from captum_norm.memory import MemoryBudget
+from captum_norm.forward.record import WORKING_COPIES, parts_of
 from captum_norm.models.attention import Part
 from tests import families, tiny
 
@@ -65,18 +62,6 @@ def test_8192_tokens_give_what_a_direct_computation_gives_for_some_of_them(bert:
     torch.testing.assert_close(maps[0, 0, rows].double(), vectors[0].norm(dim=-1), rtol=1e-4, atol=1e-9)
 
 
-def test_how_many_rows_are_treated_together() -> None:
-    def rows(weights: int, budget: int) -> int:
-        return rows_at_once(torch.empty(0), weights, MemoryBudget(budget))
-
-    plenty = 2**40
-    assert rows(512, plenty) == 2**20 // 512  # 4 MiB
-    assert rows(2**18, plenty) == CHUNK_ROWS
-    assert rows(2**18, 7 * 2**20 * WORKING_COPIES) == 7
-    assert rows(2**18, 1) == 1
-    assert rows(512, 4 * 512 * 2 * WORKING_COPIES) == 2
-
-
 @pytest.mark.parametrize("kind", [NormAttribution, AttentionWeights, AttentionBlockAttribution])
 def test_no_part_is_larger_than_the_budget(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = families.build("bert"), families.inputs("bert", length=40)
@@ -90,19 +75,3 @@ def test_no_part_is_larger_than_the_budget(kind: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr("captum_norm.forward.record.parts_of", noting)
     kind(model, memory_budget=4 * 40 * 4 * WORKING_COPIES * 5).maps(inputs)
     assert {part.rows.stop - part.rows.start for part in seen if part.rows.stop > 16} == {5}
-
-
-@pytest.mark.long
-def test_8192_tokens_on_the_command_line(
-    tmp_path: Path, bert: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A table of so many rows takes ten seconds.
-    monkeypatch.setattr("captum_norm.show.terminal.print_result", lambda *_, **__: None)
-    folder = tiny.save_tiny(bert, tmp_path / "model")
-    words = " ".join(["a dog sees the cat ."] * 1365)
-    capsys.readouterr()  # transformers reports that it writes
-    out = tmp_path / "scores.csv"
-    asked = ["--model", str(folder), "--layer", "0", "--position", "8191", "--out", str(out)]
-    assert main(["explain", words, *asked]) == 0
-    assert capsys.readouterr().err == ""
-    assert len(out.read_text().splitlines()) == 1 + LENGTH

@@ -26,15 +26,13 @@ from captum_norm.lab.comparison import RandomScores
 from captum_norm.methods import METHODS
 from captum_norm.results.maps import Scores
 from tests.classifiers import randomized, state
+from tests.families import TEXT
 from tests.fuzzing import FACTOR
 from tests.tiny import marian_config
 from tests.torch_models import Classifier
 
-VOCABULARY, WIDTH, LAYERS, HEADS, LONGEST = 40, 16, 2, 4, 7
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-    "intermediate_size": 24, "max_position_embeddings": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+VOCABULARY, WIDTH, LAYERS, LONGEST = 40, 16, 2, 7
+SIZES = TEXT | {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 24}
 
 
 class Pooled(Classifier):
@@ -48,24 +46,17 @@ class Pooled(Classifier):
 
 MODELS: dict[str, Callable[[], Any]] = {
     "post-norm": lambda: hf.BertForSequenceClassification(hf.BertConfig(**SIZES | {"num_labels": 3})),
-    "pre-norm, causal": lambda: hf.GPT2LMHeadModel(
-        hf.GPT2Config(
-            vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=16, n_inner=24,
-            pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        )
-    ),
+    "pre-norm, causal": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**SIZES)),
     "gated, grouped queries": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, num_key_value_heads=2)),
     "encoder–decoder": lambda: hf.MarianMTModel(marian_config(VOCABULARY, LAYERS, WIDTH)),
     "torch.nn": lambda: Pooled(batch_first=True),
-}  # fmt: skip
+}
 # Which weights, in which dtype, times which number.
 VARIANTS = [
     *((name, torch.float32, 1.0) for name in (*MODELS, *MODELS, *MODELS)),
     *((name, torch.float64, 1.0) for name in MODELS if name != "encoder–decoder"),
-    ("post-norm", torch.float32, 1e-2),
-    ("pre-norm, causal", torch.float32, 1e2),
-    ("pre-norm, causal", torch.float64, 1e2),
-    ("gated, grouped queries", torch.float32, 1e-2),
+    *(("pre-norm, causal", dtype, 1e2) for dtype in (torch.float32, torch.float64)),
+    *((name, torch.float32, 1e-2) for name in ("post-norm", "gated, grouped queries")),
 ]
 # Of methods that have some.
 OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -110,18 +101,7 @@ def method_of(name: str, options: tuple[tuple[str, Any], ...], model: Any) -> An
 
 @dataclass(frozen=True)
 class Call:
-    """Some examples, padded to one length.
-
-    Attributes:
-        model: the model's name.
-        dtype: of its weights.
-        scale: what they are multiplied by.
-        lengths: of the examples.
-        start: where each begins.
-        width: of the batch.
-        embedded: whether embeddings are given, and how they lie in memory; None for token ids.
-        options: of ``attribute``.
-    """
+    """Examples of these lengths that begin at ``start``, as token ids or, with ``embedded``, as embeddings."""
 
     model: str
     dtype: torch.dtype
@@ -166,7 +146,6 @@ class Call:
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda e: e,
-    "positions first": lambda e: e.transpose(0, 1).contiguous().transpose(0, 1),
     "features first": lambda e: e.permute(2, 0, 1).contiguous().permute(1, 2, 0),
     "every other": lambda e: e.repeat_interleave(2, -1)[..., ::2],
     "requires gradient": lambda e: e.clone().requires_grad_(),
@@ -192,11 +171,6 @@ def calls(draw: st.DrawFn) -> Call:
     return Call(name, dtype, scale, lengths, start, width, embedded, options)
 
 
-@cache
-def untouched(model: Any) -> tuple[list[Any], Tensor]:
-    return state(model), output_of(model)
-
-
 def output_of(model: Any) -> Tensor:
     ids = torch.tensor([[3, 4, 5, 6]])
     arguments = {"decoder_input_ids": ids} if isinstance(model, hf.MarianMTModel) else {}
@@ -219,10 +193,7 @@ def explained(work: Callable[[], Any]) -> Any:
 
 
 def near(actual: Tensor, expected: Tensor, precision: torch.dtype, rounded: float = 0.0) -> bool:
-    """Up to rounding, relative to the largest number, since others may be differences of such.
-
-    ``rounded`` is the size of what the numbers are differences of, if that is more.
-    """
+    """Up to rounding, relative to the largest number or what the numbers are differences of, if that is more."""
     tolerance = 2e-4 if precision == torch.float32 else 1e-8
     accepted = max(tolerance * float(expected.abs().max()), 8 * torch.finfo(precision).eps * rounded)
     return bool((actual - expected).abs().max() <= accepted)
@@ -293,7 +264,7 @@ def test_a_call_is_refused_or_its_numbers_are_right(name: str, options: dict[str
     @given(calls())
     def check(call: Call) -> None:
         model = built(call.model, call.dtype, call.scale)
-        before, output = untouched(model)
+        before, output = state(model), output_of(model)
         method = explained(lambda: method_of(name, tuple(options.items()), model))
         if method is None:
             event("no method for the model")

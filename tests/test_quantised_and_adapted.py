@@ -20,6 +20,7 @@ from captum_norm import (
     NormAttribution,
     ValueZeroing,
 )
+from tests.classifiers import randomized
 
 peft = pytest.importorskip("peft", reason="adapters need PEFT")
 
@@ -28,25 +29,16 @@ IDS = torch.tensor([[3, 14, 15, 9, 26, 5], [35, 8, 9, 7, 9, 3]])
 MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
 
 
-def randomized(model: Any) -> Any:
-    """Draw parameters, biases and gains too, so that none is negligible."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            width = parameter.shape[-1] if parameter.dim() > 1 else 9
-            parameter.add_(torch.randn(parameter.shape, generator=generator) / width**0.5)
-    return model.eval()
-
-
 def bert() -> Any:
     torch.manual_seed(0)
-    return randomized(hf.BertForSequenceClassification(hf.BertConfig(**SIZES, num_attention_heads=4)))
+    config = hf.BertConfig(**SIZES, num_attention_heads=4)
+    return randomized(hf.BertForSequenceClassification(config), 0, torch.float32)
 
 
 def llama() -> Any:
     torch.manual_seed(0)
     config = hf.LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2)
-    return randomized(hf.LlamaForCausalLM(config))
+    return randomized(hf.LlamaForCausalLM(config), 0, torch.float32)
 
 
 MODELS = {"bert": bert, "llama": llama}
@@ -135,8 +127,7 @@ def test_adapters_are_followed_as_they_are_switched() -> None:
         copied = copy.deepcopy(model)
         merged = copied.merge_and_unload(adapter_names=active) if active else copied.unload()
         expected = numbers(NormAttribution(merged.eval()).maps(IDS, MASK))
-        found = numbers(method.maps(IDS, MASK))
-        expect_same(found, expected, 1e-5)
+        expect_same(found := numbers(method.maps(IDS, MASK)), expected, 1e-5)
         return found
 
     first = expect_merged(["default"])
@@ -149,11 +140,6 @@ def test_adapters_are_followed_as_they_are_switched() -> None:
     assert not torch.allclose(plain, first, rtol=1e-2)
     model.set_adapter("default")
     torch.testing.assert_close(expect_merged(["default"]), first)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            if "lora_B.default" in key and "attention.output" in key:
-                parameter.mul_(2)
-    assert not torch.allclose(expect_merged(["default"]), first, rtol=1e-2)
 
 
 def scaled_adapters(model: Any) -> None:
@@ -169,25 +155,14 @@ def scaled_rows(model: Any) -> None:
         scales.mul_(torch.linspace(0.9, 1.1, len(scales)))
 
 
-def replaced_integers(model: Any) -> None:
-    for layer in model.bert.encoder.layer:
-        module = layer.attention.output.dense
-        weight, bias = module._weight_bias()
-        weight = torch.quantize_per_tensor(1.04 * weight.dequantize(), 1.04 * weight.q_scale(), 0, torch.qint8)
-        module.set_weight_bias(weight, bias)
-
-
-@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 @pytest.mark.parametrize(
     ("make", "change"),
     [
         (lambda: adapted("bert", "LoRA"), scaled_adapters),
         (lambda: adapted("bert", "LoRA").bfloat16(), scaled_adapters),
         (lambda: with_bitsandbytes(bert(), 8, has_fp16_weights=False, threshold=6.0), scaled_rows),
-        (lambda: dynamic(bert()), replaced_integers),
     ],
-    ids=["LoRA", "LoRA in bfloat16", "LLM.int8", "dynamic int8"],
+    ids=["LoRA", "LoRA in bfloat16", "LLM.int8"],
 )
 def test_changes_that_leave_no_trace_are_followed(make: Callable[[], Any], change: Callable[[Any], None]) -> None:
     """Weights written through ``.data``, as an averaged model is swapped in, and tensors inside of objects."""
@@ -319,15 +294,10 @@ def test_an_adapter_on_quantised_weights() -> None:
 
 
 def test_inputs_rounded_to_four_bits_are_refused_with_the_way_out() -> None:
-    class Coarse(nn.Linear):
+    class Coarse(Packed):
         def forward(self, inputs: Tensor) -> Tensor:
             step = inputs.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 7
             return super().forward((inputs / step).round() * step)
 
-    def make(module: nn.Linear) -> nn.Module:
-        made = Coarse(module.in_features, module.out_features, module.bias is not None)
-        made.load_state_dict(module.state_dict())
-        return made
-
     with pytest.raises(CaptumNormError, match=r"dequantize\(\)"):
-        NormAttribution(replaced(bert(), make)).maps(IDS, MASK)
+        NormAttribution(replaced(bert(), Coarse)).maps(IDS, MASK)

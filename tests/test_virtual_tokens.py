@@ -29,6 +29,7 @@ from captum_norm.lab.analysis import Corpus, analyze
 from captum_norm.lab.analysis.corpus import SAMPLE
 from captum_norm.results.aggregation import encoder_decoder_relevance, encoder_decoder_rollout
 from tests import encoder_decoders, families
+from tests.classifiers import classifier
 from tests.commands.calls import TEXT, TOKENS, explain, written
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import randomized
@@ -58,6 +59,11 @@ def tuned(name: str, kind: str) -> Any:
         for parameter in model.prompt_encoder.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
     return model
+
+
+def gpt2(vocabulary: int) -> Any:
+    config = hf.GPT2Config(vocab_size=vocabulary, n_embd=24, n_layer=2, n_head=4)
+    return randomized(lambda: hf.GPT2LMHeadModel(config), 0, torch.float32)
 
 
 def padded(ids: Tensor) -> dict[str, Tensor]:
@@ -187,10 +193,10 @@ def test_positions_count_from_the_first_input(kind: str) -> None:
     maps = method.maps(ids)
     mean = maps.self_attention.mean(1)[:, -LENGTH:]
     for position in (0, 2, -1):
-        torch.testing.assert_close(method.scores(maps, position), mean[:, position], rtol=0, atol=0)
-        torch.testing.assert_close(method.attribute(ids, position=position), mean[:, position, COUNT:], rtol=0, atol=0)
+        assert torch.equal(method.scores(maps, position), mean[:, position])
+        assert torch.equal(method.attribute(ids, position=position), mean[:, position, COUNT:])
     torch.testing.assert_close(method.attribute(ids, position="mean"), mean.mean(1)[:, COUNT:], rtol=1e-6, atol=0)
-    torch.testing.assert_close(method.attribute(ids), method.attribute(ids, position=-1), rtol=0, atol=0)
+    assert torch.equal(method.attribute(ids), mean[:, -1, COUNT:])
     with pytest.raises(InvalidInputError, match=f"the sequence has {LENGTH} positions"):
         method.attribute(ids, position=LENGTH)
 
@@ -207,9 +213,7 @@ def test_gradients_are_of_the_inputs_embeddings() -> None:
 
 def test_the_head_of_a_classifier_reads_the_first_virtual_token() -> None:
     """PEFT puts the prompt before [CLS], and BERT's pooler reads what comes first."""
-    sizes: Any = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    bert = randomized(lambda: hf.BertForSequenceClassification(hf.BertConfig(vocab_size=60, **sizes)), 0, torch.float32)
-    model = peft.get_peft_model(bert, settings("prompt", "SEQ_CLS")).double().eval()
+    model = peft.get_peft_model(classifier(dtype=torch.float32), settings("prompt", "SEQ_CLS")).double().eval()
     ids = families.inputs("bert", batch=2, length=LENGTH)
     method = NormAttribution(model, aggregation="mean")
     maps = method.maps(ids)
@@ -240,8 +244,6 @@ def test_an_encoder_decoder_model(kind: str) -> None:
     source_scores, prefix_scores = ALTI(model).attribute(inputs)
     torch.testing.assert_close(source_scores, shares.source[:, -1, before:], rtol=0, atol=1e-12)
     torch.testing.assert_close(prefix_scores, shares.prefix[:, -1, beside:], rtol=0, atol=1e-12)
-    source_scores, prefix_scores = AttentionTimesGradient(model).attribute(inputs, target=3)
-    assert (source_scores.shape, prefix_scores.shape) == ((2, 6), (2, 5))
 
 
 def test_chains_of_three_stacks_with_a_prefix_are_those_of_square_maps() -> None:
@@ -264,10 +266,7 @@ def test_tokens_name_virtual_tokens() -> None:
     encoded = tokenizer()(["a b"], return_tensors="pt")
     encoded.pop("token_type_ids", None)
     for kind in ("prompt", "prefix"):
-        base = randomized(
-            lambda: hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=400, n_embd=24, n_layer=2, n_head=4)), 0, torch.float32
-        )
-        model = peft.get_peft_model(base, settings(kind)).eval()
+        model = peft.get_peft_model(gpt2(400), settings(kind)).eval()
         maps = NormAttribution(model).maps(encoded)
         (texts,) = maps.tokens or []
         assert list(texts) == ["[virtual 1]", "[virtual 2]", "[virtual 3]", *encoded.encodings[0].tokens]
@@ -300,12 +299,9 @@ def test_what_is_refused() -> None:
         NormAttribution(tuned("gpt2", "prompt")).maps(torch.ones(1, 62, dtype=torch.long))
 
 
-@pytest.mark.parametrize("kind", ["prompt", "prefix"])
-def test_the_command_shows_virtual_tokens(kind: str, tmp_path: Path) -> None:
-    config = hf.GPT2Config(vocab_size=len(WORDS), n_embd=24, n_layer=2, n_head=4)
-    base = randomized(lambda: hf.GPT2LMHeadModel(config), 0, torch.float32)
-    base = hf.GPT2LMHeadModel.from_pretrained(save_tiny(base, tmp_path / "base"))
-    model = peft.get_peft_model(base, settings(kind)).eval()
+def test_the_command_shows_virtual_tokens(tmp_path: Path) -> None:
+    base = hf.GPT2LMHeadModel.from_pretrained(save_tiny(gpt2(len(WORDS)), tmp_path / "base"))
+    model = peft.get_peft_model(base, settings("prefix")).eval()
     model.save_pretrained(str(tmp_path / "adapter"))
     out = tmp_path / "explained.json"
     assert explain("--model", str(tmp_path / "adapter"), "--out", str(out), "--out", str(tmp_path / "map.png")) == 0
@@ -315,13 +311,7 @@ def test_the_command_shows_virtual_tokens(kind: str, tmp_path: Path) -> None:
     inputs.pop("token_type_ids", None)
     maps = method.maps(inputs)
     torch.testing.assert_close(torch.tensor(content["scores"]), method.scores(maps)[0], rtol=1e-5, atol=1e-7)
-    values = torch.tensor(content["map"]["values"])
-    assert values.shape == (2, COUNT + len(TOKENS), COUNT + len(TOKENS))
-    queries = maps.self_attention.shape[2]
-    torch.testing.assert_close(values[:, -queries:], maps.self_attention[0], rtol=1e-5, atol=1e-7)
-    target = ["--method", "decompx", "--target", "dog"]
-    if kind == "prompt":
-        assert explain("--model", str(tmp_path / "adapter"), *target, "--out", str(out)) == 0
-        assert written(out)["tokens"] == TOKENS
+    values = torch.tensor(content["map"]["values"])[:, COUNT:]
+    torch.testing.assert_close(values, maps.self_attention[0], rtol=1e-5, atol=1e-7)
     with pytest.raises(UnsupportedModelError, match="virtual tokens, which stand for no text of the corpus"):
         analyze("special-tokens", model, tokenizer(), Corpus(SAMPLE, limit=4))

@@ -1,23 +1,21 @@
 """The parts of the page on faithful methods: ranks of evidence, passages of a prompt, results that are kept."""
 
-from collections.abc import Mapping
 from itertools import permutations
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.copied_facts import prompts
-from benchmarks.evidence import CHANCE, FIRST, LAST, Pair, by_word, pairs_of, places_of, ranks
-from benchmarks.passages import AnswerLogits, figures, question_of, rows_of, summed
+from benchmarks.evidence import CHANCE, FIRST, LAST, Pair, by_word, ranks
+from benchmarks.passages import figures, question_of, rows_of, summed
 from benchmarks.ranking import first_share, reciprocal_rank
 from captum_norm.loading import LANGUAGE_MODEL, load
 from captum_norm.methods import METHODS
 
 
-@pytest.mark.parametrize("wanted", [{0}, {1}, {3}, {1, 3}, {0, 2, 4}])
-@pytest.mark.parametrize("scores", [[3, 1, 2, 1, 3], [1, 1, 1, 1, 1], [5, 4, 3, 2, 1], [-1, 0, 0, 2, -1]])
+@pytest.mark.parametrize("wanted", [{0}, {3}, {1, 3}, {0, 2, 4}])
+@pytest.mark.parametrize("scores", [[3, 1, 2, 1, 3], [1, 1, 1, 1, 1], [-1, 0, 0, 2, -1]])
 def test_ties_are_broken_at_random(scores: list[float], wanted: set[int]) -> None:
     found = []
     for order in permutations(range(len(scores))):
@@ -30,54 +28,16 @@ def test_ties_are_broken_at_random(scores: list[float], wanted: set[int]) -> Non
         assert first_share(scores, only) == pytest.approx(sum(value == 1 for value in found) / len(found))
 
 
-def test_evidence_is_found_as_a_word() -> None:
-    assert places_of("Kim", "Then, Kim and Lee met. Kim, who") == (1, 5)
-    assert places_of("nephew", "The nephews of a man") == ()
-    assert places_of("NA", "The Borgias scare") == ()
-
-
-def test_pairs_that_cannot_be_asked_are_counted() -> None:
-    def tokenizer(text: str, *, add_special_tokens: bool) -> Mapping[str, list[int]]:
-        assert not add_special_tokens
-        return {"input_ids": [ord(letter) for letter in text]}
-
-    def row(prefix: str, good: str, bad: str, target: str) -> dict[str, str]:
-        names = ("one_prefix_prefix", "one_prefix_word_good", "one_prefix_word_bad", "target")
-        return dict(zip(names, (prefix, good, bad, target), strict=True))
-
-    rows = [
-        row("Those men", "run", "sits", "men"),
-        row("Men", "run", "sits", "Men"),
-        row("Those radii", "run", "sits", "NA"),
-        row("Those men", "run", "runs", "men"),
-    ]
-    pairs, left = pairs_of("agreement", rows, tokenizer)
-    assert pairs == [Pair("agreement", "Those men", ord("r"), ord("s"), (1,))]
-    assert left == {"one word": 1, "no evidence": 1, "same token": 1}
-
-
 def test_words_are_ranked_without_the_start_token() -> None:
-    tokens = ["<s>", "ĠThe", "Ġneph", "ews", "Ġof"]
-    scores = {"norm": [9.0, 0.5, 0.25, 0.375, 0.5], "alti": [9.0, 0.5, 0.25, 0.25, 0.5]}
+    tokens, scores = ["<s>", "ĠThe", "Ġneph", "ews", "Ġof"], [9.0, 0.5, 0.25, 0.375, 0.5]
     rows = [
-        {"example": 0, "position": place, "token": token, "removable": place > 0}
-        | {name: values[place] for name, values in scores.items()}
-        for place, token in enumerate(tokens)
+        {"example": 0, "position": place, "token": token, "removable": place > 0, "norm": score}
+        for place, (token, score) in enumerate(zip(tokens, scores, strict=True))
     ]
-    methods = [{"method": name, "refused": None} for name in scores] + [{"method": "globenc", "refused": "post-norm"}]
-    pair = Pair("agreement", "The nephews of", 3, 4, (1,))
-    assert by_word(tokens[1:], scores["norm"][1:]) == [0.5, 0.625, 0.5]
-    found = ranks({"scores": rows, "methods": methods}, [pair])
-    third = (1 + 1 / 2 + 1 / 3) / 3
-    assert found == {
-        "norm": [1],
-        "alti": [pytest.approx(third)],
-        LAST: [0.5],
-        FIRST: [0.5],
-        CHANCE: [pytest.approx(third)],
-    }
-    with pytest.raises(ValueError, match="got 3 words for 2"):
-        ranks({"scores": rows, "methods": methods}, [Pair("agreement", "The nephews", 3, 4, (1,))])
+    methods = [{"method": "norm", "refused": None}, {"method": "globenc", "refused": "post-norm"}]
+    assert by_word(tokens[1:], scores[1:]) == [0.5, 0.625, 0.5]
+    found = ranks({"scores": rows, "methods": methods}, [Pair("agreement", "The nephews of", 3, 4, (1,))])
+    assert found == {"norm": [1], LAST: [0.5], FIRST: [0.5], CHANCE: [pytest.approx((1 + 1 / 2 + 1 / 3) / 3)]}
 
 
 @pytest.fixture(scope="module")
@@ -97,14 +57,6 @@ def test_tokens_belong_to_their_passages(language_model: tuple[Any, Any]) -> Non
     outside = [place for place, number in enumerate(question.passages) if number == -1]
     assert tokenizer.decode(ids[outside], skip_special_tokens=True).split() == prompt.question.split()
     assert tokenizer.decode(ids[len(question.passages) :]) + tokenizer.decode(question.answer[-1:]) == prompt.answer
-
-
-def test_the_answer_has_its_logits() -> None:
-    logits = torch.arange(2 * 5 * 4.0).view(2, 5, 4)
-    readout = AnswerLogits()
-    readout.answer = [3, 0]
-    found = readout(SimpleNamespace(logits=logits), torch.ones(2, 5))
-    assert found.tolist() == [float(one[3, 3] + one[4, 0]) for one in logits]
 
 
 def test_a_loss_is_that_of_the_passage_ranked_first() -> None:

@@ -161,21 +161,3 @@ def test_from_the_biases_no_part_means_no_share() -> None:
     slope = functional.gelu(point) / point
     zero = FrozenFeedForward([Use(network)], whole, constant, "zero")
     torch.testing.assert_close(zero.constant, network.outer.whole(slope * share))
-
-
-def test_dead_neurons_are_left_out_of_a_query_s_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    network, whole = networks()["relu"], torch.randn(1, WIDTH, dtype=torch.float64)
-    frozen = FrozenFeedForward([Use(network)], whole, torch.zeros_like(whole), "zero")
-    live = int((network.inner[0].whole(whole) > 0).sum())
-    assert 0 < live < NEURONS
-    shapes = []
-    product = Tensor.__matmul__
-
-    def watched(left: Tensor, right: Tensor) -> Tensor:
-        shapes.append((tuple(left.shape), tuple(right.shape)))
-        return product(left, right)
-
-    monkeypatch.setattr(Tensor, "__matmul__", watched)
-    frozen.through(torch.randn(PARTS, WIDTH, dtype=torch.float64), torch.zeros(PARTS, dtype=torch.long), 10**9)
-    assert shapes == [((WIDTH, live), (live, WIDTH)), ((PARTS, WIDTH), (WIDTH, WIDTH))]

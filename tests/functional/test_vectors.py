@@ -7,7 +7,6 @@ from torch import Tensor
 from captum_norm import functional as F
 from captum_norm.functional.vectors import (
     balanced,
-    lengths,
     refined_head_norms,
     refined_summed_norms,
     value_norms,
@@ -62,9 +61,8 @@ def test_heads_that_cancel_leave_zero_and_not_nan() -> None:
 def test_the_gradient_is_finite_where_a_norm_is_zero() -> None:
     weights = torch.zeros(1, 2, 3, 3, requires_grad=True)
     form = F.key_gram(torch.randn(1, 3, 2, 4), F.weight_gram(torch.randn(2, 4, 8)))
-    F.summed_norms(weights, form).sum().backward()
-    assert weights.grad is not None
-    assert weights.grad.isfinite().all()
+    (gradient,) = torch.autograd.grad(F.summed_norms(weights, form).sum(), weights)
+    assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -145,13 +143,6 @@ def test_lengths_of_what_is_not_finite_and_of_nothing() -> None:
     assert F.length(torch.full((4,), 1e-30)) == torch.tensor(2e-30)
 
 
-def test_lengths_together_are_those_of_each_alone() -> None:
-    for scales in ((1.0, 1e12, 1e-12), (1e-30, 1.0, 1e30), (1.0, 0.0, 1e-25)):
-        several = [vectors(seed, scale) for seed, scale in enumerate(scales)]
-        for found, alone in zip(lengths(*several), several, strict=True):
-            assert torch.equal(found, F.length(alone))
-
-
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_gradients_of_lengths(scale: float) -> None:
     found = vectors(0, scale).requires_grad_()
@@ -202,23 +193,6 @@ def test_norms_of_sums_over_heads_of_any_size(part: str, scale: float) -> None:
         (expected,) = torch.autograd.grad((direct / direct.detach().clamp(min=1e-300)).sum(), exact_weights)
         live = direct.detach()[:, None] > 0
         torch.testing.assert_close((gradient * live).double(), expected * live, rtol=1e-4, atol=0)
-
-
-def test_norms_in_range_are_left_as_they_are() -> None:
-    generator = torch.Generator().manual_seed(0)
-    weights, values = torch.rand(2, 3, 5, 5, generator=generator), torch.randn(2, 5, 3, 4, generator=generator)
-    form = F.key_gram(values, F.weight_gram(torch.randn(3, 4, 7, generator=generator)))
-
-    def never() -> Tensor:
-        raise AssertionError
-
-    norms, heads = F.summed_norms(weights, form), F.transformed_norms(form)
-    assert refined_summed_norms(norms, weights, values, never) is norms
-    assert refined_head_norms(heads, values, never) is heads
-    # What is masked is zero, and needs no second look.
-    masked = weights.tril()
-    norms = F.summed_norms(masked, form)
-    assert refined_summed_norms(norms, masked, values, never) is norms
 
 
 def test_errors_and_ratios_of_any_size() -> None:
