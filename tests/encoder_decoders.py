@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.classifiers import randomized
 from tests.families.family import TEXT, new
-from tests.oracle import DirectNorm, Layer, eager, watched
+from tests.oracle import Layer, eager, plain_layer, watched
 from tests.tiny import halves
 
 VOCABULARY = 40
@@ -249,20 +249,8 @@ def oracle(name: str, model: Any, arguments: dict[str, Tensor]) -> dict[str, lis
     def layer(stack: str, index: int) -> Layer:
         parts = family.stacks[stack]
         projection = model.get_submodule(parts.projection.format(index))
-        matrix = projection.weight.detach().double().T
-        bias = torch.zeros(len(matrix.T)).double() if projection.bias is None else projection.bias.detach().double()
-        norm = None
-        if parts.final_norm is not None:
-            module = model.get_submodule(parts.final_norm.format(index))
-            norm = DirectNorm(True, module.weight.detach().double(), module.bias.detach().double(), module.eps)
-        return Layer(
-            weights=attentions[stack][index].double(),
-            values=seen[stack, index, "value"].double().unflatten(-1, (HEADS, -1)).transpose(1, 2),
-            projection=matrix.unflatten(0, (HEADS, -1)),
-            bias=bias,
-            residual=seen[stack, index, "residual"].double(),
-            branch=None,
-            final=norm,
-        )
+        norm = None if parts.final_norm is None else model.get_submodule(parts.final_norm.format(index))
+        values = seen[stack, index, "value"].unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        return plain_layer(attentions[stack][index], values, projection, seen[stack, index, "residual"], norm)
 
     return {stack: [layer(stack, index) for index in range(LAYERS)] for stack in family.stacks}

@@ -115,6 +115,19 @@ class Layer:
         )
 
 
+def plain_layer(weights: Tensor, values: Tensor, projection: Any, residual: Tensor, norm: Any) -> Layer:
+    """A layer with a LayerNorm on its sum, or none, from what its modules gave and its linear map behind attention."""
+    matrix = projection.weight.detach().double().T
+    zeros = torch.zeros(matrix.shape[1], dtype=torch.float64)
+    bias, beta = (
+        zeros if getattr(module, "bias", None) is None else module.bias.detach().double()
+        for module in (projection, norm)
+    )
+    final = None if norm is None else DirectNorm(True, norm.weight.detach().double(), beta, norm.eps)
+    heads = matrix.unflatten(0, (weights.shape[1], -1))
+    return Layer(weights.double(), values.double(), heads, bias, residual.double(), None, final)
+
+
 @contextmanager
 def watched(model: Any, places: Mapping[Any, tuple[str, str]]) -> Iterator[dict[Any, list[Any]]]:
     """What named modules take ("input") or give ("output") within the context, call by call."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests import classifiers
-from tests.oracle import DirectNorm, Layer, watched
+from tests.oracle import Layer, plain_layer, watched
 
 PAD, VOCABULARY, WIDTH, HEADS, HIDDEN, LONGEST = 0, 40, 16, 4, 24, 40
 
@@ -209,17 +209,5 @@ class _Watch:
         self.values = self.batch_first(values).unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
     def layer(self) -> Layer:
-        projection, final = self.attention.out_proj, None
-        zeros = torch.zeros(WIDTH, dtype=torch.float64)
-        if self.norm is not None:
-            beta = zeros if self.norm.bias is None else self.norm.bias.double()
-            final = DirectNorm(True, self.norm.weight.double(), beta, self.norm.eps)
-        return Layer(
-            weights=self.weights.double(),
-            values=self.values,
-            projection=projection.weight.double().T.unflatten(0, (HEADS, -1)),
-            bias=zeros if projection.bias is None else projection.bias.double(),
-            residual=self.batch_first(self.stream[0]),
-            branch=None,
-            final=final,
-        )
+        residual = self.batch_first(self.stream[0])
+        return plain_layer(self.weights, self.values, self.attention.out_proj, residual, self.norm)

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from tests.oracle import DirectNorm, Layer
+from tests.oracle import Layer, plain_layer
 
 PAD, EOS = 1, 2
 SYMBOLS = {"source": 30, "target": 40}
@@ -125,14 +125,5 @@ class _Watch:
             handle.remove()
 
     def layer(self) -> Layer:
-        projection = self.attention.out_proj
-        gain, bias, eps = self.norm.weight.double(), self.norm.bias.double(), self.norm.eps
-        return Layer(
-            weights=self.weights,
-            values=self.values,
-            projection=projection.weight.double().T.unflatten(0, (self.attention.num_heads, -1)),
-            bias=projection.bias.double(),
-            residual=self.residual,
-            branch=None,
-            final=None if self.pre_norm else DirectNorm(True, gain, bias, eps),
-        )
+        norm = None if self.pre_norm else self.norm
+        return plain_layer(self.weights, self.values, self.attention.out_proj, self.residual, norm)

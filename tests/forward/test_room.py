@@ -15,6 +15,7 @@ from captum_norm import (
     NormAttribution,
     NormMeter,
     NotEnoughMemoryError,
+    ValueZeroing,
 )
 from captum_norm.forward import request, session
 from captum_norm.forward.record import Layer
@@ -84,6 +85,8 @@ def test_entries_are_as_wide_as_norms_are_computed(memory: dict[str, int], dtype
     memory["free"] = 5 * LONG**2 * itemsize - 1
     with pytest.raises(NotEnoughMemoryError):
         NormAttribution(model).maps(ids)
+    with pytest.raises(NotEnoughMemoryError):
+        ValueZeroing(model).maps(ids)
     memory["free"] += 1
     maps = NormAttribution(model).maps(ids).self_attention
     assert maps.nbytes == 2 * LONG**2 * itemsize

@@ -284,7 +284,12 @@ def test_correlations_do_not_depend_on_the_size_of_the_vectors(tmp_path: Path, n
 
 def test_most_changed_pairs_are_named_by_their_words(tmp_path: Path) -> None:
     result = run("contextualization-change", bert(), tmp_path)
-    found = [row for row in rows(result, "pairs") if row["component"] == "3. FF" and row["direction"] == "up"]
+    both = [row for row in rows(result, "pairs") if row["component"] == "3. FF"]
+    found = [row for row in both if row["direction"] == "up"]
+    down = [row for row in both if row["direction"] == "down"]
+    places = [{(row["layer"], row["line"], row["query"], row["key"]) for row in each} for each in (found, down)]
+    assert places[0].isdisjoint(places[1])
+    assert all(-1 < row["change"] < 0 for row in down)
     changes = [row["change"] for row in found if row["layer"] == 0]
     assert changes == sorted(changes, reverse=True)
     assert all(0 < change < 1 for change in changes)
