@@ -253,7 +253,6 @@ def test_what_a_template_adds_has_no_score_unless_it_is_kept() -> None:
     assert torch.equal(result.seq_attr[~template], kept.seq_attr[~template])
 
 
-
 @pytest.mark.parametrize("name", ["weights", "alti", "decompx", "alti-logit"])
 def test_an_encoder_decoder_rests_on_its_source_and_its_own_prefix(name: str) -> None:
     model = t5()
