@@ -244,6 +244,11 @@ def test_an_encoder_decoder_model(kind: str) -> None:
     source_scores, prefix_scores = ALTI(model).attribute(inputs)
     torch.testing.assert_close(source_scores, shares.source[:, -1, before:], rtol=0, atol=1e-12)
     torch.testing.assert_close(prefix_scores, shares.prefix[:, -1, beside:], rtol=0, atol=1e-12)
+    parts: Any = ALTILogit(model).decompose(inputs, [[3], [3]], position=[[4], [4]])
+    total = sum(scores.sum(-1) for scores in parts.scores) + parts.bias
+    torch.testing.assert_close(total, parts.number, rtol=0, atol=1e-11)
+    with torch.no_grad():
+        torch.testing.assert_close(parts.number[:, 0], model(**inputs).logits[:, -1, 3])
 
 
 def test_chains_of_three_stacks_with_a_prefix_are_those_of_square_maps() -> None:

@@ -68,6 +68,6 @@ def test_shares_of_biases_do_not_depend_on_the_size_of_parts(sharing: str) -> No
     generator = torch.Generator().manual_seed(0)
     parts, bias = torch.randn(5, 6, 24, generator=generator), torch.randn(24, generator=generator)
     expected = add_bias(parts, bias, sharing) - parts
-    for scale in (2.0**-100, 2.0**-60, 2.0**60):
-        shares = add_bias(parts * scale, bias, sharing) - parts * scale
-        torch.testing.assert_close(shares, expected, rtol=1e-5, atol=1e-6 * max(1, scale))
+    for scale, size in ((2.0**-100, 1.0), (2.0**-100, 2.0**-36), (2.0**-60, 1.0), (2.0**60, 1.0)):
+        shares = add_bias(parts * scale, bias * size, sharing) - parts * scale
+        torch.testing.assert_close(shares, size * expected, rtol=1e-5, atol=size * 1e-6 * max(1, scale))
