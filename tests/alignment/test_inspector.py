@@ -46,19 +46,19 @@ def alti_by_hand(model: Any, tokenizer: Any, pair: Any) -> float:
     return float(source.sum(-1)[emitted_steps(batch.target[0])].mean())
 
 
-@pytest.mark.parametrize(("name", "seed"), [("Marian", 0), ("NLLB", 1), ("T5", 2)])
-def test_measures_are_as_defined(name: str, seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "seed", "layer"), [("Marian", 0, 1), ("NLLB", 1, 0), ("T5", 2, 1)])
+def test_measures_are_as_defined(name: str, seed: int, layer: int, tmp_path: Path) -> None:
     model, tokenizer = made(name, tmp_path, seed)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    found = Inspector(model, tokenizer, layer=LAYER, head=HEAD, all_measures=True, alti=True, max_tokens=80).inspect(
+    found = Inspector(model, tokenizer, layer=layer, head=HEAD, all_measures=True, alti=True, max_tokens=80).inspect(
         *SIDES
     )
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())
-    aligner = WordAligner(model, tokenizer, layer=LAYER, head=HEAD, recipe="hmm")
+    aligner = WordAligner(model, tokenizer, layer=layer, head=HEAD, recipe="hmm")
     links = aligner.align_scored(*SIDES)
     maps = dict(
-        word_maps(model, tokenizer, PAIRS, attention_maps(NormAttribution(model), layers=[LAYER], per_head=True))
+        word_maps(model, tokenizer, PAIRS, attention_maps(NormAttribution(model), layers=[layer], per_head=True))
     )
     scores = [dict(target_log_probabilities(model, tokenizer, [pair]))[0] for pair in PAIRS]
     alone = [dict(target_log_probabilities(model, tokenizer, [(NO_SOURCE, pair[1])]))[0].sum() for pair in PAIRS]
