@@ -47,7 +47,7 @@ def test_rows_of_every_method(implementation: str) -> None:
         assert_last_rows(rows.decoder, whole.decoder, 3, 1e-6)
         assert rows.cached == LENGTH - 3
     for chosen in ({"per_head": True}, {"layers": [-1]}):
-        whole, rows = (NormAttribution(model).maps(ids, last=last, **chosen) for last in (None, 3))  # type: ignore[arg-type]
+        whole, rows = (NormAttribution(model).maps(ids, last=last, **chosen) for last in (None, 3))
         assert_last_rows(rows.decoder, whole.decoder, 3, 1e-6)
     bert = families.build("bert", dtype=torch.float64)
     rows, whole = (GlobEnc(bert).maps(ids, last=last) for last in (3, None))

@@ -145,7 +145,7 @@ def test_one_backward_pass_equals_propagated_vectors(name: str) -> None:
 def heads() -> dict[str, Any]:
     """Heads and activations that are functions in the model's code, or not zero at zero."""
     torch.manual_seed(0)
-    leaky = hf.BertForSequenceClassification(hf.BertConfig(**TEXT))
+    leaky: Any = hf.BertForSequenceClassification(hf.BertConfig(**TEXT))
     # Gives its slope by position.
     leaky.bert.encoder.layer[0].intermediate.intermediate_act_fn = torch.nn.LeakyReLU(0.2)
     return {
