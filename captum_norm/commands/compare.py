@@ -29,8 +29,7 @@ _CAPTIONS = 6
 def _methods(text: str) -> list[str]:
     if text == "all":
         return list(METHODS)
-    parse = method_name(METHODS)
-    return [parse(name.strip()) for name in text.split(",")]
+    return [method_name(name.strip()) for name in text.split(",")]
 
 
 @dataclass(frozen=True, kw_only=True)

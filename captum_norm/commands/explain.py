@@ -72,7 +72,7 @@ class ExplainOptions(Subject, Answers):
     method: str = option(
         f"the method: {', '.join(METHODS)}, or package.module:Class for one of your own",
         "norm",
-        parse=method_name(METHODS),
+        parse=method_name,
         choices=METHODS,
         metavar="NAME",
     )

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from captum_norm.checks import quoted_name
 from captum_norm.commands.program import Options, option
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL, Precision, Quantization
-from captum_norm.methods import import_method
+from captum_norm.methods import METHODS, import_method
 from captum_norm.runs import Backend, Journal, RayBackend, describe
 from captum_norm.runs.job import MOST_CORES
 from captum_norm.text.files import check_file, check_folder, is_url, place_of, write_whole
@@ -63,25 +63,18 @@ def index_or(*names: str) -> Callable[[str], int | str]:
     return parse
 
 
-def method_name(names: Collection[str]) -> Callable[[str], str]:
-    """Return a parser of one of the names, or of ``package.module:Class``, whose name it returns.
-
-    The module may be a file in the current folder.
-    """
-
-    def parse(text: str) -> str:
-        if text in names:
-            return text
-        if ":" not in text:
-            raise InvalidInputError(
-                f"got {quoted_name(text)}; expected one of {', '.join(names)}, or package.module:Class"
-            )
-        folder = str(Path.cwd())
-        if folder not in sys.path:  # the folder of the command's script is there instead
-            sys.path.append(folder)
-        return import_method(text)
-
-    return parse
+def method_name(text: str) -> str:
+    """Parse a method's name, or ``package.module:Class``, whose module may be a file in the current folder."""
+    if text in METHODS:
+        return text
+    if ":" not in text:
+        raise InvalidInputError(
+            f"got {quoted_name(text)}; expected one of {', '.join(METHODS)}, or package.module:Class"
+        )
+    folder = str(Path.cwd())
+    if folder not in sys.path:  # the folder of the command's script is there instead
+        sys.path.append(folder)
+    return import_method(text)
 
 
 def out_option(*suffixes: str) -> Any:

@@ -39,7 +39,6 @@ from captum_norm.show.page import (
 from captum_norm.show.plots import draw_curves, draw_plot, plot_bytes, plot_svg
 from captum_norm.show.text import (
     BOLD,
-    agreement_rows,
     decimal,
     example_scores,
     example_title,
@@ -330,7 +329,8 @@ def _measure_table(comparison: Comparison) -> Table:
 
 
 def _agreement_table(comparison: Comparison) -> Table:
-    named = list(zip(comparison.ranking, agreement_rows(comparison), strict=True))
+    order = [list(comparison.results).index(name) for name in comparison.ranking]
+    named = list(zip(comparison.ranking, comparison.agreement[order][:, order].tolist(), strict=True))
     columns = [Column(str(place), "heat", 2, name) for place, (name, _) in enumerate(named, 1)]
     return Table(
         "Agreement",

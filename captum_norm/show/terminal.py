@@ -92,6 +92,7 @@ def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str, to
     """Create a table of the tokens: index, token, score, and a bar; in the order of the text, or the highest ones."""
     check_length(tokens, len(scores), "scores")
     table = _table("", ["index", "token"], [unit])
+    table.columns[0].justify = "right"
     table.add_column("", width=_BAR_WIDTH, no_wrap=True)
     texts, shares = formatted(scores), shares_of(scores)
     places = range(len(scores)) if top is None else sorted(range(len(scores)), key=lambda place: -scores[place])[:top]

@@ -69,13 +69,6 @@ def shown_measures(comparison: Comparison) -> list[Measure]:
     return [measure for measure in MEASURES if not all(math.isnan(values[measure.name]) for values in means)]
 
 
-def agreement_rows(comparison: Comparison) -> list[list[float]]:
-    """Return the agreement with rows and columns by descending relevance gain."""
-    order = [list(comparison.results).index(name) for name in comparison.ranking]
-    rows: list[list[float]] = comparison.agreement[order][:, order].tolist()
-    return rows
-
-
 def example_title(comparison: Comparison, example: int) -> str:
     """Return the number of an example, from 1, and its explained output."""
     target = comparison.targets[example]
