@@ -49,13 +49,7 @@ def bars_shown() -> bool:
 
 
 def bar(description: str, total: float | None, unit: str) -> "tqdm[Never]":
-    """Create a bar, to be updated and closed; invisible outside :func:`captum_norm.progress`.
-
-    Args:
-        description: the text before the bar.
-        total: the number of units, if known; the time that is left is then shown.
-        unit: the name of the unit; empty to show no numbers, as of estimated seconds.
-    """
+    """Create a bar, to be updated and closed; invisible outside :func:`captum_norm.progress`."""
     from tqdm import tqdm
 
     delay, terminal_only = _options.get() or (0, False)
@@ -83,10 +77,7 @@ def advance(shown: "tqdm[Never]", number: int, *, fresh: bool) -> None:
 
 @contextmanager
 def line_bar(description: str, source: TextSource, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar in lines of a text, which are counted first if that is cheap; it hides all bars below it.
-
-    Yields a function of the numbers of lines and of bad lines that are done.
-    """
+    """Show a bar in lines of a text, which are counted first if that is cheap; it hides all bars below it."""
     total, bad_lines = count_lines(source) if shown else None, 0
     with progress(0) if shown else hidden(), bar(description, total, "lines") as line, hidden():
 

@@ -194,11 +194,7 @@ class InformationFlow(AttentionMapAttribution):
 
 
 def block_importances(layer: Layer) -> tuple[Tensor, dict[FlowPart, Tensor]]:
-    """Compute the importances of the parts behind an attention block, in a parallel layer behind the whole layer.
-
-    They are those of each head's vector of each key, (B, H, Q, K), and of parts from the query's own stream, (B, Q).
-    Each query's add up to 1, or are 0 where no part is nearer to the stream than 0 is.
-    """
+    """Compute the importances of the parts behind an attention block, in a parallel layer behind the whole layer."""
     whole = layer.output
     vectors: dict[FlowPart, Tensor] = {"residual": layer.stream}
     if layer.block.layout.minus is not None:

@@ -42,19 +42,7 @@ Layers = list[tuple[int, LayerMap]]
 def checked_map(
     layer_map: Callable[[Layer], Any], name: str, layer: Layer, shape: tuple[int, ...] | None = None
 ) -> LayerMap:
-    """Compute the map of one layer by a method's function, whose mistakes are not the model's.
-
-    Args:
-        layer_map: the function.
-        name: its name, for messages.
-        layer: the layer.
-        shape: of the map; (B, Q, K) if None.
-
-    Raises:
-        MethodError: if the function fails, writes into the layer's tensors, or returns anything else than a tensor of
-            that shape.
-        NonFiniteError: if there is NaN or infinity in real rows.
-    """
+    """Compute the map of one layer by a method's function, whose mistakes are not the model's."""
     shape = shape or (len(layer.call.query), layer.call.query.shape[2], layer.call.key.shape[2])
     delta, before = layer.error(), _versions(layer)
     try:
@@ -93,12 +81,7 @@ def check_layers(model: nn.Module, layers: Mapping[Role, Sequence[tuple[int, Lay
 
 
 def stacked(parts: list[Tensor], axes: Mapping[int, Positions]) -> Tensor:
-    """Stack each layer's (B, ...) to (B, L, ...) on the device of the first layer.
-
-    Args:
-        parts: of one layer or more; each is dropped once it is copied, so that not all are held twice.
-        axes: the axes along positions, to be restored to the user's order, 0 at padding.
-    """
+    """Stack each layer's (B, ...) to (B, L, ...) dropping each once it is copied, on the device of the first layer."""
     count = len(parts)
     made: Tensor | None = None
     for place in range(count):
@@ -133,14 +116,7 @@ def stacked_maps(
     causal: bool,
     segmented: bool = False,
 ) -> AttributionMaps:
-    """Put the maps of all stacks together, in the user's order of positions.
-
-    Args:
-        call: the call that was explained.
-        layers: each layer's number and map; emptied, so that not all maps are held twice.
-        causal: whether the model is causal.
-        segmented: whether the columns are segments.
-    """
+    """Put the maps of all stacks, which are dropped, together in the user's order of positions."""
     names = {role: stack_name(role, causal=causal) for role in layers}
     # A tower has pictures for examples.
     main = [role for role in layers if names[role] in STACKS] or list(layers)
@@ -170,16 +146,7 @@ def maps_of_call(
     delta: Tensor | None = None,
     segmented: bool = False,
 ) -> AttributionMaps:
-    """Say of which positions and layers maps are.
-
-    Args:
-        call: the call that was explained.
-        stacks: the maps of each stack, (B, L, [H,] Q, K).
-        layers: the numbers of the L layers of each.
-        ratio: mixing ratios, (B, L, Q).
-        delta: completeness errors, (B, L).
-        segmented: whether the columns are segments.
-    """
+    """Say of which positions and layers maps are."""
     encoder, decoder, cross = (stacks.get(name) for name in STACKS)
     target: Role | None = None
     count: int | None = None

@@ -110,10 +110,7 @@ class ValueZeroing(AttentionMapAttribution):
         return SourceAndPrefix(*encoder_decoder_rollout(encoder, decoder, shares))
 
     def _with_shared(self, call: ModelCall, calls: "list[_LayerCall]", layers: set[nn.Module]) -> "list[_LayerCall]":
-        """Note each layer call's arguments whose first axis only happens to be as long as the batch.
-
-        Run alone, one example has them just as long, such as MPT's position biases with as many heads as examples.
-        """
+        """Note each layer call's arguments whose first axis only happens to be as long as the batch."""
         alone: list[_LayerCall] = []
         with torch.no_grad(), evaluating(call.model), _recorded(layers, alone):
             record(call.example(0), lambda _: None, self.session.options)
@@ -137,11 +134,7 @@ class ValueZeroing(AttentionMapAttribution):
         return torch.cat(columns, 1).unsqueeze(0)
 
     def _zeroed(self, call: ModelCall, layer: "_LayerCall", keys: slice, place: Place) -> tuple[Tensor, Tensor]:
-        """Run a layer on copies of one example: the first unchanged, each other with one key's values zeroed.
-
-        Returns:
-            the outputs, (1 + keys, Q, D), and where a key has weight in some head, (Q, keys).
-        """
+        """Run a layer on copies of one example: the first unchanged, each other with one key's values zeroed."""
         live: list[Tensor] = []
 
         def attend(attention: AttentionCall) -> Tensor:

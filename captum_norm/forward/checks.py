@@ -28,15 +28,7 @@ Results = TypeVar("Results")
 
 
 def finite_results(model: nn.Module, results: Results) -> Results:
-    """Return a method's results unchanged if all their numbers are finite.
-
-    Args:
-        model: the model.
-        results: a tensor, or a (named) tuple, mapping or dataclass of results.
-
-    Raises:
-        NonFiniteError: if there is NaN or infinity in them, with the name of a weight that has it, too.
-    """
+    """Return a method's results unchanged if all their numbers are finite."""
     found = [(name, tensor.detach()) for name, tensor in _tensors(results) if tensor.is_floating_point()]
     # A sum takes one pass and no memory, but may overflow although all numbers are finite.
     sums = [tensor.sum().to(found[0][1]) for _, tensor in found]
@@ -74,11 +66,7 @@ def _fields(results: Any) -> Mapping[str, Any]:
 
 
 def expect_finite(model: nn.Module, place: Place, *results: Tensor) -> None:
-    """Refuse a layer's results with NaN or infinity.
-
-    Raises:
-        NonFiniteError: if there are any.
-    """
+    """Refuse a layer's results with NaN or infinity."""
     if not all(result.isfinite().all() for result in results):
         raise NonFiniteError(f"what {type(model).__name__} computes in {place} contains NaN or infinity")
 
@@ -90,19 +78,7 @@ def expect_complete(
     precision: torch.dtype,
     discrepancy: tuple[Tensor, torch.dtype] | None = None,
 ) -> None:
-    """Refuse a layer whose vectors do not add up, or whose fast norms differ from directly computed ones.
-
-    Args:
-        model: the model.
-        place: the layer's place in it.
-        delta: completeness error, (B,).
-        precision: the dtype that the layer computes in.
-        discrepancy: the difference of the norms, (B,), and the dtype that sets its tolerance.
-
-    Raises:
-        NonFiniteError: if an error is no number.
-        IncompleteDecompositionError: if one is above the tolerance.
-    """
+    """Refuse a layer whose vectors do not add up, or whose fast norms differ from directly computed ones."""
     expect_finite(model, place, delta)
     name, largest = type(model).__name__, delta.max().item()
     if largest > TOLERANCE[precision]:
@@ -123,11 +99,7 @@ def expect_complete(
 
 
 def refuse_non_finite_weights(model: nn.Module) -> None:
-    """Refuse a model with NaN or infinity in a weight.
-
-    Raises:
-        NonFiniteError: with its name.
-    """
+    """Refuse a model with NaN or infinity in a weight."""
     for path, module in model.named_modules():
         with loaded(module):
             for name, parameter in module.named_parameters(path, recurse=False):
@@ -136,23 +108,14 @@ def refuse_non_finite_weights(model: nn.Module) -> None:
 
 
 def expect_number(model: nn.Module, number: Tensor) -> None:
-    """Refuse an output that is not finite.
-
-    Raises:
-        NonFiniteError: if it is NaN or infinite.
-    """
+    """Refuse an output that is not finite."""
     if not number.isfinite().all():
         refuse_non_finite_weights(model)
         raise NonFiniteError(f"the output of {type(model).__name__} contains NaN or infinity")
 
 
 def delta_for(attributions: Tensor | tuple[Tensor, ...], delta: Tensor) -> Tensor:
-    """Return the completeness error, (B,), for attributions of as many examples.
-
-    Args:
-        attributions: (B, S); in a tuple, alone or with those of a target prefix, (B, T).
-        delta: (B,).
-    """
+    """Return the completeness error, (B,), for attributions of as many examples."""
     given: Any = attributions if isinstance(attributions, tuple) else (attributions,)
     if len(given) not in (1, 2) or not all(_is_batched(each) for each in given):
         raise InvalidInputError(f"got attributions {quoted(attributions)}; expected what attribute() returned")

@@ -26,14 +26,7 @@ def gradients_on() -> Iterator[None]:
 
 @contextmanager
 def gradients_through(model: nn.Module) -> Iterator[None]:
-    """While open, refuse a layer of integers whose output does not depend on its input for autograd.
-
-    The rest of the model would pass on a gradient without this layer's part. Layers of floating-point numbers are not
-    watched.
-
-    Raises:
-        UnsupportedModelError: with the layer's name.
-    """
+    """While open, refuse a layer of integers whose output does not depend on its input for autograd."""
     names = {module: name for name, module in model.named_modules() if _may_hold_integers(module)}
     given = dict[nn.Module, Tensor]()
 

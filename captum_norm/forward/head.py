@@ -47,11 +47,7 @@ class ObservedHead:
                 self._seen = modules, seen_position(call)
 
     def position(self, maps: AttributionMaps) -> HeadPosition:
-        """Return the position that the head reads.
-
-        Raises:
-            InvalidInputError: if it reads several in another way than their mean, or was not seen.
-        """
+        """Return the position that the head reads."""
         causal = maps.decoder is not None
         known = self._told[causal] if causal in self._told else read_position(self._model, causal=causal)
         if known is None and self._seen is not None:
@@ -71,10 +67,7 @@ def _several(maps: AttributionMaps) -> bool:
 
 
 def seen_position(call: ModelCall) -> SeenPosition | None:
-    """Find where the head of a model with one stack of layers reads, by a forward and backward pass over an excerpt.
-
-    None for any other reading, and where no gradient tells.
-    """
+    """Find where the head of a model with one stack of layers reads, by a forward and backward pass over an excerpt."""
     if call.encoder is not None:
         return None
     behind = _BehindAttention(call.stacks())

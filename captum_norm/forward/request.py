@@ -92,11 +92,7 @@ class Request:
 
 
 def as_segments(call: ModelCall, request: Request, segments: object, together: object) -> Segments | None:
-    """Check segments of the keys, (B, K) integers from −1 on; None and not ``together`` stays None.
-
-    Raises:
-        InvalidInputError: if they are something else, of another batch, or of which stack's keys is unclear.
-    """
+    """Check segments of the keys, (B, K) integers from −1 on; None and not ``together`` stays None."""
     together = check_bool("together", together)
     if segments is None and not together:
         return None
@@ -159,12 +155,7 @@ _TOWER_STACKS: Mapping[StackName, Role] = {"text": "self", "encoder": "self", "d
 
 
 def refuse_towers(method: str, call: ModelCall) -> None:
-    """Refuse, for a method, the towers of a model, and text whose layers attend to a tower's positions, too.
-
-    Raises:
-        InvalidInputError: if a tower is requested.
-        UnsupportedModelError: if the text does so.
-    """
+    """Refuse, for a method, the towers of a model, and text whose layers attend to a tower's positions, too."""
     beside = [name for name in call.facts.watched if name not in TEXT_STACKS]
     if beside:
         raise InvalidInputError(f"got the stack {' and '.join(beside)}; {method} explains the text alone")
@@ -188,17 +179,7 @@ def total_queries(call: ModelCall, stacks: Sizes, chosen: Callable[[Place], bool
 
 
 def expect_room(call: ModelCall, request: Request, stacks: Sizes, accumulate: torch.dtype) -> None:
-    """Refuse maps that will not fit.
-
-    Args:
-        call: the call.
-        request: which maps are kept.
-        stacks: the stacks of the model.
-        accumulate: the least precise dtype of a map.
-
-    Raises:
-        NotEnoughMemoryError: if the maps take more than is free where they are kept.
-    """
+    """Refuse maps that will not fit."""
     kept = {role: stack for role, stack in stacks.items() if request.has_stack(role)}
     for device in {stack.device for stack in kept.values()}:
         here = {role: stack for role, stack in kept.items() if stack.device == device}
@@ -223,11 +204,7 @@ def expect_room(call: ModelCall, request: Request, stacks: Sizes, accumulate: to
 
 
 def expect_room_for_gradients(call: ModelCall, stacks: Sizes) -> None:
-    """Refuse a backward pass through attention whose weights, which it needs, will not fit.
-
-    Raises:
-        NotEnoughMemoryError: if they take more than is free on their device.
-    """
+    """Refuse a backward pass through attention whose weights, which it needs, will not fit."""
     for device in {stack.device for stack in stacks.values()}:
         here = {role: stack for role, stack in stacks.items() if stack.device == device}
         heads = sum(stack.layers * stack.heads for stack in here.values())

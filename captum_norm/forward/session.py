@@ -317,11 +317,7 @@ def check_seen(call: ModelCall, seen: Collection[Role], request: Request) -> Non
 def refuse_unknown(
     method: type, options: Mapping[str, Any], known: Collection[str] = tuple(MeterOptions.__annotations__)
 ) -> None:
-    """Raise for unknown options in the name of the class that was called.
-
-    Raises:
-        TypeError: for the first one, worded as by Python.
-    """
+    """Raise for unknown options in the name of the class that was called."""
     for name in options:
         if name not in known:
             raise TypeError(f"{method.__name__}() got an unexpected keyword argument {name!r}")

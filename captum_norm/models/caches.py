@@ -18,18 +18,7 @@ _PARTS = ("self_attention_cache", "cross_attention_cache")
 
 
 def taken_cache(arguments: dict[str, Any], examples: int) -> Cache | None:
-    """Take the cache out of a model's arguments, by name; an empty one, which tells the model nothing, is dropped.
-
-    Args:
-        arguments: where None takes the place of a cache.
-        examples: the batch size of the new positions.
-
-    Returns:
-        a cache that holds positions, or None.
-
-    Raises:
-        InvalidInputError: if it is none of transformers' caches, or of another batch.
-    """
+    """Take the cache out of a model's arguments, by name; an empty one, which tells the model nothing, is dropped."""
     states, cache = arguments.get(STATES), arguments.get(CACHE)
     for name, given in ((STATES, states), (CACHE, cache)):
         if given is not None:
@@ -50,11 +39,7 @@ def taken_cache(arguments: dict[str, Any], examples: int) -> Cache | None:
 
 
 def past_length(cache: Cache) -> int:
-    """Return the number of positions that a cache has seen, those that a sliding window has dropped included.
-
-    Raises:
-        InvalidInputError: if no layer of it holds keys.
-    """
+    """Return the number of positions that a cache has seen, those that a sliding window has dropped included."""
     try:
         return int(cache.get_seq_length())
     except ValueError as error:
@@ -78,12 +63,7 @@ def _keys(cache: Cache) -> Iterator[tuple[type, Tensor | None]]:
 
 
 def copied(cache: Cache, only: Collection[int] | None = None) -> Cache:
-    """Copy a cache for one forward pass. Tensors that the model replaces, not overwrites, are shared.
-
-    Args:
-        cache: the cache.
-        only: the layers that will run; all if None.
-    """
+    """Copy a cache for one forward pass. Tensors that the model replaces, not overwrites, are shared."""
     made = copy(cache)
     if isinstance(made, EncoderDecoderCache):
         for name in _PARTS:
@@ -130,11 +110,7 @@ def _update_by_first(cache: Cache) -> None:
 
 
 def refuse_chains(positions: int) -> None:
-    """Refuse to multiply the maps of layers if ``positions`` have no rows: cached ones, or all but the last.
-
-    Raises:
-        InvalidInputError: if there are any.
-    """
+    """Refuse to multiply the maps of layers if ``positions`` have no rows: cached ones, or all but the last."""
     if positions:
         raise InvalidInputError(
             f"got maps without rows of the first {positions} positions ({CACHE}, or last=), which a product of the "

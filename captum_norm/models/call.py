@@ -248,11 +248,7 @@ class ModelCall:
 
     @contextmanager
     def attention_through(self, function: AttentionFunction) -> Iterator[None]:
-        """Put the model in ``eval()`` and tell ``function`` of its attention calls; undo both on exit.
-
-        Of a model with towers, it is told of the stacks watched alone, and of images that a tower attends to one after
-        the other as of one sequence.
-        """
+        """Put the model in ``eval()`` and tell ``function`` of its attention calls; undo both on exit."""
         with evaluating(self.model), ExitStack() as stack:
             if self.facts.towers:
                 watched = [tower for name, tower in self.towers.items() if name in self.facts.watched]
@@ -299,11 +295,7 @@ class ModelCall:
         return queries, queries.after(self.prefix.past, self.prefix.past_real)
 
     def of_last(self, count: int) -> "ModelCall":
-        """The same call, of which only the last positions have rows in the maps.
-
-        Raises:
-            InvalidInputError: if there are fewer, or it is unknown which are the last, as in a padded batch.
-        """
+        """The same call, of which only the last positions have rows in the maps."""
         length = self.output_positions.length
         if length is None:
             raise InvalidInputError(f"got last={count} for inputs that are no sequence of tokens; leave it out")
@@ -313,11 +305,7 @@ class ModelCall:
         return replace(self, last=count)
 
     def refuse_padding(self, given: str) -> None:
-        """Refuse what names positions if these differ between examples.
-
-        Raises:
-            InvalidInputError: if there is padding where the model has outputs.
-        """
+        """Refuse what names positions if these differ between examples."""
         if self.output_positions.real is not None:
             raise InvalidInputError(
                 f"got {given} and padding, with which positions differ between examples; pass examples without "
@@ -326,10 +314,7 @@ class ModelCall:
 
     @property
     def without_rows(self) -> int:
-        """Number of positions that are keys and have no rows: cached ones, and those before the last if only these do.
-
-        Those of a tuned prefix are not counted.
-        """
+        """Number of keys without rows: cached ones, and those before the last if only these have rows."""
         length = self.output_positions.length
         return self.prefix.cached + (0 if self.last is None or length is None else length - self.last)
 
@@ -427,15 +412,7 @@ class ModelCall:
         return replace(self, arguments=self._map_arguments(lambda _, value: outside(value)))
 
     def map_batched(self, change: Callable[[Tensor], Tensor], examples: Sequence[int]) -> "ModelCall":
-        """Make a call of some examples, one of which may come several times.
-
-        Args:
-            change: selects these examples, applied to all arguments and positions that begin with the batch.
-            examples: their indices. Arguments that have all pictures in a row keep those of these examples.
-
-        Raises:
-            InvalidInputError: if it is unknown which pictures belong to which example.
-        """
+        """Make a call of some examples, one of which may come several times."""
 
         def changed(value: Any) -> Any:
             batched = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == self.batch

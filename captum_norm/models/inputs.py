@@ -26,24 +26,7 @@ _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 def bind_inputs(
     model: nn.Module | Model, inputs: Inputs, additional_forward_args: Any = None, tokenizer: Any = None
 ) -> ModelCall:
-    """Bind inputs to a model.
-
-    Args:
-        model: the model, or its facts.
-        inputs: token ids (B, S), embeddings (B, S, D), pixel values (B, C, height, width), a tuple of tensors (the
-            model's first positional arguments), a mapping of argument names to tensors, or texts.
-        additional_forward_args: the model's further positional arguments: a value, or a tuple of values.
-        tokenizer: the tokenizer for texts.
-
-    Returns:
-        the call. Left-padded examples are shifted to begin at position 0, as they would alone;
-        ``call.positions.shift_back`` shifts results back.
-
-    Raises:
-        UnsupportedModelError: if threads run the model on several devices.
-        InvalidInputError: if inputs are empty or too long, ids are outside the vocabulary, or a mask has another shape;
-            or other processes that have shards of the model got other inputs.
-    """
+    """Bind inputs to a model; left-padded examples are shifted to begin at position 0, as they would alone."""
     facts = understand(model) if isinstance(model, nn.Module) else model
     library = facts.library
     if facts.processes is not None:
@@ -56,7 +39,6 @@ def bind_inputs(
     main, arguments = _named(facts, inputs, additional_forward_args)
     if facts.hands_on_cache and "use_cache" not in arguments:
         arguments["use_cache"] = False
-    check_tensors(arguments)
     given = (arguments.get(name) for name in library.decoder) if facts.decoder is not None else ()
     start = next((value for value in given if isinstance(value, Tensor)), None)
     prefix = _read_prefix(facts, arguments, main, main if start is None else start)
@@ -199,11 +181,7 @@ def _check_sequence(reader: Reader, main: Tensor, before: int) -> int | None:
 
 
 def check_shape(main: Tensor) -> None:
-    """Check that an input is token ids, embeddings or an image, and not empty.
-
-    Raises:
-        InvalidInputError: if not.
-    """
+    """Check that an input is token ids, embeddings or an image, and not empty."""
     if main.dtype in _UNSIGNED:
         raise InvalidInputError(f"got inputs of dtype {main.dtype}; expected token ids of dtype torch.int64")
     shape = tuple(main.shape)
@@ -218,23 +196,6 @@ def check_shape(main: Tensor) -> None:
         raise InvalidInputError(f"got inputs of dtype {main.dtype}; expected integers or floating-point numbers")
     if main.numel() == 0:
         raise InvalidInputError(f"got empty inputs of shape {shape}; expected at least one example and one position")
-
-
-def check_tensors(arguments: Mapping[str, Any]) -> None:
-    """Check that all tensors among a model's arguments are dense.
-
-    Raises:
-        InvalidInputError: if one is sparse, nested, quantized or on the meta device.
-    """
-    for name, value in arguments.items():
-        if not isinstance(value, Tensor):
-            continue
-        kinds = {"on no device (meta)": value.is_meta, "nested": value.is_nested, "quantized": value.is_quantized}
-        kind = next((kind for kind, found in kinds.items() if found), "")
-        if kind or value.layout is not torch.strided:
-            raise InvalidInputError(
-                f"got {name} in a tensor that is {kind or 'sparse'}; expected a dense tensor with data"
-            )
 
 
 def _read_prefix(facts: Model, arguments: dict[str, Any], main: Tensor, continued: Tensor) -> Prefix:
@@ -285,11 +246,7 @@ def _split_mask(arguments: dict[str, Any], name: str, past: int, new: Tensor) ->
 def _read_positions(
     facts: Model, reader: Reader, main: Tensor, arguments: Mapping[str, Any], before: int, *, fixed: bool
 ) -> Positions:
-    """Read the positions of one input; each example is shifted to begin at position 0, unless a cache fixes it.
-
-    Raises:
-        InvalidInputError: if the input or its mask is invalid, or an example is all padding.
-    """
+    """Read the positions of one input; each example is shifted to begin at position 0, unless a cache fixes it."""
     library = facts.library
     mask = library.decoder_mask if reader is facts.decoder else library.mask
     given = None if mask is None else arguments.get(mask)

@@ -115,15 +115,7 @@ _excerpts: WeakKeyDictionary[nn.Module, dict[Watched, Excerpt]] = WeakKeyDiction
 
 
 def understand(module: nn.Module, watched: Watched = frozenset()) -> Model:
-    """Return the facts of a model in its present state.
-
-    Args:
-        module: the model.
-        watched: the stacks to explain of a model with towers; by default those that read the tokens.
-
-    Raises:
-        UnsupportedModelError: if threads run copies of the model on several devices.
-    """
+    """Return the facts of a model in its present state."""
     every, state = _models.setdefault(module, WeakValueDictionary()), _state(module)
     known = every.get(watched)
     if known is None or known.state != state or known.forward is not vars(known.inner).get("forward"):
@@ -186,11 +178,7 @@ def _state(model: nn.Module) -> tuple[object, ...]:
 
 
 def refuse_mixing(module: nn.Module) -> None:
-    """Refuse to aggregate attention maps over layers if a layer is known to mix positions otherwise.
-
-    Raises:
-        UnsupportedModelError: with that layer's name.
-    """
+    """Refuse to aggregate attention maps over layers if a layer is known to mix positions otherwise."""
     for watched, excerpt in _excerpts.get(module, {}).items():
         if excerpt.mixing is not None and (not watched or "self" in watched):
             raise UnsupportedModelError(

@@ -158,11 +158,7 @@ class VirtualTokens(NamedTuple):
 
 
 def virtual_tokens(model: nn.Module) -> VirtualTokens | None:
-    """Return the virtual tokens that a model's active adapter puts before the inputs; None if it puts none.
-
-    Raises:
-        UnsupportedModelError: if it puts some before the inputs of an encoder and of a decoder.
-    """
+    """Return the virtual tokens that a model's active adapter puts before the inputs; None if it puts none."""
     adapted: Any = next(filter(is_peft, model.modules()), None)
     return None if adapted is None else tokens_of_adapter(adapted)
 
