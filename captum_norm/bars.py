@@ -14,7 +14,7 @@ from captum_norm.text.lines import COMPRESSED, TextSource
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-_options: ContextVar[tuple[float, bool] | None] = ContextVar("captum_norm_progress", default=None)
+DISPLAY: ContextVar[tuple[float, bool] | None] = ContextVar("captum_norm_progress", default=None)
 """The delay of bars, and whether they are for terminals only; None for no bars."""
 
 
@@ -26,33 +26,28 @@ def progress(delay: float = 3.0, *, terminal_only: bool = False) -> Iterator[Non
         delay: computations shorter than this, in seconds, show no bar.
         terminal_only: show bars only if standard error is a terminal.
     """
-    token = _options.set((delay, terminal_only))
+    token = DISPLAY.set((delay, terminal_only))
     try:
         yield
     finally:
-        _options.reset(token)
+        DISPLAY.reset(token)
 
 
 @contextmanager
 def hidden() -> Iterator[None]:
     """Show no bars in the context, for the parts of a computation that has its own bar."""
-    token = _options.set(None)
+    token = DISPLAY.set(None)
     try:
         yield
     finally:
-        _options.reset(token)
-
-
-def bars_shown() -> bool:
-    """Whether bars are shown here."""
-    return _options.get() is not None
+        DISPLAY.reset(token)
 
 
 def bar(description: str, total: float | None, unit: str) -> "tqdm[Never]":
     """Create a bar, to be updated and closed; invisible outside :func:`captum_norm.progress`."""
     from tqdm import tqdm
 
-    delay, terminal_only = _options.get() or (0, False)
+    delay, terminal_only = DISPLAY.get() or (0, False)
     counts = "{n_fmt}/{total_fmt}{unit}, " if unit else ""
     return tqdm(
         desc=description,
@@ -60,7 +55,7 @@ def bar(description: str, total: float | None, unit: str) -> "tqdm[Never]":
         unit=f" {unit}",
         bar_format=None if total is None else f"{{l_bar}}{{bar}}| {counts}{{remaining}} left{{postfix}}",
         unit_scale=True,
-        disable=None if terminal_only else not bars_shown(),
+        disable=None if terminal_only else DISPLAY.get() is None,
         delay=delay,
         leave=False,
         smoothing=0,  # the mean speed: the recent one would count what was finished before

@@ -15,7 +15,7 @@ from transformers import BertModel
 
 from captum_norm import NormAttribution, NormMeter, progress
 from captum_norm.attr.feed_forward import feed_forward_norms
-from captum_norm.bars import advance, bar, bars_shown, count_lines, line_bar, to_stderr
+from captum_norm.bars import DISPLAY, advance, bar, count_lines, line_bar, to_stderr
 from captum_norm.cli import main
 from captum_norm.forward.record import Layer
 from captum_norm.models import Scope
@@ -119,7 +119,7 @@ def test_the_command_line_asks_for_it(tmp_path: Path, monkeypatch: pytest.Monkey
     asked = []
 
     def noting(*arguments: Any) -> Any:
-        asked.append(bars_shown())
+        asked.append(DISPLAY.get() is not None)
         return bar(*arguments)
 
     monkeypatch.setattr("captum_norm.forward.session.bar", noting)
@@ -151,7 +151,7 @@ def test_messages_stay_above_a_bar_of_lines(tmp_path: Path, capsys: pytest.Captu
         done(4, 1)
         done(2, 2)
         to_stderr("line 3")
-        assert not bars_shown()  # the model's runs show no bars of their own
+        assert DISPLAY.get() is None  # the model's runs show no bars of their own
     out, err = capsys.readouterr()
     assert out == ""
     assert "line 3\n" in err

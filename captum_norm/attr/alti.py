@@ -15,7 +15,7 @@ from captum_norm.models.caches import refuse_chains
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.model import refuse_mixing
 from captum_norm.results.aggregation import encoder_decoder_rollout, normalize_rows
-from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
+from captum_norm.results.maps import MapUnits, SourceAndPrefix
 
 
 class ALTI(AttentionMapAttribution):
@@ -46,6 +46,7 @@ class ALTI(AttentionMapAttribution):
 
     name, title, units = "alti", "ALTI", MapUnits("contribution")
     segmented = True
+    chained = True
 
     def source_and_prefix(
         self, inputs: Inputs, additional_forward_args: Any = None, *, layers: Sequence[int] | None = None
@@ -86,12 +87,6 @@ class ALTI(AttentionMapAttribution):
             beside = (whole - segments.added(layer.stream)).abs().sum(-1, keepdim=True)
             distances = torch.cat([distances, beside], -1)
         return normalize_rows(nearness(distances, whole.abs().sum(-1)))[..., : segments.count]
-
-    def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
-        """Roll out the contributions to every decoder position."""
-        if self.aggregation != "rollout":
-            return super().chain(maps)
-        return SourceAndPrefix(*encoder_decoder_rollout(*maps.of_three_stacks))
 
 
 def alti_map(layer: Layer) -> Tensor:

@@ -28,7 +28,7 @@ from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable, Texts
 from captum_norm.models.outputs import Position, position_rows
 from captum_norm.models.stacks import StackName
-from captum_norm.results.aggregation import AGGREGATIONS, with_prefix_rows
+from captum_norm.results.aggregation import AGGREGATIONS, encoder_decoder_rollout, with_prefix_rows
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix, only_layer
 
 
@@ -58,6 +58,8 @@ class AttentionMapAttribution(Attribution, ABC):
         single_heads: whether it has maps of single heads.
         prefix_own: of the class: what a position of a tuned prefix contributes to itself in each layer.
         segmented: of the class: whether it has maps of segments.
+        chained: of the class: whether rows of its cross-attention leave the share of the decoder's own stream, so that
+            its rollout chains three stacks.
         any_rows: of the class: whether it computes the rows of the last positions alone.
         batch_first: of the class: whether it runs single layers on copies of an example along the first axis, which
             only Hugging Face models allow.
@@ -77,6 +79,7 @@ class AttentionMapAttribution(Attribution, ABC):
     single_heads: bool = False
     prefix_own: ClassVar[float] = 1
     segmented: ClassVar[bool] = False
+    chained: ClassVar[bool] = False
     any_rows: ClassVar[bool] = True
     batch_first: ClassVar[bool] = False
 
@@ -376,10 +379,12 @@ class AttentionMapAttribution(Attribution, ABC):
     def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
         """Aggregate the maps of an encoder–decoder model: scores in every decoder position, (B, T, S) and (B, T, T).
 
-        By default ``"mean"`` averages those of cross-attention and of the decoder's self-attention; other aggregations,
-        which must know how much of its own stream a layer keeps beside cross-attention, are refused.
+        ``"mean"`` averages those of cross-attention and of the decoder's self-attention, the rollout of a ``chained``
+        method is that of ALTI+; other aggregations are refused.
         """
-        _, decoder, cross = maps.of_three_stacks
+        encoder, decoder, cross = maps.of_three_stacks
+        if self.chained and self.aggregation == "rollout":
+            return SourceAndPrefix(*encoder_decoder_rollout(encoder, decoder, cross))
         if self.aggregation != "mean":
             raise InvalidInputError(
                 f'got the encoder–decoder model {self.session.name} and aggregation="{self.aggregation}"; '

@@ -22,8 +22,7 @@ from captum_norm.models.inputs import Inputs
 from captum_norm.models.model import refuse_mixing
 from captum_norm.models.outputs import Position, positions_of_examples, read_position, real_positions
 from captum_norm.models.stacks import Role
-from captum_norm.results.aggregation import encoder_decoder_rollout
-from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
+from captum_norm.results.maps import MapUnits
 
 
 class InformationFlow(AttentionMapAttribution):
@@ -61,6 +60,7 @@ class InformationFlow(AttentionMapAttribution):
     """
 
     name, title, units = "information-flow", "information flow", MapUnits("importance")
+    chained = True
 
     def graphs(
         self,
@@ -121,12 +121,6 @@ class InformationFlow(AttentionMapAttribution):
     def reduce(self, layer: Layer, request: Request) -> LayerMap:  # noqa: ARG002 - the same for all requests
         """Compute the importances of a layer and the error of its sums."""
         return self._checked(self.layer_map, layer)
-
-    def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
-        """Roll out the importances to every decoder position."""
-        if self.aggregation != "rollout":
-            return super().chain(maps)
-        return SourceAndPrefix(*encoder_decoder_rollout(*maps.of_three_stacks))
 
     def _checked(self, layer_map: Callable[[Layer], Tensor], layer: Layer) -> LayerMap:
         """Compute importances of a layer, and the error of the sum behind its feed-forward network if there is one."""

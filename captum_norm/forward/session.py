@@ -7,7 +7,7 @@ from typing import Any, TypedDict, TypeVar, get_args
 import torch
 from torch import nn
 
-from captum_norm.bars import bar, bars_shown
+from captum_norm.bars import DISPLAY, bar
 from captum_norm.checks import check_bool, check_choice, check_count
 from captum_norm.errors import (
     CaptumNormError,
@@ -237,7 +237,7 @@ class Session:
 
         with ExitStack() as shown:
             advance: Callable[[int], object] = no_bar
-            if passes and bars_shown():
+            if passes and DISPLAY.get() is not None:
                 total = passes * total_queries(call, self.sizes(call), is_chosen)
                 advance = shown.enter_context(bar(self.name, total, "queries")).update
             layers, causal = record(
