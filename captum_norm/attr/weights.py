@@ -125,8 +125,7 @@ class AttentionRollout(AttentionWeights):
         layers, requested = request.layers, request.stacks
         # A decoder's rollout goes through all three stacks.
         alone = call.towers or (requested is not None and set(requested) == {"encoder"})
-        every = Request(stacks=requested if alone else None, copied=len(layers or ()))
-        maps = super().maps_of(call, every)
+        maps = super().maps_of(call, Request(stacks=requested if alone else None))
         refuse_mixing(self.model)
         if call.towers and maps.cross is not None:
             raise InvalidInputError(

@@ -52,7 +52,6 @@ class Request:
         maps: norms of pairs; without them there are mixing ratios and lengths of transformed vectors alone.
         feed_forward: tensors of the feed-forward blocks, too.
         blocks: the parts of layers; without them there are attention weights alone.
-        copied: number of layers whose maps are copied out of these in the end.
         last: how many of the last positions have rows in the maps; all if None.
         segments: groups of keys that are the columns of the maps; each key is one if None.
     """
@@ -68,7 +67,6 @@ class Request:
     maps: bool = True
     feed_forward: bool = False
     blocks: bool = True
-    copied: int = 0
     last: int | None = None
     segments: Segments | None = None
 
@@ -185,10 +183,7 @@ def expect_room(call: ModelCall, request: Request, stacks: Sizes, accumulate: to
         here = {role: stack for role, stack in kept.items() if stack.device == device}
         sizes = {role: _map_bytes(call, role, stack, accumulate) for role, stack in here.items()}
         layers = {role: request.layer_count(stack) for role, stack in here.items()}
-        results = sum(
-            (layers[role] * request.maps_per_layer(stack) + request.copied) * sizes[role]
-            for role, stack in here.items()
-        )
+        results = sum(layers[role] * request.maps_per_layer(stack) * sizes[role] for role, stack in here.items())
         # Maps are copied into one tensor; a CPU allocates its pages as the maps are dropped.
         doubled = device.type != "cpu" and max(layers.values()) > 1
         needed = results * (1 + doubled) + TRANSIENT_MAPS * max(sizes.values())

@@ -145,16 +145,6 @@ def test_the_order_of_scopes_is_that_of_the_request() -> None:
     assert [list(measured.norms), list(measured.mixing_ratio)] == [scopes, scopes]
 
 
-def test_rolled_maps_that_are_copied_need_room_too(memory: dict[str, int]) -> None:
-    method, ids = AttentionRollout(families.build("bert")), long_input("bert")
-    memory["free"] = (2 + 2 + 3) * MAP - 1
-    every = method.maps(ids).self_attention
-    with pytest.raises(NotEnoughMemoryError):
-        method.maps(ids, layers=[1, 0])
-    memory["free"] += 1
-    assert torch.equal(method.maps(ids, layers=[1, 0]).self_attention, every[:, [1, 0]])
-
-
 def test_short_inputs_are_not_looked_at_beforehand(memory: dict[str, int]) -> None:
     assert memory["free"] == 0
     NormAttribution(families.build("bert")).maps(families.inputs("bert", batch=1))
