@@ -18,8 +18,8 @@ from rich.table import Table
 from transformers import BertConfig, BertModel
 
 from benchmarks.norms import Run, alternate
-from captum_norm.lab.analysis.corpus import SAMPLE, Categories, Corpus, Encoder, TokenBatch, longest
-from captum_norm.lab.analysis.engine import ANALYSES, Setup
+from captum_norm.lab.analysis.corpus import SAMPLE, Corpus, Encoder, TokenBatch, longest
+from captum_norm.lab.analysis.engine import ANALYSES, AnalysisJob
 from captum_norm.lab.analysis.statistics import Analysis
 from captum_norm.loading import load
 
@@ -61,8 +61,8 @@ def main() -> None:
         runs: list[Run] = []
         for name in options.names:
             kind = ANALYSES[name]
-            encoder = Encoder(tokenizer, Categories.of(tokenizer), longest(model, tokenizer), mask_rate=kind.mask_rate)
-            context = Setup.of(kind, model, encoder, corpus).context()
+            encoder = Encoder(tokenizer, longest(model, tokenizer), mask_rate=kind.mask_rate)
+            context = AnalysisJob("", {}, kind, model, encoder, corpus, options.batch_tokens, options.texts).context
             texts = list(islice(corpus.texts(), options.texts))
             batches = list(encoder.batches(encoder.sequences(texts), options.batch_tokens))
             runs += [partial(forward, model, batches), partial(work, kind(context), batches)]

@@ -73,7 +73,7 @@ def plain(model: Any, lengths: Sequence[int]) -> None:
         model(torch.full_like(mask, 7), mask)
 
 
-def lengths_run(model: Any, faithfulness: Faithfulness, ids: Tensor, scores: Tensor) -> list[int]:
+def lengths_run(model: Any, faithfulness: Faithfulness, ids: Tensor, scores: dict[str, Tensor]) -> list[int]:
     """Return the length of every input that the metrics run."""
     seen: list[int] = []
 
@@ -100,7 +100,7 @@ def throughput(repeats: int) -> Table:
         for batch, length in SIZES:
             ids = torch.randint(1000, model.config.vocab_size, (batch, length))
             ids[:, 0], ids[:, -1] = 101, 102
-            scores = torch.rand(batch, length)
+            scores = {"random": torch.rand(batch, length)}
             for removal in REMOVALS:
                 perturbation = Perturbation(model, removal, tokenizer=tokenizer, batch_size=BATCH)
                 faithfulness = Faithfulness(perturbation)

@@ -25,7 +25,8 @@ from captum_norm.bars import bar
 from captum_norm.errors import CaptumNormError
 from captum_norm.generation import handed_on
 from captum_norm.generation.prompts import read_answer, read_prompt, segments_of
-from captum_norm.lab.comparison.methods import make_method, seeded, timed
+from captum_norm.lab.comparison.methods import make_method, seeded
+from captum_norm.lab.comparison.run import timed
 from captum_norm.methods import METHODS
 
 SEED = 17

@@ -135,7 +135,7 @@ def translation_encoder(corpus: Corpus, folder: Path) -> Subject:
     """Load the encoder of the English–French model; its corpus is a file with the pieces as words."""
     model, tokenizer = load_shipped_model("en-fr")
     dictionary = read_dictionary(MODELS / "dictionary.txt", model.config.vocab_size)
-    path = folder / "pieces.txt"
+    path = folder / f"{corpus}, in pieces"
     if not path.exists():
         encoded = (tokenizer.encode_source([tokenize(text, "en")])[0].ids[:-1] for _, text in corpus.texts())
         lines = (" ".join(dictionary.symbols[index] for index in ids) for ids in encoded)
@@ -146,7 +146,7 @@ def translation_encoder(corpus: Corpus, folder: Path) -> Subject:
     pieces.post_processor = TemplateProcessing(single=f"$A {end}", special_tokens=[(end, EOS)])
     special = {"eos_token": end, "pad_token": "<pad>", "unk_token": "<unk>"}
     plain = PreTrainedTokenizerFast(tokenizer_object=pieces, **special)  # type: ignore[no-untyped-call]
-    return Subject("en-fr", "en-fr, encoder", model, plain, Corpus(path, name=f"{corpus}, in pieces"))
+    return Subject("en-fr", "en-fr, encoder", model, plain, Corpus(path))
 
 
 def run(subject: Subject, folder: Path) -> Run:

@@ -22,7 +22,7 @@ from alignment.fairseq.tokenizer import SPECIAL, BPESegmenter, Dictionary, Sente
 from alignment.formats import format_pharaoh
 from captum_norm import InvalidInputError, loading
 from captum_norm.lab.analysis import read_result
-from captum_norm.lab.analysis.corpus import Corpus, read_ranks
+from captum_norm.lab.analysis.corpus import Corpus
 from captum_norm.lab.analysis.results import AnalysisResult
 from captum_norm.loading.files import read_config
 from captum_norm.models import register_layouts, registered_feed_forwards, registered_layouts
@@ -185,8 +185,6 @@ def model_file(folder: Path, name: str, load: Callable[[str], Any]) -> Reader:
     return Reader(name, [(folder / name).read_bytes()], lambda path: load(str(path.parent)), cases=cases)
 
 
-VOCABULARY = {"the": 0, "house": 1, "\u2028": 2}
-
 READERS: Mapping[str, Callable[[Path], Reader]] = {
     "pharaoh": lambda _: Reader(
         "links",
@@ -237,9 +235,6 @@ READERS: Mapping[str, Callable[[Path], Reader]] = {
     "fastbpe": lambda _: Reader("bpecodes", texts("e s 120\nes t</w> 90\nl a</w> 7\n"), partial(cut, BPESegmenter)),
     "sentencepiece": lambda folder: Reader("pieces.model", pieces_models(folder), partial(cut, SentencePieceSegmenter)),
     "layouts": lambda _: Reader("layers.toml", texts(LAYOUT), layouts),
-    "ranks": lambda _: Reader(
-        "ranks.txt", texts("the\t100\nof\t90\nhouse\n\u2028\n"), lambda path: read_ranks(path, VOCABULARY)
-    ),
     "config": lambda folder: model_file(folder, "config.json", read_config),
     "tokenizer": lambda folder: model_file(folder, "tokenizer.json", loading.load_tokenizer),
     "safetensors": lambda folder: model_file(folder, "model.safetensors", loading.load_model),

@@ -78,7 +78,7 @@ def test_analyze_from_and_to_a_bucket(
     for name in ("text", "text.gz"):
         contents = []
         for start in ("", "s3://bucket/"):
-            words = ["--corpus", f"{start}{name}", "--out", f"{start}out", "--tokens", f"{start}tokens.parquet"]
+            words = ["--corpus", f"{start}{name}", "--out", f"{start}out"]
             assert captum_norm.cli.main(["analyze", "frequency", "--model", model, *words]) == 0
             contents.append(object_store.tree("out/") if start else files(Path("out"), "out/"))
         local, remote = contents
@@ -87,7 +87,6 @@ def test_analyze_from_and_to_a_bucket(
         for file, content in local.items():
             # The command line is told in the results.
             assert content == remote[file].replace(b"s3://bucket/", b""), file
-        assert object_store.tree("tokens")["tokens.parquet"] == Path("tokens.parquet").read_bytes()
 
 
 def files(folder: Path, prefix: str) -> dict[str, bytes]:
@@ -118,12 +117,6 @@ def test_an_analysis_is_resumed(place: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (
-            "--tokens=s3://bucket/tokens.csv",
-            "cannot write s3://bucket/tokens.csv: the name must end in one of .parquet",
-        ),
-        ("--tokens=s3://bucket/a.parquet", "cannot write s3://bucket/a.parquet: it is a folder"),
-        ("--tokens=nosuch://a.parquet", "cannot reach nosuch://a.parquet: Protocol not known: nosuch"),
         ("--out=s3://bucket/file", "cannot use s3://bucket/file as a folder: it is a file"),
         ("--out=nosuch://a", "cannot reach nosuch://a: Protocol not known: nosuch"),
         ("--out=s3://nosuchbucket/a", "The specified bucket does not exist"),
@@ -140,8 +133,7 @@ def test_what_analyze_refuses_is_one_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("file", "a.parquet/b"):
-        object_store.put(name, b"of the user\n")
+    object_store.put("file", b"of the user\n")
     before = object_store.tree()
     assert captum_norm.cli.main(["analyze", "frequency", "--model", model, "--limit=2", option]) == 2
     output, error = capsys.readouterr()

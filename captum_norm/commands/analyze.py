@@ -14,7 +14,6 @@ from captum_norm.commands.shared import (
     device_option,
     natural,
     output_folder,
-    output_path,
     positive,
     status_of,
 )
@@ -72,9 +71,6 @@ class AnalyzeOptions(Layouts, Workers):
     batch_tokens: int = option(
         "the largest number of tokens in a batch, padding included", 4096, parse=positive, metavar="N"
     )
-    tokens: Path | str | None = option(
-        "also store the values of each token", parse=output_path(".parquet", urls=True), metavar="FILE.parquet"
-    )
     device: str = device_option()
 
 
@@ -121,7 +117,6 @@ def _run(options: AnalyzeOptions) -> None:
             seed=options.seed,
             mask_rate=options.mask_rate,
             batch_tokens=options.batch_tokens,
-            tokens=options.tokens,
             restart=options.restart,
             backend=backend,
             device=device,

@@ -203,9 +203,7 @@ def _answer(options: ExplainOptions) -> "GenerationResult":
     name = LANGUAGE_MODEL if options.model == DEFAULT_MODEL else options.model
     model, tokenizer = load(name, options.quantize)
     model = options.placed(model)
-    method = make_method(
-        options.method, model, removal=None, tokenizer=tokenizer, keep_special=False, readout=None, batch_size=16
-    )
+    method = make_method(options.method, model, tokenizer=tokenizer, keep_special=False, batch_size=16)
     followed = options.method == "information-flow" and options.has_page()
     with progress(terminal_only=True):
         result: GenerationResult = GenerationAttribution(method, tokenizer).attribute(

@@ -83,15 +83,15 @@ def out_option(*suffixes: str) -> Any:
     return option(explanation, [], parse=output_path(*suffixes), metavar="FILE")
 
 
-def output_path(*suffixes: str, urls: bool = False) -> Callable[[str], Any]:
-    """Return a parser of the name of a writable file with one of the suffixes: its path, or its URL as it is."""
+def output_path(*suffixes: str) -> Callable[[str], Path]:
+    """Return a parser of the name of a writable file with one of the suffixes."""
 
-    def parse(name: str) -> Path | str:
+    def parse(name: str) -> Path:
         if Path(name).suffix.lower() not in suffixes:
             raise InvalidInputError(
                 f"cannot write {quoted_name(name)}: the name must end in one of {', '.join(suffixes)}"
             )
-        file = name if urls and is_url(name) else Path(name)
+        file = Path(name)
         check_file(file)
         return file
 

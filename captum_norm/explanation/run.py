@@ -16,8 +16,14 @@ from captum_norm.checks import check_indices, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation.result import Explanation
 from captum_norm.generation.attribution import aggregated_unit, tokenizer_of
-from captum_norm.lab.comparison.methods import checked_seed, make_method, seeded
-from captum_norm.lab.comparison.targets import PROJECTION, count_outputs, own_directions
+from captum_norm.lab.comparison.methods import (
+    PROJECTION,
+    check_seed,
+    count_outputs,
+    make_method,
+    own_directions,
+    seeded,
+)
 from captum_norm.loading import DEFAULT_MODEL, Quantization, load, load_poolings, load_sentence_transformer
 from captum_norm.methods import METHODS
 from captum_norm.models import bind_tokens
@@ -102,7 +108,7 @@ def explain(
         raise InvalidInputError(f"got layer={layer}; the method {method_name} has no layers")
     if per_head and not getattr(made, "mapped", False):
         raise InvalidInputError(f"got per_head=True; the method {method_name} has no maps")
-    with seeded(module, checked_seed(seed)):
+    with seeded(module, check_seed(seed)):
         maps, scores, delta = _computed(made, inputs, output, layer, per_head=per_head)
     if maps is not None:
         layer = layer if layer is None else next(iter(maps.layers.values()))[0]
@@ -209,16 +215,7 @@ def _method(
             readout = own_directions(call, _BATCH)
             position = "mean" if output.position is None and entry.maps else output.position
             output = _Output(torch.arange(len(call)), PROJECTION, position)
-    made = make_method(
-        method,
-        model,
-        removal=None,
-        tokenizer=tokenizer,
-        keep_special=True,
-        readout=readout,
-        batch_size=_BATCH,
-        options=options,
-    )
+    made = make_method(method, model, tokenizer=tokenizer, readout=readout, batch_size=_BATCH, options=options)
     return made, output
 
 

@@ -82,9 +82,9 @@ class LineReader:
         lines: its lines with their ends.
     """
 
-    def __init__(self, source: TextSource, name: str | None = None) -> None:
+    def __init__(self, source: TextSource) -> None:
         self.name = source_name(source)
-        self.lines = map(_encoded, raw_lines(source, name))
+        self.lines = map(_encoded, raw_lines(source))
         self._size = plain_size(source)
         self._offset = 0
 

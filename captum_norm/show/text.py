@@ -11,7 +11,7 @@ from torch import Tensor
 from captum_norm.checks import quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.lab.comparison import MEASURES, Comparison, Measure
-from captum_norm.lab.evaluation.perturbation import Output
+from captum_norm.lab.evaluation import Output
 from captum_norm.text.characters import spelled_out
 
 BOLD = (

@@ -73,7 +73,6 @@ def test_a_text_of_which_nothing_can_be_ordered(name: str, model: str, capsys: p
         (["dispersion", "--corpus", "nowhere"], "cannot read nowhere: there is no such file"),
         (["dispersion", "--limit", "0"], "argument --limit: got 0; expected a number from 1"),
         (["dispersion", "--corpus", "text", "--out", ""], "argument --out: cannot write into a folder without a name"),
-        (["dispersion", "--tokens", ""], "argument --tokens: cannot write '': the name must end in one of .parquet"),
         (["mixing-ratio", "--corpus", "text", "--mask-rate", "2"], "got mask_rate=2.0"),
         (["dispersion", "--corpus", "text", "--device", "nowhere"], "cannot put the model on the device nowhere"),
     ],

@@ -132,7 +132,6 @@ REFUSED = [
     ["models", f"--check={'x' * 300}"],
     *(["analyze", "mixing-ratio", f"--corpus={name}.txt"] for name in ("nosuch", "utf16")),
     *(["analyze", "mixing-ratio", f"--out={out}"] for out in ("two.txt", "two.txt/x", "no/such", "/proc/x")),
-    *(["analyze", "mixing-ratio", f"--tokens={out}"] for out in ("two.parquet/x.parquet", "folder", "x.csv")),
 ]  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from captum_norm import (
     compare,
     explain,
 )
-from captum_norm.lab.evaluation.faithfulness import agreement
+from captum_norm.lab.evaluation import agreement
 from captum_norm.loading import LANGUAGE_MODEL, load
 from captum_norm.results.base import Result
 from captum_norm.results.stacks import StackResult

@@ -1,6 +1,6 @@
 """Repeats the papers' experiments on a model and a corpus."""
 
-from captum_norm.lab.analysis.corpus import SAMPLE, Corpus, read_ranks
+from captum_norm.lab.analysis.corpus import SAMPLE, Corpus
 from captum_norm.lab.analysis.engine import ANALYSES, analyze
 from captum_norm.lab.analysis.layers import ContextualizationChange, contextualization_change
 from captum_norm.lab.analysis.results import AnalysisResult, read_result
@@ -13,6 +13,5 @@ __all__ = [
     "Corpus",
     "analyze",
     "contextualization_change",
-    "read_ranks",
     "read_result",
 ]

@@ -2,13 +2,14 @@
 
 import hashlib
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from io import BytesIO
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,6 @@ class Corpus:
         path: the path or URL of the file, UTF-8; ``.gz``, ``.xz`` and ``.bz2`` are decompressed.
         unit: whether a text is a line or a document.
         limit: the number of texts to read; all if None.
-        name: its name in results; the file's name if None.
 
     Raises:
         InvalidInputError: there is no such file, it is not a regular file, or an option is invalid.
@@ -53,7 +53,6 @@ class Corpus:
     path: str | PathLike[str]
     unit: Unit = "lines"
     limit: int | None = None
-    name: str | None = None
 
     def __post_init__(self) -> None:
         if not is_regular_file(self.path):
@@ -64,7 +63,7 @@ class Corpus:
             raise InvalidInputError(f"got limit={self.limit}; expected at least 1")
 
     def __str__(self) -> str:
-        return Path(self.path).name if self.name is None else self.name
+        return Path(self.path).name
 
     def texts(self) -> Iterator[tuple[int, str]]:
         """Read each text with the number of its first line, from 1.
@@ -72,11 +71,11 @@ class Corpus:
         Raises:
             InvalidInputError: a line is not UTF-8, or a compressed file is damaged.
         """
-        return islice(self._texts(read_lines(self.path, self.name)), self.limit)
+        return islice(self._texts(read_lines(self.path)), self.limit)
 
     def blocks(self, size: int) -> Iterator[Block]:
         """Find blocks of ``size`` texts, the last one of the rest."""
-        reader = LineReader(self.path, self.name)
+        reader = LineReader(self.path)
         first, index, left = 1, 0, self.limit
         while left is None or left > 0:
             lines, texts = self._take(reader, first, size if left is None else min(size, left))
@@ -88,7 +87,7 @@ class Corpus:
     def read(self, block: Block) -> Sequence[tuple[int, str]]:
         """Read the texts of a block, each with the number of its first line."""
         (content,) = block.read()
-        return list(self._texts(read_lines(BytesIO(content), self.name or str(self.path), block.first)))
+        return list(self._texts(read_lines(BytesIO(content), str(self.path), block.first)))
 
     def digest(self) -> str:
         """Compute the SHA-256 hash of the texts, each with a line feed.
@@ -101,7 +100,7 @@ class Corpus:
             digest.update(f"{text}\n".encode())
             empty = False
         if empty:
-            raise InvalidInputError(f"{self.name or self.path} has no text: all its lines are blank")
+            raise InvalidInputError(f"{self.path} has no text: all its lines are blank")
         return digest.hexdigest()
 
     def _take(self, reader: LineReader, first: int, number: int) -> tuple[list[bytes], int]:
@@ -109,7 +108,7 @@ class Corpus:
         lines, texts, inside = list[bytes](), 0, False
         for line in reader.lines:
             lines.append(line)
-            text = decoded(line, self.name or reader.name, first + len(lines) - 1)
+            text = decoded(line, reader.name, first + len(lines) - 1)
             if isinstance(text, InvalidInputError):
                 raise text
             blank = not text.strip()
@@ -136,62 +135,29 @@ class Corpus:
             yield first, "\n".join(gathered)
 
 
-@dataclass(frozen=True)
-class Categories:
-    """The category of each token of a vocabulary.
+class Categories(NamedTuple):
+    """The names of the C categories of tokens, and the index of each token id's, (V,).
 
-    Attributes:
-        names: the names of the C categories: the special tokens themselves, ``comma, period`` (the punctuation that the
-            paper separates [Kobayashi et al. 2020]), ``other``.
-        of_token: the index of the category of each token id, (V,).
-
-    Example:
-        >>> from captum_norm.loading import DEFAULT_MODEL, load_tokenizer
-        >>> categories = Categories.of(load_tokenizer(DEFAULT_MODEL))
-        >>> categories.names
-        ('[CLS]', '[SEP]', '[MASK]', 'comma, period', 'other')
-        >>> [categories.names[number] for number in categories.of_token[[101, 1010, 7592]]]
-        ['[CLS]', 'comma, period', 'other']
+    They are the special tokens, the punctuation that the paper separates [Kobayashi et al. 2020], and all others.
     """
 
     names: tuple[str, ...]
     of_token: Tensor
 
-    @classmethod
-    def of(cls, tokenizer: "PreTrainedTokenizerBase") -> "Categories":
-        """Categorize the vocabulary of a tokenizer."""
-        vocabulary: Mapping[str, int] = tokenizer.get_vocab()
-        special = [getattr(tokenizer, name) for name in _SPECIAL]
-        texts = list(dict.fromkeys(text for text in special if text is not None))
-        names = (*texts, "comma, period", "other")
-        of_token = torch.full((1 + max(vocabulary.values()),), len(names) - 1)
-        # Byte-level tokenizers write Ġ for a space before a mark, sentencepiece ▁.
-        marks = {prefix + mark for mark in ",." for prefix in ("", "▁", "Ġ")}
-        of_token[[number for text, number in vocabulary.items() if text in marks]] = len(names) - 2
-        for category, text in enumerate(texts):
-            of_token[vocabulary[text]] = category
-        return cls(names, of_token)
 
+class TokenSequence(NamedTuple):
+    """One input of the model: its token ids, and the positions of the masked ones."""
 
-@dataclass(frozen=True, slots=True)
-class TokenSequence:
-    """One input of the model: a window of the text that begins at a line."""
-
-    line: int
-    window: int
     ids: list[int]
-    masked: frozenset[int]
-    words: list[int | None] | None = None  # the index of each token's word, None for special tokens
+    masked: Collection[int] = ()
 
 
-@dataclass(frozen=True)
-class TokenBatch:
-    """B sequences of similar length, padded on the right."""
+class TokenBatch(NamedTuple):
+    """B sequences of similar length, padded on the right: tensors (B, S); the category of padding is C."""
 
-    sequences: Sequence[TokenSequence]
-    ids: Tensor  # all (B, S)
+    ids: Tensor
     real: Tensor
-    categories: Tensor  # C at padding
+    categories: Tensor
     masked: Tensor
 
     def inputs(self, device: torch.device) -> dict[str, Tensor]:
@@ -204,7 +170,6 @@ class Encoder:
     """Turns texts into sequences, and sequences into batches."""
 
     tokenizer: "PreTrainedTokenizerBase"
-    categories: Categories
     max_length: int
     windows: bool = False  # whether a longer text becomes several sequences; otherwise it is truncated
     # The share of ordinary tokens to mask, at least one; the paper masks 12 %, as pre-training does (80 % of 15 %).
@@ -226,6 +191,21 @@ class Encoder:
         if self.max_length < least:
             raise InvalidInputError(f"got max_length={self.max_length}; expected at least {least}")
 
+    @cached_property
+    def categories(self) -> Categories:
+        """The categories of the vocabulary."""
+        vocabulary: Mapping[str, int] = self.tokenizer.get_vocab()
+        special = [getattr(self.tokenizer, name) for name in _SPECIAL]
+        texts = list(dict.fromkeys(text for text in special if text is not None))
+        names = (*texts, "comma, period", "other")
+        of_token = torch.full((1 + max(vocabulary.values()),), len(names) - 1)
+        # Byte-level tokenizers write Ġ for a space before a mark, sentencepiece ▁.
+        marks = {prefix + mark for mark in ",." for prefix in ("", "▁", "Ġ")}
+        of_token[[number for text, number in vocabulary.items() if text in marks]] = len(names) - 2
+        for category, text in enumerate(texts):
+            of_token[vocabulary[text]] = category
+        return Categories(names, of_token)
+
     def sequences(self, texts: Sequence[tuple[int, str]]) -> list[TokenSequence]:
         """Tokenize texts, each with the number of its first line, in their order."""
         encoded: Any = self.tokenizer(
@@ -237,14 +217,12 @@ class Encoder:
         )
         owners = encoded["overflow_to_sample_mapping"] if self.windows else range(len(texts))
         sequences, previous, window = [], None, 0
-        parts = zip(owners, encoded["input_ids"], encoded["special_tokens_mask"], strict=True)
-        for index, (owner, ids, special) in enumerate(parts):
+        for owner, ids, special in zip(owners, encoded["input_ids"], encoded["special_tokens_mask"], strict=True):
             window = window + 1 if owner == previous else 0
             previous = owner
             if not all(special):
-                words = encoded.word_ids(index) if self.tokenizer.is_fast else None
-                sequences.append(TokenSequence(texts[owner][0], window, ids, frozenset(), words))
-        return [self._masked(sequence) for sequence in sequences] if self.mask_rate else sequences
+                sequences.append(self._masked(ids, f"{self.seed} {texts[owner][0]} {window}"))
+        return sequences
 
     def batches(self, sequences: Sequence[TokenSequence], batch_tokens: int) -> Iterator[TokenBatch]:
         """Batch sequences by length, with at most ``batch_tokens`` tokens in a batch, padding included."""
@@ -257,15 +235,15 @@ class Encoder:
             yield self._batch(ordered[start:end])
             start = end
 
-    def _masked(self, sequence: TokenSequence) -> TokenSequence:
+    def _masked(self, ids: list[int], seed: str) -> TokenSequence:
+        if not self.mask_rate:
+            return TokenSequence(ids)
         special = set(self.tokenizer.all_special_ids)
-        ordinary = [place for place, token in enumerate(sequence.ids) if token not in special]
+        ordinary = [place for place, token in enumerate(ids) if token not in special]
         number = min(len(ordinary), max(1, int(len(ordinary) * self.mask_rate)))
-        dice = random.Random(f"{self.seed} {sequence.line} {sequence.window}")
-        masked = frozenset(dice.sample(ordinary, number))
+        masked = frozenset(random.Random(seed).sample(ordinary, number))
         mask = int(self.tokenizer.mask_token_id)
-        ids = [mask if place in masked else token for place, token in enumerate(sequence.ids)]
-        return replace(sequence, ids=ids, masked=masked)
+        return TokenSequence([mask if place in masked else token for place, token in enumerate(ids)], masked)
 
     def _batch(self, sequences: Sequence[TokenSequence]) -> TokenBatch:
         shape = len(sequences), len(sequences[-1].ids)
@@ -276,7 +254,7 @@ class Encoder:
             real[row, : len(sequence.ids)] = True
             masked[row, list(sequence.masked)] = True
         categories = torch.where(real, self.categories.of_token[ids], len(self.categories.names))
-        return TokenBatch(sequences, ids, real, categories, masked)
+        return TokenBatch(ids, real, categories, masked)
 
 
 def longest(model: nn.Module, tokenizer: "PreTrainedTokenizerBase") -> int:
@@ -292,21 +270,3 @@ def encoder_part(model: nn.Module) -> nn.Module:
     part: Any = model
     halved = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and hasattr(model, "get_encoder")
     return part.get_encoder() if halved else part  # type: ignore[no-any-return]
-
-
-def read_ranks(path: str | PathLike[str], vocabulary: Mapping[str, int]) -> dict[int, int]:
-    """Read the ranks of tokens, by id, from a list with a token in each line, the most frequent first.
-
-    Anything after a tab, such as a count, is ignored, and so are tokens outside the vocabulary.
-
-    Raises:
-        InvalidInputError: there is no such file, or none of its tokens is in the vocabulary.
-    """
-    ranks: dict[int, int] = {}
-    for rank, (_, line) in enumerate(read_lines(path)):
-        token = vocabulary.get(line.partition("\t")[0])
-        if token is not None:
-            ranks.setdefault(token, rank)
-    if not ranks:
-        raise InvalidInputError(f"{path} has no token of the model's vocabulary; expected one in each line")
-    return ranks

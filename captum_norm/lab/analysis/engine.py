@@ -1,13 +1,11 @@
 """Runs an analysis over a corpus, block by block; a run can be resumed and shared by workers on Ray."""
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from io import BytesIO
 from itertools import chain, islice
 from os import PathLike
 from pathlib import Path
@@ -18,27 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from captum_norm.attr import NormMeter
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.identity import configuration_digest, tokenizer_digest, weights_digest
-from captum_norm.lab.analysis.corpus import (
-    Categories,
-    Corpus,
-    Encoder,
-    TokenBatch,
-    TokenSequence,
-    encoder_part,
-    longest,
-    read_ranks,
-)
-from captum_norm.lab.analysis.layers import ComponentChanges, ExpansionRate, affine_maps
+from captum_norm.lab.analysis.corpus import Corpus, Encoder, longest
+from captum_norm.lab.analysis.layers import ComponentChanges, ExpansionRate
 from captum_norm.lab.analysis.norms import Dispersion, Frequency, MixingRatio, SpecialTokens
 from captum_norm.lab.analysis.results import AnalysisResult
 from captum_norm.lab.analysis.statistics import Analysis, AnalysisContext, dump, frequency_ranks, restore
 from captum_norm.loading import on_device
 from captum_norm.models import explained_module, input_device
 from captum_norm.runs import Attempt, Backend, Block, Identity, Job, Journal, Parts, Record, Work, run_job
-from captum_norm.text.files import check_folder, is_url, place_of, whole_file
+from captum_norm.text.files import check_folder, is_url
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
@@ -64,8 +52,6 @@ def analyze(
     max_length: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
     block_texts: int = BLOCK_TEXTS,
-    frequencies: str | PathLike[str] | None = None,
-    tokens: str | PathLike[str] | None = None,
     restart: bool = False,
     backend: Backend = "local",
     device: str | None = None,
@@ -97,11 +83,6 @@ def analyze(
             are truncated, longer documents become several sequences.
         batch_tokens: the largest number of tokens in a batch, padding included.
         block_texts: the number of texts in a block, whose sequences are batched by length.
-        frequencies: a list of tokens, the most frequent first, to rank tokens by instead of the corpus; see
-            ``captum_norm.lab.analysis.read_ranks``.
-        tokens: also store the values of each token, in a Parquet file at this path or URL, with the columns ``line``,
-            ``window``, ``position`` (from 0), ``token``, ``category``, and one for each value: numbers, or lists with a
-            number for each layer.
         restart: whether to discard unfinished work.
         backend: where blocks are computed, see :func:`captum_norm.runs.run_job`; a cluster needs an ``out`` that all of
             its nodes reach.
@@ -150,7 +131,6 @@ def analyze(
         "max_length": max_length,
         "batch_tokens": batch_tokens,
         "block_texts": block_texts,
-        "frequencies": None if frequencies is None else str(frequencies),
     }
     identity = {
         "analysis": name,
@@ -159,8 +139,6 @@ def analyze(
         "tokenizer": tokenizer_digest(tokenizer),
         "corpus": digest,
         **settings,
-        "frequencies": _with_digest(frequencies),
-        "tokens": tokens is not None,
         "device": (device or input_device(model).type).partition(":")[0],
         **versions(),
     }
@@ -176,16 +154,13 @@ def analyze(
     with _folder(out) as folder:
         output = f"{folder}/{name}"
         Journal(output, identity).check()
-        if tokens is not None:
-            TokenStore()
-        encoder = Encoder(tokenizer, Categories.of(tokenizer), max_length, corpus.unit == "documents", mask_rate, seed)
-        setup = Setup.of(kind, model, encoder, corpus, frequencies)
-        job = AnalysisJob(output, identity, setup, metadata, batch_tokens, block_texts, tokens, device)
+        encoder = Encoder(tokenizer, max_length, corpus.unit == "documents", mask_rate, seed)
+        job = AnalysisJob(output, identity, kind, model, encoder, corpus, batch_tokens, block_texts, device)
         results: list[AnalysisResult] = []
 
-        def evaluate(whole: Record) -> None:
+        def evaluate(record: Record) -> None:
             # Here, whatever the backend: the last bits depend on the number of threads.
-            results.append(job.result(whole))
+            results.append(job.result(record, metadata))
             save(results[0])
 
         run_job(job, backend, restart=restart, save=evaluate, report=report, log=log)
@@ -209,137 +184,68 @@ def _folder(out: str | PathLike[str] | None) -> Iterator[str]:
     yield os.fspath(out).rstrip("/")
 
 
-def _with_digest(path: str | PathLike[str] | None) -> str | None:
-    """The name of a file and its hash; only the name of an unreadable file, which its reader will report."""
-    if path is None:
-        return None
-    try:
-        content = place_of(path).read()
-    except (InvalidInputError, OSError):
-        return str(path)
-    return f"{path} ({hashlib.blake2b(content, digest_size=16).hexdigest()})"
+@dataclass(eq=False)
+class AnalysisJob(Job[Record]):
+    """Analyzes a corpus, see :func:`analyze`; a record has statistics, and counts of what they are of in its notes."""
 
-
-@dataclass(frozen=True)
-class Setup:
-    """An analysis of a corpus with a model; its first input, and the frequency ranks of tokens if it needs them."""
-
+    output: str
+    identity: Identity
     kind: type[Analysis]
     model: nn.Module
     encoder: Encoder
     corpus: Corpus
-    first: TokenSequence
-    ranks: Tensor | None
-
-    @classmethod
-    def of(
-        cls,
-        kind: type[Analysis],
-        model: nn.Module,
-        encoder: Encoder,
-        corpus: Corpus,
-        frequencies: str | PathLike[str] | None = None,
-    ) -> "Setup":
-        """Find the first input, and rank tokens by frequency; see :func:`analyze`."""
-        first = next(chain.from_iterable(encoder.sequences([text]) for text in corpus.texts()), None)
-        if first is None:
-            raise InvalidInputError(f"{corpus.name or corpus.path} has no token that the tokenizer knows")
-        if not kind.needs_ranks:
-            if frequencies is not None:
-                raise InvalidInputError(f"got a list of frequencies, which the analysis {kind.name} does not use")
-            return cls(kind, model, encoder, corpus, first, None)
-        listed = None if frequencies is None else read_ranks(frequencies, encoder.tokenizer.get_vocab())
-        vocabulary, texts = len(encoder.categories.of_token), corpus.texts()
-        counts = np.zeros(vocabulary, np.int64)
-        while some := list(islice(texts, BLOCK_TEXTS)):
-            for sequence in encoder.sequences(some):
-                visible = [token for place, token in enumerate(sequence.ids) if place not in sequence.masked]
-                counts += np.bincount(visible, minlength=vocabulary)
-        return cls(kind, model, encoder, corpus, first, frequency_ranks(counts, listed))
-
-    def context(self) -> AnalysisContext:
-        """Find the model's structure."""
-        part, tokenizer = encoder_part(self.model), self.encoder.tokenizer
-        meter = NormMeter(part)
-        inputs = next(self.encoder.batches([self.first], 1)).inputs(input_device(part))
-        ((stack, measured),) = meter.measure(inputs, head_norms=True, maps=False).items()
-        lengths: Any = measured.transformed_norms
-        scopes = [scope for scope in measured.layer_scopes[0] if all(scope in layer for layer in measured.layer_scopes)]
-        texts = [""] * len(self.encoder.categories.of_token)
-        for text, number in tokenizer.get_vocab().items():
-            texts[number] = text
-        return AnalysisContext(
-            meter=meter,
-            layers=lengths.shape[1],
-            heads=lengths.shape[2],
-            causal=stack == "decoder",
-            scopes=tuple(scopes),
-            categories=self.encoder.categories,
-            texts=texts,
-            ranks=self.ranks,
-            stages=meter.stages(inputs) if self.kind.needs_stages else (),
-            decode=lambda ids: str(tokenizer.decode(ids)),
-            affine_maps=affine_maps(part, inputs) if self.kind.needs_affine_maps else (),
-        )
-
-
-class AnalysisJob(Job[Record]):
-    """Analyzes a corpus; see :func:`analyze`.
-
-    A record consists of the size of the analysis's state, that state, and the stored tokens of the block. Its notes
-    count texts (lines or documents), sequences, tokens (with special ones) and masked tokens.
-    """
-
+    batch_tokens: int
+    block_texts: int
+    device: str | None = None
     unit = "texts"
 
-    def __init__(
-        self,
-        output: str,
-        identity: Identity,
-        setup: Setup,
-        metadata: Mapping[str, Any],
-        batch_tokens: int,
-        block_texts: int,
-        tokens: str | PathLike[str] | None = None,
-        device: str | None = None,
-    ) -> None:
-        super().__init__(output, identity)
-        self.title = setup.kind.name
-        self._setup, self._metadata = setup, metadata
-        self._batch_tokens, self._block_texts, self._device = batch_tokens, block_texts, device
-        self._tokens = None if tokens is None else os.fspath(tokens)
+    def __post_init__(self) -> None:
+        self.title = self.kind.name
+        first = next(chain.from_iterable(self.encoder.sequences([text]) for text in self.corpus.texts()), None)
+        if first is None:
+            raise InvalidInputError(f"{self.corpus.path} has no token that the tokenizer knows")
+        self._first = first
+        self._ranks = self._frequency_ranks() if self.kind.needs_ranks else None
+
+    @cached_property
+    def context(self) -> AnalysisContext:
+        """What this process knows of the model."""
+        return AnalysisContext(self.kind, self.model, self.encoder, self._first, self._ranks)
+
+    def _frequency_ranks(self) -> Tensor:
+        vocabulary, texts = len(self.encoder.categories.of_token), self.corpus.texts()
+        counts = np.zeros(vocabulary, np.int64)
+        while some := list(islice(texts, BLOCK_TEXTS)):
+            for sequence in self.encoder.sequences(some):
+                visible = [token for place, token in enumerate(sequence.ids) if place not in sequence.masked]
+                counts += np.bincount(visible, minlength=vocabulary)
+        return frequency_ranks(counts)
 
     def blocks(self) -> Iterator[Block]:
         """Find the blocks of the corpus."""
-        return self._setup.corpus.blocks(self._block_texts)
+        return self.corpus.blocks(self.block_texts)
 
     def worker(self) -> Work:
         """Move the model to its device and find its structure."""
-        if self._device is not None:
-            on_device(self._setup.model, self._device)
-        return partial(self._analyze, self._context, None if self._tokens is None else TokenStore())
+        if self.device is not None:
+            on_device(self.model, self.device)
+        return partial(self._analyze, self.context)
 
-    def _analyze(self, context: AnalysisContext, store: "TokenStore | None", attempt: Attempt) -> Record:
+    def _analyze(self, context: AnalysisContext, attempt: Attempt) -> Record:
         """Compute the statistics of a block; a saved record of an unfinished block is continued."""
-        setup, analysis, done = self._setup, self._setup.kind(context), 0
-        texts, tokens = setup.corpus.read(attempt.block), b""
+        analysis, done = self.kind(context), 0
         if attempt.saved is not None:
             done = attempt.saved.notes["batches"]
-            state, tokens = _split(attempt.saved.content)
-            restore(analysis.statistics, state)
-        if store is not None:
-            store.restore(tokens)
+            restore(analysis.statistics, attempt.saved.content)
 
         def record(**notes: object) -> Record:
-            return Record(notes, _joined(dump(analysis.statistics), b"" if store is None else store.state()))
+            return Record(notes, dump(analysis.statistics))
 
-        sequences = setup.encoder.sequences(texts)
-        batches = setup.encoder.batches(sequences, self._batch_tokens)
+        texts = self.corpus.read(attempt.block)
+        sequences = self.encoder.sequences(texts)
+        batches = self.encoder.batches(sequences, self.batch_tokens)
         for number, batch in enumerate(islice(batches, done, None), done + 1):
-            measured = analysis.measure(batch)
-            analysis.update(batch, measured)
-            if store is not None:
-                store.add(batch, analysis.token_values(batch, measured), context)
+            analysis.update(batch, analysis.measure(batch))
             attempt.save(partial(record, batches=number))
         counts = {
             "texts": len(texts),
@@ -351,104 +257,29 @@ class AnalysisJob(Job[Record]):
 
     def combine(self, records: Iterable[Record]) -> Record:
         """Add up statistics and counts, in the order of the corpus."""
-        whole, part = (self._setup.kind(self._context).statistics for _ in range(2))
+        total, part = (self.kind(self.context).statistics for _ in range(2))
         counts = Counter[str]()
         for record in records:
             counts.update(record.notes["counts"])
             if record.content:  # else the block was set aside
-                restore(part, _split(record.content)[0])
-                for name, statistic in whole.items():
+                restore(part, record.content)
+                for name, statistic in total.items():
                     statistic.join(part[name].parts)
-        return Record({"counts": counts}, _joined(dump(whole)))
+        return Record({"counts": counts}, dump(total))
 
     def set_aside(self, block: Block) -> Record:
         """Return a record of nothing but the number of texts that were left out."""
         return Record({"counts": {"set_aside": block.texts}}, b"")
 
     def finish(self, parts: Parts) -> Record:
-        """Add up the statistics of all blocks, and write the tokens if they are stored."""
-        if self._tokens is not None:
-            TokenStore().merge((_split(record.content)[1] for record in parts.blocks()), self._tokens)
+        """Add up the statistics of all blocks."""
         return parts.combined()
 
-    def result(self, whole: Record) -> AnalysisResult:
+    def result(self, record: Record, metadata: Mapping[str, Any]) -> AnalysisResult:
         """Evaluate the statistics of all blocks."""
-        if "texts" not in whole.notes["counts"]:
+        counts = record.notes["counts"]
+        if "texts" not in counts:
             raise InvalidInputError("all blocks of the corpus were set aside; nothing is left to analyze")
-        analysis = self._setup.kind(self._context)
-        restore(analysis.statistics, _split(whole.content)[0])
-        corpus = self._metadata["corpus"] | whole.notes["counts"]
-        return replace(analysis.result(), metadata={**self._metadata, "corpus": corpus})
-
-    @cached_property
-    def _context(self) -> AnalysisContext:
-        return self._setup.context()
-
-
-def _joined(state: bytes, tokens: bytes = b"") -> bytes:
-    """Join the states of the analysis and of the token store to the content of a record."""
-    return len(state).to_bytes(8) + state + tokens
-
-
-def _split(content: bytes) -> tuple[bytes, bytes]:
-    """Split the content of a record into the states of the analysis and of the token store."""
-    end = 8 + int.from_bytes(content[:8])
-    return content[8:end], content[end:]
-
-
-class TokenStore:
-    """Collects the tokens of a block as Parquet, and merges those of all blocks into one file."""
-
-    def __init__(self) -> None:
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ModuleNotFoundError as error:
-            raise InvalidInputError("the token store needs pyarrow: pip install 'captum-norm[tables]'") from error
-        self._arrow: Any = pyarrow
-        self._batches: list[Any] = []
-
-    def add(self, batch: TokenBatch, values: Mapping[str, Tensor], context: AnalysisContext) -> None:
-        """Add the tokens of a batch; ``values`` are (B, S) or (B, S, L) by name."""
-        rows, positions = batch.real.nonzero(as_tuple=True)
-        sequences = [batch.sequences[row] for row in rows.tolist()]
-        columns: dict[str, Any] = {
-            "line": [sequence.line for sequence in sequences],
-            "window": [sequence.window for sequence in sequences],
-            "position": positions.tolist(),
-            "token": [context.texts[token] for token in batch.ids[batch.real].tolist()],
-            "category": [context.categories.names[place] for place in batch.categories[batch.real].tolist()],
-        }
-        for name, value in values.items():
-            numbers = value.detach().float().cpu()[batch.real]
-            kind = None if numbers.dim() == 1 else self._arrow.list_(self._arrow.float32())
-            columns[name] = self._arrow.array(list(numbers.numpy()), kind)
-        self._batches.append(self._arrow.table(columns))
-
-    def state(self) -> bytes:
-        """Serialize the tokens added, in the order of the text; empty if there are none."""
-        if not self._batches:
-            return b""
-        order = [(name, "ascending") for name in ("line", "window", "position")]
-        table = self._arrow.concat_tables(self._batches).sort_by(order).combine_chunks()
-        stream = BytesIO()
-        self._arrow.parquet.write_table(table, stream)
-        return stream.getvalue()
-
-    def restore(self, state: bytes) -> None:
-        """Replace the tokens by those that :meth:`state` returned."""
-        self._batches = [self._read(state)] if state else []
-
-    def merge(self, states: Iterable[bytes], path: str) -> None:
-        """Write the tokens of all blocks to one file, at a path or URL, unless there are none."""
-        tables = map(self._read, filter(None, states))
-        for first in tables:  # at most once: the inner loop consumes the rest
-            try:
-                with whole_file(path) as file, self._arrow.parquet.ParquetWriter(file, first.schema) as writer:
-                    for table in chain([first], tables):
-                        writer.write_table(table)
-            except OSError as error:
-                raise InvalidInputError(f"cannot write {path}: {error.strerror or error}") from error
-
-    def _read(self, state: bytes) -> Any:
-        return self._arrow.parquet.read_table(BytesIO(state))
+        analysis = self.kind(self.context)
+        restore(analysis.statistics, record.content)
+        return replace(analysis.result(), metadata={**metadata, "corpus": metadata["corpus"] | counts})

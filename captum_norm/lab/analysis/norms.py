@@ -1,6 +1,5 @@
 """Analyses of tokens: lengths of vectors, attention weights and mixing ratios [Kobayashi et al. 2020, 2021]."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -44,11 +43,7 @@ _VARIANTS = {
 
 
 class Dispersion(Analysis):
-    """Mean, standard deviation, coefficient of variation (SD over mean) and range of ‖f(x)‖ and ‖x‖ over all tokens.
-
-    ‖f(x)‖ is measured for each head. x is the residual stream at the start of the block, which attention reads directly
-    in a post-norm layer and after normalisation in others.
-    """
+    """How ‖f(x)‖, for each head, and ‖x‖ of the residual stream before the block vary over all tokens."""
 
     name = "dispersion"
     description = (
@@ -70,12 +65,6 @@ class Dispersion(Analysis):
         real = batch.real.to(lengths.device)
         self._transformed.add(lengths.permute(0, 3, 1, 2).flatten(0, 1), real.flatten()[:, None, None])
         self._inputs.add(inputs.transpose(1, 2).flatten(0, 1), real.flatten()[:, None])
-
-    def token_values(self, batch: TokenBatch, measured: Measurements) -> Mapping[str, Tensor]:  # noqa: ARG002
-        """See :class:`Analysis`."""
-        lengths: Any = measured.transformed_norms
-        inputs: Any = measured.residual_norm
-        return {"transformed": lengths.mean(2).transpose(1, 2), "input": inputs.transpose(1, 2)}
 
     def result(self) -> AnalysisResult:
         """See :class:`Analysis`."""
@@ -131,13 +120,7 @@ def _spreads(moments: Moments) -> list[Array]:
 
 
 class SpecialTokens(Analysis):
-    """α, ‖f(x)‖ and ‖αf(x)‖ of each category G of keys, by layer and head, and the correlation of α with ‖f(x)‖.
-
-    In each sequence that contains the category, with all tokens as queries i: α is the mean over i of Σ_{j∈G} α_ij,
-    ‖αf(x)‖ the mean over i of Σ_{j∈G} ‖α_ij f(x_j)‖, ‖f(x)‖ the mean over j∈G. All are averaged over sequences.
-    Spearman's correlation of α_ij with ‖f(x_j)‖ is over all pairs of the corpus (in causal models, j ≤ i) and all heads
-    of all layers; α is binned at 1/16 of an octave, ‖f(x)‖ at 1/32.
-    """
+    """α, ‖f(x)‖ and ‖αf(x)‖ of each category of keys by layer and head, and the correlation of α with ‖f(x)‖."""
 
     name = "special-tokens"
     description = (
@@ -178,10 +161,6 @@ class SpecialTokens(Analysis):
             places = LENGTHS.places(lengths[:, layer]) + groups  # (B, H, K)
             fields = WEIGHTS.places(weights[:, layer]).mul_(LENGTHS.size).add_(places[:, :, None])
             self._pairs.add(fields.masked_fill_(left_out, self._categories * size))
-
-    def token_values(self, batch: TokenBatch, measured: Measurements) -> Mapping[str, Tensor]:
-        """See :class:`Analysis`."""
-        return {name: value.mean(2).transpose(1, 2) for name, value in _received(batch, measured).items()}
 
     def result(self) -> AnalysisResult:
         """See :class:`Analysis`."""
@@ -232,12 +211,7 @@ def _received(batch: TokenBatch, measured: Measurements) -> dict[str, Tensor]:
 
 
 class Frequency(Analysis):
-    """Spearman's correlation of frequency rank with ‖f(x)‖ and with α, over all tokens of the corpus.
-
-    For each token, ‖f(x)‖ is averaged over layers and heads, α also over the queries that can attend to it. Both are
-    binned at 1/512 of an octave; ranks are exact. Each band of the table holds about a 20th of the tokens, since tokens
-    of the same frequency stay together.
-    """
+    """Spearman's correlation of frequency rank with ‖f(x)‖ and with α, means of layers and heads, over all tokens."""
 
     name = "frequency"
     description = (
@@ -256,24 +230,17 @@ class Frequency(Analysis):
 
     def update(self, batch: TokenBatch, measured: Measurements) -> None:
         """See :class:`Analysis`."""
-        if self.context.ranks is None:
-            raise ValueError("the context has no frequency ranks")
-        values = self.token_values(batch, measured)
-        visible = batch.real & ~batch.masked
-        ranks = self.context.ranks[batch.ids[visible]]
-        chosen = torch.stack([values[name].cpu()[visible] for name in self._labels])  # (2, N)
-        self._ranked.add(ranks, chosen)
-        bands = (ranks * _BANDS).long().clamp(max=_BANDS - 1)
-        self._bands.add(chosen.T[..., None], one_hot(bands, _BANDS).bool()[:, None])
-
-    def token_values(self, batch: TokenBatch, measured: Measurements) -> Mapping[str, Tensor]:
-        """See :class:`Analysis`."""
         weights: Any = measured.weights  # (B, L, Q, K)
         lengths: Any = measured.transformed_norms
         real = batch.real.to(weights.device)
         queries = real.flip(1).cumsum(1).flip(1) if self.context.causal else real.sum(1, keepdim=True)
         received = weights.double().mean(1).sum(1) / queries.clamp(min=1)
-        return {"transformed": lengths.double().mean((1, 2)), "weight": received}
+        visible = batch.real & ~batch.masked
+        ranks = self.context.ranks[batch.ids[visible]]
+        values = torch.stack([lengths.double().mean((1, 2)), received]).cpu()[:, visible]  # (2, N)
+        self._ranked.add(ranks, values)
+        bands = (ranks * _BANDS).long().clamp(max=_BANDS - 1)
+        self._bands.add(values.T[..., None], one_hot(bands, _BANDS).bool()[:, None])
 
     def result(self) -> AnalysisResult:
         """See :class:`Analysis`."""
@@ -308,12 +275,7 @@ class Frequency(Analysis):
 
 
 class MixingRatio(Analysis):
-    """Mixing ratios of the paper's five variants, as far as the model's layers have them, by layer and category.
-
-    Means are over all tokens; masked tokens are a category. Spearman's correlation with depth is between the means of
-    the layers and their indices. The correlation with frequency is over all tokens that are not masked, between the
-    token's frequency rank and its mean ratio over layers, binned at 1/1024 of an octave.
-    """
+    """Mixing ratios of the variants that the layers have, by layer and category; masked tokens are a category."""
 
     name = "mixing-ratio"
     description = (
@@ -340,14 +302,9 @@ class MixingRatio(Analysis):
         ratios = ratios.transpose(1, 2)[batch.real]  # (N, L, V)
         members = one_hot(batch.categories[batch.real], len(self.context.categories.names)).bool()
         self._ratios.add(ratios.unsqueeze(-1), members[:, None, None])
-        if self.context.ranks is not None:
-            visible = ~batch.masked[batch.real]
-            ids = batch.ids[batch.real][visible]
-            self._frequencies.add(self.context.ranks[ids], ratios[visible].double().mean(1).T)
-
-    def token_values(self, batch: TokenBatch, measured: Measurements) -> Mapping[str, Tensor]:  # noqa: ARG002
-        """See :class:`Analysis`."""
-        return {name: measured.mixing_ratio[name].transpose(1, 2) for name in self._variants}
+        visible = ~batch.masked[batch.real]
+        ranks = self.context.ranks[batch.ids[batch.real][visible]]
+        self._frequencies.add(ranks, ratios[visible].double().mean(1).T)
 
     def result(self) -> AnalysisResult:
         """See :class:`Analysis`."""

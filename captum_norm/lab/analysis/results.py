@@ -5,13 +5,13 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 import numpy as np
 
-from captum_norm.checks import quoted
+from captum_norm.checks import check_choice, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.results.tables import csv_text, data_frame, json_text
 from captum_norm.text.characters import spelled_out
@@ -56,9 +56,6 @@ class Table:
         columns: the columns.
         rows: the rows, each with a cell for every column.
 
-    Raises:
-        InvalidInputError: a row has not as many cells as there are columns.
-
     Example:
         >>> table = Table("layers", "Norms by layer", (Column("layer", "layer"), Column("norm", "‖f(x)‖")), [(0, 2.5)])
         >>> table.column("norm")
@@ -69,13 +66,6 @@ class Table:
     title: str
     columns: tuple[Column, ...]
     rows: Sequence[tuple[Cell, ...]]
-
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise InvalidInputError(
-                    f"got a row of {len(row)} cells in the table {self.name}; expected {len(self.columns)}"
-                )
 
     def label(self, name: str) -> str:
         """Return the label of a column."""
@@ -206,70 +196,57 @@ def read_result(directory: str | os.PathLike[str]) -> AnalysisResult:
         raise InvalidInputError(f"there is no {RESULTS} in {directory}: no analysis was written there")
     text = read_text(path)
     try:
-        result = _result(json.loads(text))
-        number_files(result)  # what can be read can be written
+        result = _parsed(json.loads(text))
+        _check(result)  # what can be read can be written
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         problem = f"{path} is not the result of an analysis: {type(error).__name__}"
         raise InvalidInputError(f"{problem}: {spelled_out(str(error))[:_LONGEST_REASON]}") from error
     return result
 
 
-def _result(document: Any) -> AnalysisResult:
-    """Parse a result; raises an AttributeError, KeyError, TypeError or ValueError if the document is something else."""
-    tables = [
-        Table(
-            name,
-            _checked(str, table["title"], "title"),
-            tuple(_parsed(Column, column) for column in table["columns"]),
-            [tuple(_checked(Cell, value, f"a cell of {name}") for value in row) for row in table["rows"]],
-        )
-        for name, table in document["tables"].items()
-    ]
-    return AnalysisResult(
-        analysis=_checked(str, document["analysis"], "analysis"),
-        description=_checked(str, document["description"], "description"),
-        summary={name: _checked(float | int | None, value, name) for name, value in document["summary"].items()},
-        tables=tables,
-        plots=[_parsed(Plot, plot) for plot in document["plots"]],
-        metadata=_checked(dict, document["metadata"], "metadata"),
+def _parsed(document: Any) -> AnalysisResult:
+    """Make a result of the content of a file."""
+    tables = []
+    for name, table in document["tables"].items():
+        columns = tuple(Column(**column) for column in table["columns"])
+        tables.append(Table(name, table["title"], columns, list(map(tuple, table["rows"]))))
+    # Files of earlier versions have log_x.
+    plots = [Plot(**{name: value for name, value in plot.items() if name != "log_x"}) for plot in document["plots"]]
+    analysis, description, summary, metadata = (
+        document[name] for name in ("analysis", "description", "summary", "metadata")
     )
-
-
-_Parsed = TypeVar("_Parsed", Column, Plot)
-
-
-def _parsed(kind: type[_Parsed], entry: Mapping[str, Any]) -> _Parsed:
-    """Parse a column or plot, whose fields are text or None."""
-    entry = {name: value for name, value in entry.items() if name != "log_x"}  # of earlier versions
-    names = {part.name for part in fields(kind)}
-    for name, value in entry.items():
-        _checked(str | None if name in names else None, value, name)
-    if kind is Plot and entry.get("kind") not in get_args(PlotKind):
-        raise ValueError(f"got the kind of plot {quoted(entry.get('kind'))}")
-    return kind(**entry)
-
-
-def _checked(kind: Any, value: Any, name: str) -> Any:
-    """Return a value of the expected kind; raises TypeError otherwise."""
-    if kind is None or not isinstance(value, kind) or isinstance(value, bool):
-        raise TypeError(f"got {quoted(value)} for {name}")
-    return value
+    return AnalysisResult(analysis, description, dict(summary.items()), tables, plots, dict(metadata.items()))
 
 
 def _check(result: AnalysisResult) -> None:
-    parts: dict[str, Sequence[Table | Plot]] = {"table": result.tables, "plot": result.plots}
-    for what, named in parts.items():
-        names = [part.name for part in named]
-        for name in names:
-            if not _FILE_NAME.fullmatch(name):
-                raise InvalidInputError(f"got the {what} {name!r}; expected letters, digits, '_', '.' and '-'")
-            if names.count(name) > 1:
-                raise InvalidInputError(f"got two {what}s named {name}; expected unique names")
-    cells: list[tuple[Cell, str]] = [(value, repr(name)) for name, value in result.summary.items()]
+    """Check that a result can be written, and is the same when it is read."""
+    columns = [column for table in result.tables for column in table.columns]
+    for part in (result, *result.tables, *columns, *result.plots):
+        for name, hint in get_type_hints(type(part)).items():
+            if hint in (str, str | None) and not isinstance(getattr(part, name), hint):
+                raise TypeError(f"got {quoted(getattr(part, name))} for {name}")
+    _check_names("table", [table.name for table in result.tables])
+    _check_names("plot", [plot.name for plot in result.plots])
+    for plot in result.plots:
+        check_choice("kind", plot.kind, get_args(PlotKind))
+    for measure, number in result.summary.items():
+        _check_cell(number, repr(measure))
     for table in result.tables:
-        for column in table.columns:
-            where = f"the column {column.name} of {table.name}"
-            cells += [(value, where) for value in table.column(column.name)]
-    for value, where in cells:
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InvalidInputError(f"got {value} in {where}; expected None for what is undefined")
+        for row in table.rows:
+            for column, value in zip(table.columns, row, strict=True):
+                _check_cell(value, f"the column {column.name} of {table.name}")
+
+
+def _check_names(what: str, names: Sequence[str]) -> None:
+    for name in names:
+        if not _FILE_NAME.fullmatch(name):
+            raise InvalidInputError(f"got the {what} {name!r}; expected letters, digits, '_', '.' and '-'")
+        if names.count(name) > 1:
+            raise InvalidInputError(f"got two {what}s named {name}; expected unique names")
+
+
+def _check_cell(value: object, where: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Cell):
+        raise TypeError(f"got {quoted(value)} in {where}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidInputError(f"got {value} in {where}; expected None for what is undefined")

@@ -6,7 +6,7 @@ numbers, bit for bit. Sums are in float64, counts are integers.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
@@ -16,59 +16,17 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from captum_norm.attr import Measurements, NormMeter
-from captum_norm.errors import InvalidInputError
-from captum_norm.lab.analysis.corpus import Categories, TokenBatch
+from captum_norm.lab.analysis.corpus import Encoder, TokenBatch, TokenSequence, encoder_part
 from captum_norm.lab.analysis.results import AnalysisResult, Plot, Table, cell
-from captum_norm.models import Scope, Stage, input_device
+from captum_norm.models import input_device
 
 Array = NDArray[Any]
 
 LEAST, GREATEST = -127, 128
 """Exponents of a :class:`Grid` for all non-negative numbers of float32, with 0 in the first bin."""
-
-
-@dataclass(frozen=True)
-class AffineMap:
-    """One layer's f(x) = Σ_h f_h(x) = x W + b, without the output projection's bias, and the norm behind the sum."""
-
-    weight: Array
-    bias: Array
-    norm: Array | None
-
-
-@dataclass(frozen=True)
-class AnalysisContext:
-    """The model and the corpus of an analysis.
-
-    Attributes:
-        meter: measures the model.
-        layers: L.
-        heads: H.
-        causal: whether the model only looks back.
-        scopes: the scopes of the attention blocks.
-        categories: the categories of tokens.
-        texts: the text of each token, (V,).
-        ranks: the frequency rank of each token id among all tokens of the corpus, as a share of their number, small for
-            frequent tokens, (V,); None if the analysis does not need it.
-        stages: the scopes through the whole layer; empty if the analysis does not need them.
-        decode: returns the text of token ids.
-        affine_maps: read each layer's f from the model; empty if the analysis does not need it.
-    """
-
-    meter: NormMeter
-    layers: int
-    heads: int
-    causal: bool
-    scopes: tuple[Scope, ...]
-    categories: Categories
-    texts: Sequence[str] = ()
-    ranks: Tensor | None = None
-    stages: tuple[Stage, ...] = ()
-    decode: Callable[[list[int]], str] = str
-    affine_maps: Sequence[Callable[[], AffineMap]] = ()
 
 
 class Statistic:
@@ -83,61 +41,6 @@ class Statistic:
         """Add the arrays of another part of the corpus."""
         for name, part in self.parts.items():
             self.joins.get(name, np.add)(part, parts[name], out=part)
-
-
-class Analysis(ABC):
-    """One of the papers' experiments, as statistics that are updated batch by batch and merged.
-
-    Attributes:
-        name: its name on the command line.
-        description: what it measures, and the paper it is from.
-        needs_ranks: whether it needs the frequency ranks of tokens.
-        needs_stages: whether it needs the scopes through the whole layer.
-        needs_affine_maps: whether it needs attention's affine maps.
-        mask_rate: the default share of masked tokens.
-        context: the model and the corpus.
-        statistics: the statistics by name.
-        options: what to measure in a forward pass, arguments of :meth:`captum_norm.NormMeter.measure`.
-    """
-
-    name: ClassVar[str]
-    description: ClassVar[str]
-    needs_ranks: ClassVar[bool] = False
-    needs_stages: ClassVar[bool] = False
-    needs_affine_maps: ClassVar[bool] = False
-    mask_rate: ClassVar[float] = 0.0
-
-    statistics: Mapping[str, Statistic]
-    options: Mapping[str, Any]
-
-    def __init__(self, context: AnalysisContext) -> None:
-        self.context = context
-
-    def measure(self, batch: TokenBatch) -> Measurements:
-        """Run the model on a batch."""
-        inputs = batch.inputs(input_device(self.context.meter.model))
-        (measured,) = self.context.meter.measure(inputs, **self.options).values()
-        return measured
-
-    @abstractmethod
-    def update(self, batch: TokenBatch, measured: Measurements) -> None:
-        """Update the statistics with a batch."""
-
-    @abstractmethod
-    def result(self) -> AnalysisResult:
-        """Evaluate the statistics; the result has no metadata yet."""
-
-    def token_values(self, batch: TokenBatch, measured: Measurements) -> Mapping[str, Tensor]:  # noqa: ARG002
-        """Return the values to store for each token, (B, S) or (B, S, L) by name.
-
-        Raises:
-            InvalidInputError: the analysis has none.
-        """
-        raise InvalidInputError(f"the analysis {self.name} measures nothing of single tokens; leave the store out")
-
-    def _result(self, summary: Mapping[str, Any], tables: Sequence[Table], plots: Sequence[Plot]) -> AnalysisResult:
-        numbers: dict[str, Any] = {name: cell(value) for name, value in summary.items()}
-        return AnalysisResult(self.name, self.description, numbers, tables, plots)
 
 
 class Moments(Statistic):
@@ -327,21 +230,14 @@ def midranks(counts: Array) -> Array:
     return ranks
 
 
-def frequency_ranks(counts: Array, listed: Mapping[int, int] | None = None) -> Tensor:
-    """Return the mean frequency rank of each token as a share of all tokens, by counts (V,) or by rank in a list.
-
-    Unlisted tokens follow the listed ones together.
+def frequency_ranks(counts: Array) -> Tensor:
+    """Return the mean frequency rank of each token as a share of all tokens, small for frequent ones, by counts (V,).
 
     Example:
         >>> frequency_ranks(np.array([2, 1, 0, 1])).tolist()
         [0.375, 0.875, 1.125, 0.875]
     """
-    if listed is None:
-        order = -counts
-    else:
-        order = np.full(len(counts), 1 + max(listed.values()))
-        order[list(listed)] = list(listed.values())
-    _, groups = np.unique(order, return_inverse=True)
+    _, groups = np.unique(-counts, return_inverse=True)
     return torch.from_numpy(midranks(np.bincount(groups, weights=counts)))[groups]
 
 
@@ -370,3 +266,66 @@ def _from_sums(count: Array, rank: Array, square: float) -> float:
     covariance = (places - middle) @ (rank - mean * count)
     variances = (square - total * mean**2) * (count @ (places - middle) ** 2)
     return float(covariance / np.sqrt(variances)) if variances > 0 else float("nan")
+
+
+class AnalysisContext:
+    """The model and the corpus of an analysis, and what the first input shows of the model."""
+
+    def __init__(
+        self,
+        kind: type["Analysis"],
+        model: nn.Module,
+        encoder: Encoder,
+        first: TokenSequence,
+        ranks: Any = None,
+    ) -> None:
+        self.model = encoder_part(model)
+        self.meter = NormMeter(self.model)
+        self.inputs = next(encoder.batches([first], 1)).inputs(input_device(self.model))
+        ((stack, measured),) = self.meter.measure(self.inputs, head_norms=True, maps=False).items()
+        norms: Any = measured.transformed_norms
+        of_layers = measured.layer_scopes
+        self.layers, self.heads = norms.shape[1:3]
+        self.causal = stack == "decoder"
+        self.scopes = [scope for scope in of_layers[0] if all(scope in layer for layer in of_layers)]
+        self.categories = encoder.categories
+        self.ranks = ranks  # the frequency rank of each token id as a share of all tokens of the corpus, (V,)
+        self.prepared = kind.prepare(self)
+
+
+class Analysis(ABC):
+    """One of the papers' experiments, as statistics that are updated batch by batch and merged."""
+
+    name: ClassVar[str]
+    description: ClassVar[str]
+    needs_ranks: ClassVar[bool] = False  # the frequency ranks of tokens
+    mask_rate: ClassVar[float] = 0.0  # the default share of masked tokens
+
+    statistics: Mapping[str, Statistic]
+    options: Mapping[str, Any]  # of :meth:`captum_norm.NormMeter.measure`
+
+    def __init__(self, context: AnalysisContext) -> None:
+        self.context = context
+
+    @classmethod
+    def prepare(cls, context: AnalysisContext) -> Any:  # noqa: ARG003 - of those that need no more
+        """Read what the analysis needs of the model besides the context, before the corpus is read."""
+        return None
+
+    def measure(self, batch: TokenBatch) -> Measurements:
+        """Run the model on a batch."""
+        inputs = batch.inputs(input_device(self.context.model))
+        (measured,) = self.context.meter.measure(inputs, **self.options).values()
+        return measured
+
+    @abstractmethod
+    def update(self, batch: TokenBatch, measured: Measurements) -> None:
+        """Update the statistics with a batch."""
+
+    @abstractmethod
+    def result(self) -> AnalysisResult:
+        """Evaluate the statistics; the result has no metadata yet."""
+
+    def _result(self, summary: Mapping[str, Any], tables: Sequence[Table], plots: Sequence[Plot]) -> AnalysisResult:
+        numbers: dict[str, Any] = {name: cell(value) for name, value in summary.items()}
+        return AnalysisResult(self.name, self.description, numbers, tables, plots)

@@ -1,13 +1,13 @@
-"""Creates methods by name, and runs them with fixed seeds, timed."""
+"""Creates methods by name, runs them from a seed, and chooses the number that they explain."""
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
-from time import perf_counter
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,17 +17,16 @@ from torch import Tensor, nn
 
 from captum_norm.attr import TokenAttribution
 from captum_norm.checks import check_index
-from captum_norm.errors import InvalidInputError, NonFiniteError
+from captum_norm.errors import InvalidInputError, NonFiniteError, UnsupportedModelError
 from captum_norm.methods import METHODS
-from captum_norm.models import Inputs, TokenInputs, bind_tokens, explained_module
+from captum_norm.models import Difference, Inputs, TokenInputs, bind_tokens, explained_module
 from captum_norm.models.embeddings import StandIn
 from captum_norm.models.outputs import Readout, Target
 
-T = TypeVar("T")
+PROJECTION = "projection of the mean-pooled output on its own direction (the model has no head)"
+"""The explained output of a model that only returns hidden states."""
 
-COLUMNS = {"method", "example", "position", "token", "removable"}
-"""The other columns of tables that have a column for each method."""
-
+_COLUMNS = {"method", "example", "position", "token", "removable"}
 _SEEDS = 2**32
 
 
@@ -58,11 +57,11 @@ def make_method(
     name: str,
     model: nn.Module,
     *,
-    removal: StandIn | Literal["delete"] | int | Tensor | None,
-    tokenizer: Any,
-    keep_special: bool,
-    readout: Readout | None,
-    batch_size: int,
+    removal: StandIn | Literal["delete"] | int | Tensor | None = None,
+    tokenizer: Any = None,
+    keep_special: bool = True,
+    readout: Readout | None = None,
+    batch_size: int = 32,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Attribution:
     """Create a method of :data:`captum_norm.methods.METHODS` for a model."""
@@ -85,25 +84,20 @@ def make_method(
     return made
 
 
-def chosen_methods(names: Sequence[str] | Mapping[str, str | Attribution] | None) -> dict[str, str | Attribution]:
-    """Check the choice of methods; returns methods or their names, by their names in the results."""
-    if isinstance(names, str):
-        raise InvalidInputError(f"got methods={names!r}; expected a list of names, or a mapping")
-    if names is None:
-        names = tuple(METHODS)
-    if not isinstance(names, Mapping):
-        kind = next((type(method).__name__ for method in names if isinstance(method, Attribution)), None)
-        if kind is not None:
+def check_methods(methods: Sequence[str] | Mapping[str, str | Attribution] | None) -> dict[str, str | Attribution]:
+    """Return the methods to compare, or their names, by their names in the results."""
+    if methods is None:
+        methods = tuple(METHODS)
+    if not isinstance(methods, Mapping):
+        if isinstance(methods, str) or any(isinstance(method, Attribution) for method in methods):
             raise InvalidInputError(
-                f"got a list with a method of type {kind}; expected names, or a mapping: "
-                f'methods={{"{kind.lower()}": ...}}'
+                f'got methods={methods!r}; expected a list of names, or a mapping: methods={{"mine": ...}}'
             )
-        names = dict(zip(names, names, strict=True))
-    methods = dict(names)
+        methods = dict(zip(methods, methods, strict=True))
     if not methods:
         raise InvalidInputError(f"got no methods; expected some of {', '.join(METHODS)}")
     for name, method in methods.items():
-        if name in COLUMNS:
+        if name in _COLUMNS:
             raise InvalidInputError(
                 f"got a method called {name!r}, which is a column of the tables; call it something else"
             )
@@ -111,7 +105,7 @@ def chosen_methods(names: Sequence[str] | Mapping[str, str | Attribution] | None
             raise InvalidInputError(
                 f"got the method {method!r}; expected a method of Captum or one of {', '.join(METHODS)}"
             )
-    return methods
+    return dict(methods)
 
 
 def signature_of(method: Attribution) -> str:
@@ -124,17 +118,88 @@ def signature_of(method: Attribution) -> str:
     return "|".join([f"attribution:{type(method).__name__}", *(f"{name}:{value}" for name, value in shown.items())])
 
 
-def seeded_scores(method: Attribution, inputs: TokenInputs, target: Target, seed: int, *, mean: bool) -> Tensor:
-    """Compute a method's scores for the tokens of N examples, (N, S), with the global generators seeded."""
-    where: dict[str, Any] = {} if inputs.read is None else {"position": inputs.read.long().argmax(1)}
+def check_seed(seed: int) -> int:
+    """Convert a seed for torch and numpy."""
+    number = check_index("the seed", seed)
+    if not 0 <= number < _SEEDS:
+        raise InvalidInputError(f"got the seed {number}; expected 0 to {_SEEDS - 1}")
+    return number
+
+
+@contextmanager
+def seeded(model: nn.Module, seed: int) -> Iterator[None]:
+    """Seed torch's and numpy's global generators, of the model's devices too, inside the context, then restore them."""
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    # Captum's GradientSHAP draws from numpy's global generator.
+    state = np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=sorted(devices, key=str)):
+        torch.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            np.random.set_state(state)  # noqa: NPY002
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some of the examples, without padding that is common to all of them."""
+
+    index: Tensor
+    inputs: TokenInputs
+    target: Target
+
+    @property
+    def position(self) -> Tensor | None:
+        """Where the output is read, (N,); None for the default."""
+        return None if self.inputs.read is None else self.inputs.read.long().argmax(1)
+
+    def first(self) -> "Batch":
+        """Return only the first example."""
+        index = self.index.new_zeros(1)
+        places = torch.arange(self.inputs.real.shape[1], device=index.device)[None]
+        target = target_of_some(self.target, index, len(self.index))
+        return Batch(self.index[:1], self.inputs.take(index, places), target)
+
+
+def batches_of(inputs: TokenInputs, target: Target, size: int) -> Iterator[Batch]:
+    """Batch examples of similar lengths, which need little padding."""
+    lengths = inputs.real.sum(1)
+    for index in lengths.argsort(stable=True).split(size):
+        places = torch.arange(int(lengths[index].max()), device=index.device).expand(len(index), -1)
+        yield Batch(index, inputs.take(index, places), target_of_some(target, index, len(inputs)))
+
+
+def target_of_some(target: Target, index: Tensor, batch: int) -> Target:
+    """Return the targets of some of B examples; invalid ones are refused where they are used."""
+    if isinstance(target, Difference):
+        parts: list[Any] = [target_of_some(part, index, batch) for part in (target.target, target.other)]
+        return Difference(*parts)
+    listed = isinstance(target, Sequence) or (isinstance(target, Tensor) and target.dim() > 0)
+    if not listed or len(target) != batch:  # type: ignore[arg-type]
+        return target
+    return torch.as_tensor(target)[index.cpu()]
+
+
+def in_order(parts: Sequence[Tensor], batches: Sequence[Batch], width: int | None = None) -> Tensor:
+    """Concatenate rows of batches in the order of all examples, padded with zeros to (B, width) if given."""
+    if width is not None:
+        parts = [nn.functional.pad(part, (0, width - part.shape[1])) for part in parts]
+    rows, order = torch.cat(list(parts)), torch.cat([batch.index for batch in batches])
+    return rows[order.argsort().to(rows.device)]
+
+
+def token_scores(method: Attribution, batch: Batch, seed: int, *, mean: bool) -> Tensor:
+    """Compute a method's scores for the tokens of a batch, (N, S), with the global generators seeded."""
+    where: dict[str, Any] = {} if batch.position is None else {"position": batch.position}
     if mean and hasattr(method, "maps"):
         where = {"position": "mean"}
-    with seeded(inputs.model, seed), warnings.catch_warnings():
+    with seeded(batch.inputs.model, seed), warnings.catch_warnings():
         # Captum's DeepLIFT warns at every call that it sets hooks.
         warnings.filterwarnings("ignore", r"\s*Setting forward, backward hooks", UserWarning)
-        result = method.attribute(inputs.arguments, target=target, **where)
+        result = method.attribute(batch.inputs.arguments, target=batch.target, **where)
     scores: Any = result[0] if isinstance(result, tuple) else result
-    real = inputs.real
+    real = batch.inputs.real
     if not isinstance(scores, Tensor) or scores.shape != real.shape:
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise InvalidInputError(
@@ -147,46 +212,36 @@ def seeded_scores(method: Attribution, inputs: TokenInputs, target: Target, seed
     return masked
 
 
-def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """Return the result of some work, and the seconds it takes on any device."""
-    _wait()
-    start = perf_counter()
-    result = work()
-    _wait()
-    return result, perf_counter() - start
+def count_outputs(inputs: TokenInputs) -> int | None:
+    """Count the logits, at each position if every position has some; None if the model only returns hidden states."""
+    output = next(batches_of(inputs, None, 1)).inputs.run()
+    named = output if isinstance(output, Mapping) else {"logits": output}
+    logits = named.get("logits")
+    if isinstance(logits, Tensor):
+        return logits.shape[-1] if logits.dim() > 1 else 1
+    if "last_hidden_state" not in named:
+        raise UnsupportedModelError(
+            f"{type(inputs.model).__name__} returns neither logits nor a last hidden state; take a classifier, a "
+            "tagger, a language model or an encoder without a head, or in Python pass a readout"
+        )
+    return None
 
 
-def _wait() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
+def own_directions(inputs: TokenInputs, size: int) -> Readout:
+    """Create a readout for models without a head."""
+    batches = list(batches_of(inputs, None, size))
+    parts = [_pooled(batch.inputs.run(), batch.inputs.real) for batch in batches]
+    directions = nn.functional.normalize(in_order(parts, batches), dim=-1)
+
+    def project(output: Any, real: Tensor) -> Tensor:
+        pooled = _pooled(output, real)
+        return pooled @ directions.to(pooled).T
+
+    return project
 
 
-def checked_seed(seed: int) -> int:
-    """Check a seed for torch and numpy."""
-    number = check_index("the seed", seed)
-    if not 0 <= number < _SEEDS:
-        raise InvalidInputError(f"got the seed {number}; expected 0 to {_SEEDS - 1}")
-    return number
-
-
-@contextmanager
-def seeded(model: nn.Module, seed: int) -> Iterator[None]:
-    """Seed torch's and numpy's global generators, of the model's devices too, inside the context, then restore them.
-
-    Example:
-        >>> with seeded(nn.Linear(1, 1), 0):
-        ...     first = torch.rand(1)
-        >>> with seeded(nn.Linear(1, 1), 0):
-        ...     bool(torch.rand(1) == first)
-        True
-    """
-    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
-    # Captum's GradientSHAP draws from numpy's global generator.
-    state = np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices=sorted(devices, key=str)):
-        torch.manual_seed(seed)
-        np.random.seed(seed)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            np.random.set_state(state)  # noqa: NPY002
+def _pooled(output: Any, real: Tensor) -> Tensor:
+    """The mean hidden state of the real positions, (N, D)."""
+    states: Tensor = output["last_hidden_state"]
+    weights = real.to(states)
+    return (states * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)

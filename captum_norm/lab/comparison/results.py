@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 TableName = Literal["methods", "scores", "agreement", "curves"]
 """A table of a comparison; see :meth:`Comparison.frame`."""
 
-Row = dict[str, Any]
-
-LEVEL = 0.05
-"""The probability of chance below which two methods differ."""
-
+_LEVEL = 0.05
 _EXACT = 12
 _SAMPLES = 4096
 
@@ -67,14 +63,7 @@ MEASURES = (
 
 
 def sign_flip_p(differences: Tensor) -> float:
-    """Return the two-sided p-value of paired differences, (N,): how often flipped signs give a mean as far from 0.
-
-    All 2^N flips are tried for up to 12 examples, else 4096 drawn ones with a fixed seed.
-
-    Example:
-        >>> sign_flip_p(torch.tensor([1.0, 2.0, 1.0, 3.0, 1.0, 2.0]))
-        0.03125
-    """
+    """Return the two-sided p-value of paired differences, (N,): how often flipped signs give a mean as far from 0."""
     count = len(differences)
     if count <= _EXACT:
         signs = torch.tensor(list(product((1.0, -1.0), repeat=count)), dtype=torch.float64)
@@ -87,31 +76,20 @@ def sign_flip_p(differences: Tensor) -> float:
 
 
 def undefeated(values: Mapping[str, Tensor], measure: Measure) -> set[str]:
-    """Return the methods that are best by a measure: those that no method is better than by more than chance.
-
-    A method is worse if its mean is, to three decimals as tables show it, and p < :data:`LEVEL` in a sign-flip test
-    against the method of the best mean, over examples.
-
-    Args:
-        values: the measure of each example, (N,), by method; examples with NaN are left out.
-        measure: the measure.
-
-    Returns:
-        their names; none if no method is worse, so that the measure tells nothing apart.
-    """
-    kept = {name: column.double() for name, column in values.items() if not column.isnan().all()}
-    means = {name: float(column.nanmean()) for name, column in kept.items()}
+    """Return the methods that are best by a measure of each example, (N,) by method; see :meth:`Comparison.best`."""
+    defined = {name: column.double() for name, column in values.items() if not column.isnan().all()}
+    means = {name: float(column.nanmean()) for name, column in defined.items()}
     if not means:
         return set()
     sign = 1 if measure.higher else -1
     top = max(means, key=lambda name: sign * means[name])
     worse = set()
-    for name, column in kept.items():
-        behind = sign * (kept[top] - column)
+    for name, column in defined.items():
+        behind = sign * (defined[top] - column)
         behind = behind[~behind.isnan()]
-        if round(means[name], 3) != round(means[top], 3) and len(behind) and sign_flip_p(behind) < LEVEL:
+        if round(means[name], 3) != round(means[top], 3) and len(behind) and sign_flip_p(behind) < _LEVEL:
             worse.add(name)
-    return kept.keys() - worse if worse else set()
+    return defined.keys() - worse if worse else set()
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +210,9 @@ class Comparison(Result):
     def best(self) -> dict[str, set[str]]:
         """Return the methods that no other is better than by more than chance, by measure.
 
-        See :func:`captum_norm.lab.comparison.undefeated`; none where no method is worse than another.
+        A method is worse if its mean is, to three decimals as tables show it, and p < 0.05 in a sign-flip test against
+        the method of the best mean, over examples: of all flips for up to 12 examples, else of 4096 drawn ones. None
+        is best where none is worse. Examples with NaN are left out.
         """
         best = {}
         for measure in MEASURES:
@@ -240,18 +220,13 @@ class Comparison(Result):
             best[measure.name] = undefeated(values, measure)
         return best
 
-    @property
-    def flat(self) -> bool:
-        """Whether no method differs from the best one by any measure."""
-        return not any(self.best().values())
-
     def facts(self) -> dict[str, str]:
         """Return the names and values to show beside the numbers."""
         facts = {"model": self.model, "explained": self.explained, "examples": str(self.examples)}
         if self.accuracy is not None:
             facts["accuracy"] = f"{self.accuracy:.1%}"
         facts["plain forward pass"] = f"{self.forward_seconds:.3g} s"
-        if self.flat:
+        if not any(self.best().values()):
             facts["flat"] = "no method differs from the best by more than chance; take more texts, or another model"
         return facts | {"signature": self.signature}
 
@@ -339,13 +314,13 @@ class Comparison(Result):
     def _real_tokens(self, example: int) -> list[str]:
         return [token for token, real in zip(self.tokens[example], self.real[example].tolist(), strict=True) if real]
 
-    def _rows(self, table: str) -> list[Row]:
+    def _rows(self, table: str) -> list[dict[str, Any]]:
         if table not in _TABLES:
             raise InvalidInputError(f"got the table {table!r}; expected one of {', '.join(_TABLES)}")
         return list(_TABLES[table](self))
 
 
-def _methods(comparison: Comparison) -> Iterator[Row]:
+def _methods(comparison: Comparison) -> Iterator[dict[str, Any]]:
     means = comparison.means()
     for name, result in comparison.results.items():
         faithfulness = {measure.name: means[name][measure.name] for measure in MEASURES}
@@ -356,7 +331,7 @@ def _methods(comparison: Comparison) -> Iterator[Row]:
         yield {"method": name, **nothing, "signature": None, "refused": reason}
 
 
-def _scores(comparison: Comparison) -> Iterator[Row]:
+def _scores(comparison: Comparison) -> Iterator[dict[str, Any]]:
     scores = {name: result.scores.tolist() for name, result in comparison.results.items()}
     removable = comparison.removable.tolist()
     for example, position in comparison.real.nonzero().tolist():
@@ -369,12 +344,12 @@ def _scores(comparison: Comparison) -> Iterator[Row]:
         }
 
 
-def _agreement(comparison: Comparison) -> Iterator[Row]:
+def _agreement(comparison: Comparison) -> Iterator[dict[str, Any]]:
     for name, row in zip(comparison.results, comparison.agreement.tolist(), strict=True):
         yield {"method": name, **dict(zip(comparison.results, row, strict=True))}
 
 
-def _curves(comparison: Comparison) -> Iterator[Row]:
+def _curves(comparison: Comparison) -> Iterator[dict[str, Any]]:
     for name, result in comparison.results.items():
         curves = [curve.mean(0).tolist() for curve in (result.faithfulness.morf, result.faithfulness.lerf)]
         last = len(curves[0]) - 1

@@ -1,38 +1,41 @@
 """Compares methods on one model and its inputs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from time import perf_counter
+from typing import Any, Literal, TypeVar
 
 import torch
 from captum.attr import Attribution
-from torch import Tensor
+from torch import Tensor, nn
 
 from captum_norm.bars import bar
 from captum_norm.checks import check_index
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.lab.comparison.methods import (
-    checked_seed,
-    chosen_methods,
-    make_method,
-    seeded_scores,
-    signature_of,
-    timed,
-)
-from captum_norm.lab.comparison.results import Comparison, MethodResult
-from captum_norm.lab.comparison.targets import (
     PROJECTION,
     Batch,
     batches_of,
+    check_methods,
+    check_seed,
     count_outputs,
     in_order,
+    make_method,
     own_directions,
-    target_names,
-    tokens_of,
+    signature_of,
+    token_scores,
 )
-from captum_norm.lab.evaluation import ERASER_BINS, Faithfulness, FaithfulnessScores, Perturbation, agreement
-from captum_norm.lab.evaluation.perturbation import Output, PerturbedInputs, has_sigmoids
+from captum_norm.lab.comparison.results import Comparison, MethodResult
+from captum_norm.lab.evaluation import (
+    ERASER_BINS,
+    Faithfulness,
+    FaithfulnessScores,
+    Output,
+    Perturbation,
+    agreement,
+    has_sigmoids,
+)
 from captum_norm.methods import METHODS
 from captum_norm.models import (
     Difference,
@@ -40,6 +43,7 @@ from captum_norm.models import (
     Inputs,
     Position,
     SentenceSimilarity,
+    TokenInputs,
     bind_tokens,
     opened,
     replacement,
@@ -47,6 +51,8 @@ from captum_norm.models import (
 from captum_norm.models.embeddings import StandIn
 from captum_norm.models.outputs import Readout, Target
 from captum_norm.versions import versions
+
+T = TypeVar("T")
 
 _FORWARD_PASSES = 3
 
@@ -127,7 +133,7 @@ def compare(
         >>> list(comparison.results), comparison.agreement.shape
         (['norm', 'alti', 'saliency'], torch.Size([3, 3]))
     """
-    chosen, seed = chosen_methods(methods), checked_seed(seed)
+    named, seed = check_methods(methods), check_seed(seed)
     model, tokenizer = opened(model, tokenizer)
     replacement(model, "zero", tokenizer)  # refuses models whose tokens cannot be replaced, before they are run
     bound = bind_tokens(model, inputs, additional_forward_args, tokenizer=tokenizer, position=position)
@@ -146,49 +152,35 @@ def compare(
     options: dict[str, Any] = {"tokenizer": tokenizer, "keep_special": keep_special, "readout": readout}
     perturbation = Perturbation(model, removal, output=output, batch_size=batch_size, **options)
     faithfulness = Faithfulness(perturbation, bins=bins, steps=steps)
-    batches = list(batches_of(bound, target, batch_size))
-    perturbed = [_perturbed(perturbation, batch) for batch in batches]
-    batches = [replace(batch, target=_target(one.target)) for batch, one in zip(batches, perturbed, strict=True)]
+    batches, chosen, removable = _perturbed(perturbation, bound, list(batches_of(bound, target, batch_size)))
     forward = sum(_forward_seconds(batch) for batch in batches)
     make = partial(make_method, model=model, removal=removal, batch_size=batch_size, **options)
-    ready, refused = _warmed_up(chosen, make, batches, seed, mean=explained == PROJECTION)
-    removing = forward * faithfulness.passes * len(ready)
-    work = removing + sum(method.seconds * len(bound) for method in ready.values())
-    with bar("comparing", work, "") as progress:
-        scored, failed = _scored(ready, batches, progress.update)
-        refused |= failed
-        if not scored:
-            first, reason = next(iter(refused.items()))
-            raise InvalidInputError(f"no method supports the model and these inputs; {first}: {reason}")
-        width = bound.real.shape[1]
-        scores = {name: in_order(method.scores, batches, width) for name, method in scored.items()}
-        removable = in_order([one.removable for one in perturbed], batches, width)
-        progress.update(work - removing - progress.n)
-        each, by_batch = removing / len(bound), {name: method.scores for name, method in scored.items()}
-        faithful = _faithfulness(faithfulness, batches, by_batch, lambda count: progress.update(count * each))
-    known = [one.target for one in perturbed if one.target is not None]
-    if explained == PROJECTION or not known:
+    with bar("comparing", (len(named) + 1) * len(batches), "batches") as shown:
+        parts, cost, refused = _scored(named, make, batches, seed, shown.update, mean=explained == PROJECTION)
+        faithful = _faithfulness(faithfulness, batches, parts, shown.update)
+    scores = {name: in_order(of_batches, batches, bound.real.shape[1]) for name, of_batches in parts.items()}
+    if explained == PROJECTION or chosen is None:
         targets = ["own direction" if explained == PROJECTION else "the only number"] * len(bound)
     else:
-        targets = target_names(model, in_order(known, batches), readout, tokenizer)
+        targets = _target_names(model, chosen, count, tokenizer)
     settings = [faithfulness.signature, f"batch:{batch_size}", f"seed:{seed}"]
     return Comparison(
         model=name or type(model).__name__,
         explained=explained if output == "logit" else "probability",
         targets=targets,
-        tokens=tokens_of(bound, tokens, tokenizer),
+        tokens=_token_texts(bound, tokens, tokenizer),
         real=bound.to_user(bound.real).cpu(),
         removable=bound.to_user(removable).cpu(),
         results={
             name: MethodResult(
-                title=METHODS[name].title if chosen[name] == name else name,
-                signature=method.signature,
+                title=METHODS[name].title if named[name] == name else name,
+                signature=signature,
                 scores=bound.to_user(scores[name]).cpu(),
                 faithfulness=faithful[name],
-                seconds=method.seconds,
-                forward_ratio=method.seconds / forward,
+                seconds=seconds,
+                forward_ratio=seconds / forward,
             )
-            for name, method in scored.items()
+            for name, (signature, seconds) in cost.items()
         },
         refused=refused,
         agreement=agreement(scores, removable).cpu(),
@@ -209,17 +201,24 @@ def _check_labels(labels: Sequence[int] | Tensor, examples: int, classes: int | 
             raise InvalidInputError(f"got the label {label} for example {example}; expected 0 to {classes - 1}")
 
 
-def _perturbed(perturbation: Perturbation, batch: Batch) -> PerturbedInputs:
-    perturbed = perturbation.bind(batch.inputs.arguments, target=batch.target, position=batch.position)
-    empty = batch.index[(~perturbed.removable.any(1)).to(batch.index.device)].tolist()
-    if empty:
-        raise InvalidInputError(f"example {min(empty)} has no token that may be removed")
-    return perturbed
-
-
-def _target(chosen: Tensor | None) -> Target:
-    """Convert what :func:`captum_norm.models.chosen_target` returns to a target."""
-    return chosen if chosen is None or chosen.dim() < 2 else Difference(*chosen.unbind(1))
+def _perturbed(
+    perturbation: Perturbation, inputs: TokenInputs, batches: Sequence[Batch]
+) -> tuple[list[Batch], Tensor | None, Tensor]:
+    """Return batches with the targets that are explained, and for all examples these and the removable tokens."""
+    perturbed = [
+        perturbation.bind(batch.inputs.arguments, target=batch.target, position=batch.position) for batch in batches
+    ]
+    removable = in_order([part.removable for part in perturbed], batches, inputs.real.shape[1])
+    empty = (~removable.any(1)).nonzero()
+    if len(empty):
+        raise InvalidInputError(f"example {int(empty[0])} has no token that may be removed")
+    targets = [part.target for part in perturbed]
+    explained = [
+        replace(batch, target=target if target is None or target.dim() < 2 else Difference(*target.unbind(1)))
+        for batch, target in zip(batches, targets, strict=True)
+    ]
+    known = [target for target in targets if target is not None]
+    return explained, in_order(known, batches) if known else None, removable
 
 
 def _forward_seconds(batch: Batch) -> float:
@@ -228,81 +227,98 @@ def _forward_seconds(batch: Batch) -> float:
     return min(timed(batch.inputs.run)[1] for _ in range(_FORWARD_PASSES))
 
 
-@dataclass(frozen=True, eq=False)
-class _Method:
-    """A method, its seconds, and its scores by batch, (N, S) each."""
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """Return the result of some work, and the seconds it takes on any device."""
+    _wait()
+    start = perf_counter()
+    result = work()
+    _wait()
+    return result, perf_counter() - start
 
-    signature: str
-    explain: Callable[[Batch], Tensor]
-    seconds: float
-    scores: Sequence[Tensor] = ()
+
+def _wait() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
-def _warmed_up(
+def _scored(
     methods: Mapping[str, str | Attribution],
     make: Callable[[str], Attribution],
     batches: Sequence[Batch],
     seed: int,
+    done: Callable[[], object],
     *,
     mean: bool,
-) -> tuple[dict[str, _Method], dict[str, str]]:
-    """Run every method on one example, which shows what it costs; the reasons of refused methods, too."""
-    ready, refused, first = {}, {}, batches[0].first()
-    with bar("preparing", len(methods), "methods") as progress:
-        for name, method in methods.items():
-            try:
-                made = make(method) if isinstance(method, str) else method
-                explain = partial(_explain, made, seed, mean=mean)
-                seconds = timed(partial(explain, first))[1]
-                ready[name] = _Method(signature_of(made), explain, seconds)
-            except CaptumNormError as error:
-                refused[name] = " ".join(str(error).split())
-            progress.update()
-    return ready, refused
-
-
-def _explain(method: Attribution, seed: int, batch: Batch, *, mean: bool) -> Tensor:
-    return seeded_scores(method, batch.inputs, batch.target, seed, mean=mean)
-
-
-def _scored(
-    methods: Mapping[str, _Method], batches: Sequence[Batch], done: Callable[[float], object]
-) -> tuple[dict[str, _Method], dict[str, str]]:
-    """Run methods on all examples; ``done`` is told of the seconds that finished work was expected to take."""
-    scored, refused = {}, {}
-    for name, method in methods.items():
-        parts, seconds = [], 0.0
+) -> tuple[dict[str, list[Tensor]], dict[str, tuple[str, float]], dict[str, str]]:
+    """Run methods on all examples, after a warm-up on one: scores by batch, signatures and seconds, and refusals."""
+    scored, cost, refused = dict[str, list[Tensor]](), dict[str, tuple[str, float]](), dict[str, str]()
+    first = batches[0].first()
+    for name, named in methods.items():
         try:
+            method = make(named) if isinstance(named, str) else named
+            token_scores(method, first, seed, mean=mean)
+            parts, seconds = [], 0.0
             for batch in batches:
-                scores, taken = timed(partial(method.explain, batch))
+                scores, taken = timed(partial(token_scores, method, batch, seed, mean=mean))
                 parts.append(scores)
                 seconds += taken
-                done(method.seconds * len(batch.index))
-            scored[name] = replace(method, seconds=seconds, scores=parts)
+                done()
         except CaptumNormError as error:
             refused[name] = " ".join(str(error).split())
-    return scored, refused
+        else:
+            scored[name], cost[name] = parts, (signature_of(method), seconds)
+    if not scored:
+        name, reason = next(iter(refused.items()))
+        raise InvalidInputError(f"no method supports the model and these inputs; {name}: {reason}")
+    return scored, cost, refused
 
 
 def _faithfulness(
     faithfulness: Faithfulness,
     batches: Sequence[Batch],
     scores: Mapping[str, Sequence[Tensor]],
-    done: Callable[[int], object],
+    done: Callable[[], object],
 ) -> dict[str, FaithfulnessScores]:
     """Measure the faithfulness of every method, on all examples in their order."""
     parts = []
     for place, batch in enumerate(batches):
-        of_batch = {name: methods[place] for name, methods in scores.items()}
+        of_batch = {name: rows[place] for name, rows in scores.items()}
         parts.append(faithfulness.evaluate(batch.inputs.arguments, of_batch, batch.target, position=batch.position))
-        done(len(batch.index))
-    order = torch.cat([batch.index for batch in batches]).argsort()
-    by_method = {name: FaithfulnessScores.concatenate([part[name] for part in parts]) for name in scores}
-    return {name: one[order.cpu()] for name, one in by_method.items()}
+        done()
+    order = torch.cat([batch.index for batch in batches]).argsort().cpu()
+    return {name: FaithfulnessScores.concatenate([part[name] for part in parts])[order] for name in scores}
 
 
 def _accuracy(perturbation: Perturbation, batches: Sequence[Batch], labels: Sequence[int] | Tensor) -> float:
     """The share of examples whose label the model predicts."""
     bound = (perturbation.bind(batch.inputs.arguments, position=batch.position) for batch in batches)
-    predicted = in_order([one.target for one in bound if one.target is not None], batches).cpu()
+    predicted = in_order([part.target for part in bound if part.target is not None], batches).cpu()
     return float((predicted == torch.as_tensor(labels)).double().mean())
+
+
+def _target_names(model: nn.Module, chosen: Tensor, count: int | None, tokenizer: Any) -> list[str]:
+    """Name targets: by a classifier's labels, a language model's tokens, or the indices of a readout."""
+    labels = getattr(getattr(model, "config", None), "id2label", None) or {}
+    convert = getattr(tokenizer, "convert_ids_to_tokens", str)
+
+    def name(target: int) -> str:
+        if count is None:
+            return str(target)
+        if isinstance(model, SentenceSimilarity):
+            return model.texts[target]
+        return str(labels.get(target, target) if len(labels) == count else convert(target))
+
+    rows = (chosen[:, None] if chosen.dim() == 1 else chosen).tolist()
+    return [" − ".join(map(name, row)) for row in rows]
+
+
+def _token_texts(inputs: TokenInputs, tokens: Sequence[Sequence[str]] | None, tokenizer: Any) -> list[list[str]]:
+    """Return the texts of the tokens at the positions of the user's inputs; ids or indices if texts are not known."""
+    tokens = inputs.tokens if tokens is None else tokens
+    if tokens is not None:
+        return [list(texts) for texts in tokens]
+    ids = inputs.arguments.get("input_ids")
+    if not isinstance(ids, Tensor):
+        return [[str(place) for place in range(inputs.real.shape[1])] for _ in range(len(inputs))]
+    convert = getattr(tokenizer, "convert_ids_to_tokens", None) or (lambda row: [str(token) for token in row])
+    return [convert(row) for row in inputs.to_user(ids).tolist()]

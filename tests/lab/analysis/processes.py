@@ -29,7 +29,6 @@ def run(name: str, text: Path, out: Path, backend: Backend = "local") -> None:
         out=out,
         batch_tokens=60,
         block_texts=2,
-        tokens=None if name == "contextualization-change" else out / "tokens.parquet",
         backend=backend,
     )
     write_report(result, out)

@@ -1,4 +1,4 @@
-"""Texts in files."""
+"""Texts in files, tokens, masks and batches."""
 
 import bz2
 import gzip
@@ -7,12 +7,18 @@ import lzma
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.lab.analysis.corpus import Corpus
+from captum_norm.lab.analysis.corpus import Corpus, Encoder, longest
+from tests import families
+from tests.lab.analysis.small import TEXTS, tokenizer
 
+NUMBERED = list(enumerate(TEXTS, 1))
 CONTENT = "one\n\n  \ntwo\nthree\r\n\nfour"
 
 
@@ -58,16 +64,6 @@ def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message:
         Corpus(tmp_path / name).digest()
 
 
-def test_a_corpus_goes_by_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "text"
-    path.write_bytes(b"\xff\n")
-    with pytest.raises(InvalidInputError, match=r"^standard input, line 1: got byte 0xff"):
-        Corpus(path, name="standard input").digest()
-    path.write_bytes(b"\n")
-    with pytest.raises(InvalidInputError, match=r"^standard input has no text"):
-        Corpus(path, name="standard input").digest()
-
-
 def test_bad_options(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no such file"):
         Corpus(tmp_path / "absent")
@@ -83,3 +79,73 @@ def test_bad_options(tmp_path: Path) -> None:
         Corpus(tmp_path / "text", "words")  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="limit=0"):
         Corpus(tmp_path / "text", limit=0)
+
+
+def encoder(**options: float) -> Encoder:
+    return Encoder(tokenizer(), **{"max_length": 64, **options})  # type: ignore[arg-type]
+
+
+def test_masks_depend_on_seed_and_line_alone() -> None:
+    plain = encoder().sequences(NUMBERED)
+    masked = encoder(mask_rate=0.12).sequences(NUMBERED)
+    assert encoder(mask_rate=0.12).sequences(NUMBERED[4:]) == masked[4:]
+    assert encoder(mask_rate=0.12, seed=1).sequences(NUMBERED) != masked
+    for before, after in zip(plain, masked, strict=True):
+        ordinary = range(1, len(before.ids) - 1)
+        assert len(after.masked) == max(1, int(len(ordinary) * 0.12))
+        assert set(after.masked) <= set(ordinary)
+        for place, (was, now) in enumerate(zip(before.ids, after.ids, strict=True)):
+            assert now == (tokenizer().mask_token_id if place in after.masked else was)
+
+
+def test_batches_hold_every_sequence_once_within_the_budget() -> None:
+    sequences = encoder().sequences(NUMBERED)
+    batches = list(encoder().batches(sequences, 40))
+    rows = [ids[real].tolist() for batch in batches for ids, real in zip(batch.ids, batch.real, strict=True)]
+    assert sorted(rows) == sorted(sequence.ids for sequence in sequences)
+    assert all(batch.ids.numel() <= 40 or len(batch.ids) == 1 for batch in batches)
+
+
+def test_documents_become_windows_and_lines_are_cut_off() -> None:
+    text = [(7, " ".join(TEXTS))]
+    (cut,) = encoder(max_length=12).sequences(text)
+    windows = encoder(max_length=12, windows=True).sequences(text)
+    assert cut == windows[0]
+    joined = [token for window in windows for token in window.ids[1:-1]]
+    assert joined == tokenizer()(text[0][1], add_special_tokens=False)["input_ids"]
+
+
+def test_categories_of_a_batch() -> None:
+    sequences = encoder().sequences([(1, "Yes, no."), (2, "Yes")])
+    (batch,) = encoder().batches(sequences, 100)
+    names = (*encoder().categories.names, "padding")
+    found = [[names[place] for place in row] for row in batch.categories.tolist()]
+    assert found[1] == ["[CLS]", "other", "comma, period", "other", "comma, period", "[SEP]"]
+    assert found[0] == ["[CLS]", "other", "[SEP]", "padding", "padding", "padding"]
+    assert batch.inputs(torch.device("cpu"))["attention_mask"].sum() == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "expected"),
+    [
+        ("bert", 10**30, 64),  # its table of positions
+        ("bert", 30, 30),
+        ("bert", 512, 64),
+        ("roberta", 512, 63),  # counts from its padding id on
+        ("llama", 10**30, 64),  # no table: the configuration's
+        ("llama", 100, 100),
+        ("t5-encoder", 10**30, 512),
+    ],
+)
+def test_the_longest_input_is_what_tokenizer_and_model_allow(name: str, known: int, expected: int) -> None:
+    said: Any = SimpleNamespace(model_max_length=known)
+    assert longest(families.build(name), said) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"mask_rate": 1.0}, "mask_rate=1.0"), ({"mask_rate": -0.1}, "mask_rate"), ({"max_length": 2}, "at least 3")],
+)
+def test_bad_options_of_an_encoder(options: dict[str, float], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        encoder(**options)

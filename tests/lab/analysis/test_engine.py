@@ -4,13 +4,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
 import pytest
 import torch
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.lab.analysis.corpus import Categories, Corpus, Encoder
-from captum_norm.lab.analysis.engine import AnalysisJob, Setup, analyze
+from captum_norm.lab.analysis.corpus import Corpus, Encoder
+from captum_norm.lab.analysis.engine import AnalysisJob, analyze
 from captum_norm.lab.analysis.norms import Dispersion, SpecialTokens
 from captum_norm.lab.analysis.results import AnalysisResult
 from captum_norm.lab.analysis.statistics import Analysis
@@ -48,10 +47,9 @@ def test_blocks_set_aside_are_left_out_and_counted(tmp_path: Path) -> None:
             return lambda attempt: self.set_aside(attempt.block) if attempt.block.index in bad else work(attempt)
 
     def result(corpus: Path, **metadata: Any) -> AnalysisResult:
-        encoder = Encoder(tokenizer(), Categories.of(tokenizer()), 512)
-        setup = Setup.of(SpecialTokens, bert(), encoder, Corpus(corpus))
-        whole = Survivors(str(tmp_path / "out"), {}, setup, {"corpus": metadata}, 64, 3)
-        return whole.result(run_job(whole))
+        encoder = Encoder(tokenizer(), 512)
+        job = Survivors(str(tmp_path / "out"), {}, SpecialTokens, bert(), encoder, Corpus(corpus), 64, 3)
+        return job.result(run_job(job), {"corpus": metadata})
 
     bad = {1}
     found = result(write_texts(tmp_path / "text"))
@@ -62,22 +60,6 @@ def test_blocks_set_aside_are_left_out_and_counted(tmp_path: Path) -> None:
     bad = {0, 1, 2, 3}
     with pytest.raises(InvalidInputError, match="all blocks of the corpus were set aside; nothing is left to analyze"):
         result(tmp_path / "text")
-
-
-def test_tokens_are_stored_in_the_order_of_the_text(tmp_path: Path) -> None:
-    text, out = write_texts(tmp_path / "text"), tmp_path / "tokens.parquet"
-    result = analyze("mixing-ratio", bert(), tokenizer(), Corpus(text), mask_rate=0, block_texts=4, tokens=out)
-    assert result is not None
-    table = pyarrow.parquet.read_table(out).to_pydict()
-    expected = [
-        (line, place, token)
-        for line, ids in enumerate(tokenizer()(list(TEXTS))["input_ids"], 1)
-        for place, token in enumerate(tokenizer().convert_ids_to_tokens(ids))
-    ]
-    assert list(zip(table["line"], table["position"], table["token"], strict=True)) == expected
-    first = [row[0] for row in table["attn_res_ln"]]
-    (mean,) = (row[2] for row in result.table("layers").rows if row[:2] == (0, "AttnResLn-N"))
-    assert sum(first) / len(first) == pytest.approx(mean, rel=1e-6)
 
 
 @pytest.mark.long
@@ -108,10 +90,8 @@ def test_killed_before_every_batch_of_a_block_it_is_the_same(
         clock.work(4.9)
         return measure(analysis, batch)
 
-    def go(out: Path) -> Any:
-        tokens = None if name == "contextualization-change" else out / "tokens.parquet"
-        result = analyze(name, model, tokenizer(), Corpus(text), out=out, batch_tokens=30, tokens=tokens)
-        return result, tokens and tokens.read_bytes()
+    def go(out: Path) -> AnalysisResult:
+        return analyze(name, model, tokenizer(), Corpus(text), out=out, batch_tokens=30)
 
     monkeypatch.setattr(Analysis, "measure", slow)
     whole, batches = go(tmp_path / "whole"), clock.worked
@@ -147,15 +127,12 @@ def test_what_is_finished_is_kept_where_the_result_cannot_be_saved(
     assert list(out.iterdir()) == []
 
 
-def test_frequencies_and_tokenizer_and_configuration_are_those_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text, out, model, listed = write_texts(tmp_path / "text"), tmp_path / "out", bert(), tmp_path / "listed"
-    listed.write_text("the\n.\n", encoding="utf-8")
+def test_tokenizer_and_configuration_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, out, model = write_texts(tmp_path / "text"), tmp_path / "out", bert()
 
     def go(**options: Any) -> Any:
-        told = {"tokenizer": tokenizer(), "frequencies": listed, **options}
-        return analyze("frequency", model, corpus=Corpus(text), out=out, block_texts=4, **told)
+        chosen: dict[str, Any] = {"tokenizer": tokenizer(), "out": out, **options}
+        return analyze("frequency", model, corpus=Corpus(text), block_texts=4, **chosen)
 
     clock, measure = Clock(monkeypatch), Analysis.measure
 
@@ -174,12 +151,8 @@ def test_frequencies_and_tokenizer_and_configuration_are_those_of_the_run(
     with pytest.raises(InvalidInputError, match="unfinished run with configuration"):
         go()
     model.config.hidden_act = "gelu"
-    listed.write_text(".\nthe\n", encoding="utf-8")
-    with pytest.raises(InvalidInputError, match=r"unfinished run with frequencies \".*listed \(\w+\)\""):
-        go()
     assert tree(out) == before
-    listed.write_text("the\n.\n", encoding="utf-8")
-    assert go() == analyze("frequency", model, tokenizer(), Corpus(text), block_texts=4, frequencies=listed)
+    assert go() == go(out=None)
 
 
 @pytest.mark.parametrize(
@@ -189,9 +162,6 @@ def test_frequencies_and_tokenizer_and_configuration_are_those_of_the_run(
         ("dispersion", {"batch_tokens": 0}, "batch_tokens=0"),
         ("dispersion", {"backend": RayBackend(address="auto")}, "name it with --out"),
         ("dispersion", {"backend": "cluster"}, "got the backend 'cluster'; expected \"local\""),
-        ("dispersion", {"frequencies": "list"}, "does not use"),
-        ("frequency", {"frequencies": "no-such-list"}, "cannot read no-such-list: there is no such file"),
-        ("contextualization-change", {"tokens": "tokens.parquet"}, "measures nothing of single tokens"),
     ],
 )
 def test_bad_requests_are_named(tmp_path: Path, name: str, options: dict[str, Any], message: str) -> None:

@@ -29,7 +29,7 @@ def test_all_heads_together_by_one_matrix(name: str, seed: int) -> None:
     layers = oracle.layers(family, model, ids)
     for handle in handles:
         handle.remove()
-    found = [read() for read in affine_maps(model, {"input_ids": ids})]
+    found = [read() for read in affine_maps(model, {"input_ids": ids}, len(layers))]
     for layer, x, one in zip(layers, received, found, strict=True):
         expected = torch.einsum("bhkd,hde->bke", layer.values, layer.projection)
         np.testing.assert_allclose(x.numpy() @ one.weight + one.bias, expected.numpy(), atol=1e-10)

@@ -15,13 +15,12 @@ from torch import Tensor
 
 import captum_norm
 from captum_norm import Comparison, Difference, InvalidInputError, TokenAttribution, UnsupportedModelError, compare
-from captum_norm.lab.comparison.targets import PROJECTION
+from captum_norm.lab.comparison.methods import PROJECTION
 from captum_norm.methods import METHODS
 from captum_norm.models.inputs import Inputs
 from tests import families
 from tests.classifiers import CLS, MASK, SEP, TOKENIZER, classifier, randomized, sentences, state
-from tests.lab.evaluation.test_correlation import shared_ranks
-from tests.lab.evaluation.test_faithfulness import BINS, STEPS, derived, without
+from tests.lab.test_evaluation import BINS, STEPS, derived, shared_ranks, without
 
 LENGTHS = [7, 5, 8]
 STANDARD: dict[str, Any] = {"tokenizer": TOKENIZER, "bins": [float(share) for share in BINS], "steps": STEPS}

@@ -1,10 +1,10 @@
-"""Every score, derived once more one example and one perturbed input at a time."""
+"""Every score, derived once more one example and one perturbed input at a time; agreement against its definition."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from itertools import pairwise, product
-from math import ceil, log
-from statistics import mean
+from itertools import combinations, pairwise, product
+from math import ceil, log, nan, sqrt
+from statistics import correlation, mean
 from typing import Any, Literal
 
 import pytest
@@ -14,7 +14,7 @@ from captum.attr import FeatureAblation
 from torch import Tensor, nn
 
 from captum_norm import Difference, InvalidInputError, TokenAttribution, UnsupportedModelError
-from captum_norm.lab.evaluation import Faithfulness, FaithfulnessScores, Perturbation, kendall, spearman
+from captum_norm.lab.evaluation import Faithfulness, FaithfulnessScores, Perturbation, agreement
 from tests import families
 from tests.classifiers import MASK, SEP, TOKENIZER, alone, classifier, randomized, sentences, state
 
@@ -38,19 +38,42 @@ def without(model: Any, ids: Tensor, removed: set[int], removal: Removal) -> dic
     return {"inputs_embeds": embedded[None]}
 
 
+def shared_ranks(values: list[float]) -> list[float]:
+    """Places from the lowest, the mean place for equal values."""
+    order = sorted(values)
+    return [order.index(value) + (order.count(value) - 1) / 2 for value in values]
+
+
+def rho(first: list[float], second: list[float]) -> float:
+    """Spearman's correlation."""
+    ordered = min(len(set(first)), len(set(second))) > 1
+    return correlation(shared_ranks(first), shared_ranks(second)) if ordered else nan
+
+
+def tau(first: list[float], second: list[float]) -> float:
+    """Kendall's τ_b."""
+    pairs = combinations(zip(first, second, strict=True), 2)
+    signs = [((x > y) - (x < y), (u > v) - (u < v)) for (x, u), (y, v) in pairs]
+    ordered = sqrt(sum(x != 0 for x, _ in signs) * sum(u != 0 for _, u in signs))
+    return sum(x * u for x, u in signs) / ordered if ordered else nan
+
+
 def derived(
-    output: Callable[[set[int]], float], scores: list[float], removable: list[int], logs: bool
+    output: Callable[[set[int]], float],
+    scores: list[float],
+    removable: list[int],
+    logs: bool,
+    bins: Sequence[Fraction] = BINS,
 ) -> dict[str, Any]:
     """All scores of one example whose output without some tokens is known."""
     order = sorted(removable, key=lambda token: (-scores[token], token))
     whole = output(set())
-    tops = [set(order[: ceil(share * len(order))]) for share in BINS]
+    tops = [set(order[: ceil(share * len(order))]) for share in bins]
     shares = [Fraction(step, STEPS) for step in range(STEPS + 1)]
     morf = [output(set(order[: ceil(share * len(order))])) for share in shares]
     lerf = [output(set(order[::-1][: ceil(share * len(order))])) for share in shares]
-    omitted = torch.tensor([[whole - output({token}) for token in removable]])
-    ranked = torch.tensor([[scores[token] for token in removable]])
-    everything = torch.ones_like(ranked, dtype=torch.bool)
+    omitted = [whole - output({token}) for token in removable]
+    ranked = [scores[token] for token in removable]
 
     def area(curve: list[float]) -> float:
         return mean((left + right) / 2 for left, right in pairwise(curve))
@@ -59,10 +82,10 @@ def derived(
         "aopc": mean(whole - value for value in morf[1:]),
         "comprehensiveness": mean(whole - output(top) for top in tops),
         "sufficiency": mean(whole - output(set(removable) - top) for top in tops),
-        "log_odds": mean(log(output(top)) - log(whole) for top in tops) if logs else float("nan"),
+        "log_odds": mean(log(output(top)) - log(whole) for top in tops) if logs else nan,
         "relevance_gain": area(lerf) - area(morf),
-        "spearman": float(spearman(ranked, omitted, everything)),
-        "kendall": float(kendall(ranked, omitted, everything)),
+        "spearman": rho(ranked, omitted),
+        "kendall": tau(ranked, omitted),
         "morf": morf,
         "lerf": lerf,
     }
@@ -91,7 +114,7 @@ def test_scores_of_a_classifier(
     perturbation = Perturbation(model, removal, tokenizer=TOKENIZER, keep_special=keep_special, output=output)
     faithfulness = Faithfulness(perturbation, bins=[float(share) for share in BINS], steps=STEPS)
     given = None if seed == 0 else [2, 0, 1, 1]
-    actual = faithfulness.evaluate(ids, scores, given, mask)
+    actual = faithfulness.evaluate(ids, {"": scores}, given, mask)[""]
     for row in range(len(ids)):
         tokens = alone(ids, mask, row)[0]
         special = (0, len(tokens) - 1) if keep_special else ()
@@ -117,7 +140,8 @@ def test_scores_of_a_causal_language_model(removal: Removal) -> None:
     tokenizer = TOKENIZER if removal == "delete" else None
     perturbation = Perturbation(model, removal, tokenizer=tokenizer, keep_special=removal == "delete")
     faithfulness = Faithfulness(perturbation, bins=[float(share) for share in BINS], steps=STEPS)
-    actual = faithfulness.evaluate({"input_ids": ids, "attention_mask": mask}, scores, target=[7, 11, 30])
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    actual = faithfulness.evaluate(inputs, {"": scores}, target=[7, 11, 30])[""]
     for row, target in enumerate([7, 11, 30]):
         tokens = alone(ids, mask, row)[0]
 
@@ -184,9 +208,9 @@ def test_several_methods_share_their_inputs_and_batches_change_nothing() -> None
         runs.clear()
         for name, scores in methods.items():
             perturbation = Perturbation(model, removal, tokenizer=TOKENIZER, batch_size=5)
-            alone_scores = Faithfulness(perturbation).evaluate(ids, scores, None, mask)
+            single = Faithfulness(perturbation).evaluate(ids, {name: scores}, None, mask)[name]
             for field, value in vars(together[name]).items():
-                torch.testing.assert_close(value, getattr(alone_scores, field), rtol=1e-10, atol=1e-12)
+                torch.testing.assert_close(value, getattr(single, field), rtol=1e-10, atol=1e-12)
         assert max(runs) == 5
         assert shared < 0.7 * sum(runs)
     hook.remove()
@@ -198,7 +222,7 @@ def test_no_input_is_run_twice() -> None:
     hook = model.bert.encoder.register_forward_pre_hook(
         lambda _, args: inputs.extend(tuple(row.flatten().tolist()) for row in args[0])
     )
-    Faithfulness(Perturbation(model, "mask", tokenizer=TOKENIZER)).evaluate(ids, torch.rand(ids.shape), 0, mask)
+    Faithfulness(Perturbation(model, "mask", tokenizer=TOKENIZER)).evaluate(ids, {"": torch.rand(ids.shape)}, 0, mask)
     hook.remove()
     assert len(inputs) - len(set(inputs)) == 1  # the whole input, run first to see what is predicted
     assert len(set(inputs)) <= 2 ** int(mask.sum() - 2)
@@ -219,9 +243,10 @@ def test_parts_of_a_corpus_are_put_together() -> None:
     faithfulness = Faithfulness(Perturbation(model, "mask", tokenizer=TOKENIZER))
     scores = torch.rand(ids.shape)
     scores[3] = 1  # ranks nothing
-    whole = faithfulness.evaluate(ids, scores)
-    parts = [faithfulness.evaluate(ids[part], scores[part]) for part in (slice(0, 1), slice(1, 4))]
-    for field, value in vars(FaithfulnessScores.concatenate(parts)).items():
+    whole, first, rest = (
+        faithfulness.evaluate(ids[part], {"": scores[part]})[""] for part in (slice(4), slice(1), slice(1, 4))
+    )
+    for field, value in vars(FaithfulnessScores.concatenate([first, rest])).items():
         torch.testing.assert_close(value, getattr(whole, field), rtol=1e-10, atol=1e-12, equal_nan=True)
     means = whole.means()
     assert list(means) == list(vars(whole))[:-2]
@@ -249,7 +274,7 @@ def test_any_module_will_do_and_a_linear_one_is_ranked_perfectly() -> None:
     ids, mask = torch.tensor([[5, 9, 2, 4], [8, 1, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
     for removal in ("zero", 0):
         perturbation = Perturbation(Sum(), removal, keep_special=False, output="logit")
-        scores = Faithfulness(perturbation, bins=[0.5], steps=4).evaluate(ids, ids, None, mask)
+        scores = Faithfulness(perturbation, bins=[0.5], steps=4).evaluate(ids, {"": ids}, None, mask)[""]
         assert scores.morf.tolist() == [[10, 5.5, 3, 1, 0], [4.5, 0.5, 0.5, 0, 0]]
         assert scores.lerf.tolist() == [[10, 9, 7, 4.5, 0], [4.5, 4, 4, 0, 0]]
         assert scores.comprehensiveness.tolist() == [7, 4]
@@ -258,13 +283,30 @@ def test_any_module_will_do_and_a_linear_one_is_ranked_perfectly() -> None:
         assert perturbation.bind(ids, mask).leave_one_out().tolist() == [[2.5, 4.5, 1, 2], [4, 0.5, 0, 0]]
 
 
+@pytest.mark.parametrize("length", [9, 100, 300])  # torch sorts short rows in another way
+def test_ranks_of_equal_scores_and_rounded_shares(length: int) -> None:
+    generator = torch.Generator().manual_seed(length)
+    ids = torch.randint(1, 60, (1, length), generator=generator)
+    scores = torch.randint(-2, 3, (1, length), generator=generator).double()
+    shares = [Fraction(number, 100) for number in range(1, 101)]
+    perturbation = Perturbation(Sum(), "zero", keep_special=False, output="logit")
+    faithfulness = Faithfulness(perturbation, bins=[float(share) for share in shares], steps=STEPS)
+    (numbers,) = ids.tolist()
+
+    def output(removed: set[int]) -> float:
+        return float(sum(number for place, number in enumerate(numbers) if place not in removed)) / 2
+
+    expected = derived(output, scores[0].tolist(), list(range(length)), False, shares)
+    check(faithfulness.evaluate(ids, {"": scores})[""], 0, expected)
+
+
 def test_occlusion_is_leave_one_out_of_the_logit() -> None:
     model, (ids, mask) = classifier(), sentences([8, 5])
     occlusion = TokenAttribution(model, FeatureAblation, tokenizer=TOKENIZER, keep_special=True)
     perturbation = Perturbation(model, "mask", tokenizer=TOKENIZER, output="logit")
     scores = occlusion.attribute(ids, 2, mask)
     torch.testing.assert_close(scores, perturbation.bind(ids, mask, target=2).leave_one_out(), rtol=1e-9, atol=1e-12)
-    assert Faithfulness(perturbation).evaluate(ids, scores, 2, mask).spearman.tolist() == [1, 1]
+    assert Faithfulness(perturbation).evaluate(ids, {"": scores}, 2, mask)[""].spearman.tolist() == [1, 1]
 
 
 def test_a_difference_of_logits_drops_as_its_two_logits_do() -> None:
@@ -352,11 +394,13 @@ def test_bad_input_is_refused() -> None:
         bound = perturbation("delete", keep_special=False).bind(ids, mask)
         bound.outputs(torch.tensor([True, False]).reshape(2, 1, 1).expand(2, 1, 7))
     with refused(r"scores of shape \(2, 6\); expected \(2, 7\)"):
-        Faithfulness(perturbation()).evaluate(ids, torch.zeros(2, 6), None, mask)
+        Faithfulness(perturbation()).evaluate(ids, {"": torch.zeros(2, 6)}, None, mask)
     with refused("scores contain NaN or infinity"):
-        Faithfulness(perturbation()).evaluate(ids, torch.full((2, 7), torch.nan), None, mask)
+        Faithfulness(perturbation()).evaluate(ids, {"": torch.full((2, 7), torch.nan)}, None, mask)
     with refused("example 1 has no token that may be removed"):
-        Faithfulness(perturbation()).evaluate(torch.tensor([[1, 5], [1, SEP]]), torch.zeros(2, 2))
+        Faithfulness(perturbation()).evaluate(torch.tensor([[1, 5], [1, SEP]]), {"": torch.zeros(2, 2)})
+    with refused("expected a mapping from methods to tensors"):
+        Faithfulness(perturbation()).evaluate(ids, torch.zeros(2, 7), None, mask)  # type: ignore[arg-type]
     with refused(r"bins \(0.0, 0.5\); expected shares"):
         Faithfulness(perturbation(), bins=[0.0, 0.5])
     with refused("steps=0"):
@@ -381,3 +425,27 @@ def test_signature_says_what_changes_scores() -> None:
         Faithfulness(perturbation, bins=[0.2], steps=5).signature
         == "removal:id:17|special:removed|output:probability|bins:0.2|steps:5"
     )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_agreement_is_the_mean_over_examples_where_it_is_defined(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randn(3, 12, generator=generator)
+    second = (first + torch.randn(3, 12, generator=generator)).round()  # many are equal
+    compared = torch.rand(3, 12, generator=generator) < 0.8
+    second[1] = 0
+    compared[1, 1:] = seed > 1  # one token alone has no order either
+    rows = [[values[row, compared[row]].tolist() for values in (first, second)] for row in (0, 2)]
+    for coefficient, function in (("spearman", rho), ("kendall", tau)):
+        table = agreement({"a": first, "b": second}, compared, coefficient)  # type: ignore[arg-type]
+        expected = mean(function(*row) for row in rows)
+        torch.testing.assert_close(table, torch.tensor([[1, expected], [expected, 1]], dtype=torch.float64))
+        assert agreement({"a": first, "b": -first}, compared, coefficient)[0, 1] == -1  # type: ignore[arg-type]
+
+
+def test_agreement_of_bad_input_is_refused() -> None:
+    scores, compared = torch.rand(3, 12), torch.ones(3, 12, dtype=torch.bool)
+    with pytest.raises(InvalidInputError, match=r"shapes \(3, 12\), \(3, 11\), \(3, 12\); expected \(B, S\)"):
+        agreement({"a": scores, "b": scores[:, 1:]}, compared)
+    with pytest.raises(InvalidInputError, match="got coefficient='pearson'; expected one of spearman, kendall"):
+        agreement({"a": scores}, compared, "pearson")  # type: ignore[arg-type]
