@@ -1,5 +1,6 @@
 """Sentiment on SST-2: the faithfulness of methods, by removing tokens of sentences whose class is explained."""
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -46,8 +47,8 @@ def compared(open_model: Opener, data: Path, examples: int, removal: Any, method
     model, tokenizer = open_model()
     chosen = sentiment.read(data / "dev.tsv")[:examples]
     inputs = tokenizer([sentence for sentence, _ in chosen], padding=True, return_tensors="pt").to(model.device)
-    options: Any = {"labels": [label for _, label in chosen], "removal": removal}
-    return compare(model, inputs, tokenizer=tokenizer, methods=made(methods, model, tokenizer), **options).to_json()
+    comparison = compare(model, inputs, tokenizer=tokenizer, methods=made(methods, model, tokenizer), removal=removal)
+    return json.dumps(json.loads(comparison.to_json()) | {"accuracy": sentiment.accuracy(model, tokenizer, chosen)})
 
 
 def results(

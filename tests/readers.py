@@ -219,7 +219,7 @@ READERS: Mapping[str, Callable[[Path], Reader]] = {
     "corpus": lambda _: Reader(
         "text.txt",
         texts(TEXT),
-        lambda path: [text for _, text in Corpus(path).texts()] and Corpus(path, "documents").digest(),
+        lambda path: [text for _, text in Corpus(path).texts()] and Corpus(path).digest(),
     ),
     "gz": lambda _: Reader("text.gz", [gzip.compress(TEXT.encode() * 20)], lambda path: Corpus(path).digest()),
     "xz": lambda _: Reader("text.xz", [lzma.compress(TEXT.encode() * 20)], lambda path: Corpus(path).digest()),

@@ -50,11 +50,6 @@ class AnalyzeOptions(Layouts, Workers):
         "sentences of Europarl in this package)",
         metavar="FILE",
     )
-    documents: bool = option(
-        "a text is all lines up to a blank one, and a long text several inputs (default: a text is a line, truncated "
-        "to the model's length)",
-        False,
-    )
     limit: int | None = option("read only the first N texts", parse=positive, metavar="N")
     out: Path | str | None = option(
         "write the results there, in a folder or at a URL: numbers, tables, figures and a page. A killed run is "
@@ -104,7 +99,7 @@ def _run(options: AnalyzeOptions) -> None:
         except OSError as error:
             raise InvalidInputError(f"cannot write into {options.out}: {error.strerror or error}") from error
 
-    corpus = Corpus(options.corpus or SAMPLE, "documents" if options.documents else "lines", options.limit)
+    corpus = Corpus(options.corpus or SAMPLE, options.limit)
     with progress(terminal_only=True):
         model, tokenizer = load(options.model)
         result = analyze(

@@ -1,6 +1,5 @@
 """Runs ``captum-norm compare``, which shows which method is faithful to a model."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -37,8 +36,8 @@ class CompareOptions(Subject):
     """The options of ``captum-norm compare``."""
 
     examples: str | None = argument(
-        "a text, a file with one on each line, alone or followed by a tab and its label, or - to read such lines from "
-        "standard input (default: six captions)",
+        "a text, a file with one on each line, which ends at a tab, or - to read such lines from standard input "
+        "(default: six captions)",
         metavar="TEXT|FILE",
         nargs="?",
     )
@@ -72,7 +71,7 @@ def _run(options: CompareOptions) -> None:
     from captum_norm.lab.comparison import compare
     from captum_norm.show import print_result
 
-    texts, labels = _examples(options)
+    texts = _examples(options)
     model, tokenizer = options.load()
     with progress(terminal_only=True):
         comparison = compare(
@@ -82,7 +81,6 @@ def _run(options: CompareOptions) -> None:
             target=numbered(model, tokenizer, options.named_target()),
             position=options.position,
             tokenizer=tokenizer,
-            labels=None if labels is None else _numbers(labels, model, tokenizer),
             removal=options.removal,
             seed=options.seed,
             name=options.model,
@@ -95,42 +93,18 @@ def _run(options: CompareOptions) -> None:
         console.say(f"wrote {path}")
 
 
-def _examples(options: CompareOptions) -> tuple[list[str], dict[int, str] | None]:
-    """The texts, and their labels by the number of the line, if they have any."""
+def _examples(options: CompareOptions) -> list[str]:
+    """The texts: what is before the first tab of each line."""
     if options.examples is None:
         from captum_norm.demo import CAPTIONS
 
-        return list(CAPTIONS[: options.limit or _CAPTIONS]), None
+        return list(CAPTIONS[: options.limit or _CAPTIONS])
     # Not splitlines(), which also splits at characters such as U+2028.
     lines = given_text(options.examples, is_text=options.text).split("\n")
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()][: options.limit]
-    if not numbered:
+    texts = [text.strip() for text, *_ in (line.split("\t") for line in lines) if text.strip()][: options.limit]
+    if not texts:
         raise InvalidInputError("there is no text to explain; give some words")
-    parts = {number: line.rpartition("\t") for number, line in numbered}
-    labelled = sum(bool(tab) for _, tab, _ in parts.values())
-    if labelled not in (0, len(parts)):
-        raise InvalidInputError(
-            f"{labelled} of {len(parts)} lines have a tab and a label; expected all of them, or none"
-        )
-    if not labelled:
-        return [line.strip() for _, line in numbered], None
-    labels = {number: label.strip() for number, (_, _, label) in parts.items()}
-    return [text.strip() for text, _, _ in parts.values()], labels
-
-
-def _numbers(labels: Mapping[int, str], model: Any, tokenizer: Any) -> list[int]:
-    """The indices of labels, which are numbers or names."""
-    from captum_norm.explanation.run import output_number
-    from captum_norm.models.outputs import has_labels
-
-    numbers, classes = [], model.config.num_labels
-    for line, label in labels.items():
-        place = f"the label {label!r} in line {line}"
-        number = output_number(model, tokenizer, label, place)
-        if has_labels(model) and not 0 <= number < classes:
-            raise InvalidInputError(f"got {place}; expected 0 to {classes - 1}")
-        numbers.append(number)
-    return numbers
+    return texts
 
 
 COMMAND = Command("compare", "see which method is faithful to a model", CompareOptions, _run)

@@ -321,7 +321,7 @@ def numbered(model: Any, tokenizer: Any, target: Any) -> Any:
     """Replace the names in a target by the numbers of these outputs."""
     if isinstance(target, Difference):
         return Difference(numbered(model, tokenizer, target.target), numbered(model, tokenizer, target.other))
-    return output_number(model, tokenizer, target, f"the target {target}") if isinstance(target, str) else target
+    return _output_number(model, tokenizer, target) if isinstance(target, str) else target
 
 
 def _target_name(target: Any) -> str | None:
@@ -334,8 +334,8 @@ def _target_name(target: Any) -> str | None:
     return ", ".join(map(str, listed)) if isinstance(listed, list | tuple) else str(listed)
 
 
-def output_number(model: Any, tokenizer: Any, name: str, named: str) -> int:
-    """Return the index of an output by its number, text, label or token; ``named`` is its name in messages."""
+def _output_number(model: Any, tokenizer: Any, name: str) -> int:
+    """Return the index of an output by its number, text, label or token."""
     # Only the right kind is looked up: a misspelt label may be a token, and language models have labels, too.
     if isinstance(model, SentenceEncoder) and name in model.texts:
         return model.texts.index(name)
@@ -349,11 +349,11 @@ def output_number(model: Any, tokenizer: Any, name: str, named: str) -> int:
         pass
     if labels:
         raise InvalidInputError(
-            f"got {named}, which is no number and no label of {kind}; its labels are {', '.join(labels)}"
+            f"got the target {name}, which is no number and no label of {kind}; its labels are {', '.join(labels)}"
         )
     if getattr(model, "get_output_embeddings", lambda: None)() is None:
-        raise InvalidInputError(f"got {named}, but the outputs of {kind} are neither labels nor tokens")
+        raise InvalidInputError(f"got the target {name}, but the outputs of {kind} are neither labels nor tokens")
     pieces = [name] if name in tokenizer.get_vocab() else tokenizer.tokenize(name)
     if len(pieces) != 1 or tokenizer.unk_token in pieces:
-        raise InvalidInputError(f"got {named}, which is no number and no single token of {kind}")
+        raise InvalidInputError(f"got the target {name}, which is no number and no single token of {kind}")
     return int(tokenizer.convert_tokens_to_ids(pieces[0]))

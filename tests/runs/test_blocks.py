@@ -43,15 +43,14 @@ def test_blocks_are_the_text(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("unit", ["lines", "documents"])
-def test_blocks_of_a_corpus_are_its_texts(tmp_path: Path, seed: int, unit: str) -> None:
+def test_blocks_of_a_corpus_are_its_texts(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     content = drawn(rng, rng.randrange(1, 30)).replace(LINES[2], b"two")
     for name, packed in (("text", content), ("text.bz2", bz2.compress(content))):
         path = tmp_path / name
         path.write_bytes(packed)
         for limit in (None, 1, 5):
-            corpus = Corpus(path, unit, limit)  # type: ignore[arg-type]  # a parameter
+            corpus = Corpus(path, limit)
             size = rng.randrange(1, 6)
             texts = list(corpus.texts())
             found = [list(corpus.read(block)) for block in corpus.blocks(size)]

@@ -9,7 +9,7 @@ from io import BytesIO
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,6 @@ from captum_norm.text.lines import decoded, is_regular_file, read_lines
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Unit = Literal["lines", "documents"]
-"""A text: one line, or all lines up to a blank one."""
-
 SAMPLE = Path(__file__).parent / "data" / "europarl-en.txt"
 """The sample in the package: sentences from the proceedings of the European Parliament, one in each line."""
 
@@ -35,11 +32,10 @@ _DEFAULT_LENGTH = 512
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text file; blank lines are skipped.
+    """A file with a text on each line; blank lines are skipped.
 
     Attributes:
         path: the path or URL of the file, UTF-8; ``.gz``, ``.xz`` and ``.bz2`` are decompressed.
-        unit: whether a text is a line or a document.
         limit: the number of texts to read; all if None.
 
     Raises:
@@ -51,14 +47,11 @@ class Corpus:
     """
 
     path: str | PathLike[str]
-    unit: Unit = "lines"
     limit: int | None = None
 
     def __post_init__(self) -> None:
         if not is_regular_file(self.path):
             raise InvalidInputError(f"cannot read {self.path} more than once; expected a regular file")
-        if self.unit not in get_args(Unit):
-            raise InvalidInputError(f"got unit={self.unit!r}; expected one of {', '.join(get_args(Unit))}")
         if self.limit is not None and self.limit < 1:
             raise InvalidInputError(f"got limit={self.limit}; expected at least 1")
 
@@ -66,12 +59,12 @@ class Corpus:
         return Path(self.path).name
 
     def texts(self) -> Iterator[tuple[int, str]]:
-        """Read each text with the number of its first line, from 1.
+        """Read each text with the number of its line, from 1.
 
         Raises:
             InvalidInputError: a line is not UTF-8, or a compressed file is damaged.
         """
-        return islice(self._texts(read_lines(self.path)), self.limit)
+        return islice(_numbered_texts(read_lines(self.path)), self.limit)
 
     def blocks(self, size: int) -> Iterator[Block]:
         """Find blocks of ``size`` texts, the last one of the rest."""
@@ -85,9 +78,9 @@ class Corpus:
             first, index, left = first + len(lines), index + 1, None if left is None else left - texts
 
     def read(self, block: Block) -> Sequence[tuple[int, str]]:
-        """Read the texts of a block, each with the number of its first line."""
+        """Read the texts of a block, each with the number of its line."""
         (content,) = block.read()
-        return list(self._texts(read_lines(BytesIO(content), str(self.path), block.first)))
+        return list(_numbered_texts(read_lines(BytesIO(content), str(self.path), block.first)))
 
     def digest(self) -> str:
         """Compute the SHA-256 hash of the texts, each with a line feed.
@@ -105,34 +98,20 @@ class Corpus:
 
     def _take(self, reader: LineReader, first: int, number: int) -> tuple[list[bytes], int]:
         """Take the lines of the next texts; return how many texts they are, too."""
-        lines, texts, inside = list[bytes](), 0, False
+        lines, texts = list[bytes](), 0
         for line in reader.lines:
             lines.append(line)
             text = decoded(line, reader.name, first + len(lines) - 1)
             if isinstance(text, InvalidInputError):
                 raise text
-            blank = not text.strip()
-            texts += inside and blank if self.unit == "documents" else not blank
-            inside = not blank
+            texts += bool(text.strip())
             if texts == number:
-                return lines, texts
-        return lines, texts + (inside and self.unit == "documents")
+                break
+        return lines, texts
 
-    def _texts(self, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-        """Put lines together to texts."""
-        if self.unit == "lines":
-            yield from ((number, line) for number, line in lines if line.strip())
-            return
-        first, gathered = 1, list[str]()
-        for number, line in lines:
-            if line.strip():
-                first = first if gathered else number
-                gathered.append(line)
-            elif gathered:
-                yield first, "\n".join(gathered)
-                gathered = []
-        if gathered:
-            yield first, "\n".join(gathered)
+
+def _numbered_texts(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    return ((number, line) for number, line in lines if line.strip())
 
 
 class Categories(NamedTuple):
@@ -171,7 +150,6 @@ class Encoder:
 
     tokenizer: "PreTrainedTokenizerBase"
     max_length: int
-    windows: bool = False  # whether a longer text becomes several sequences; otherwise it is truncated
     # The share of ordinary tokens to mask, at least one; the paper masks 12 %, as pre-training does (80 % of 15 %).
     mask_rate: float = 0.0
     seed: int = 0
@@ -182,10 +160,6 @@ class Encoder:
         if self.mask_rate and self.tokenizer.mask_token_id is None:
             raise InvalidInputError(
                 f"got mask_rate={self.mask_rate}, but the tokenizer has no mask token; set it to 0 (--mask-rate 0)"
-            )
-        if self.windows and not self.tokenizer.is_fast:
-            raise InvalidInputError(
-                f"{type(self.tokenizer).__name__} cannot split documents into windows; give the text by lines"
             )
         least = self.tokenizer.num_special_tokens_to_add() + 1
         if self.max_length < least:
@@ -207,22 +181,14 @@ class Encoder:
         return Categories(names, of_token)
 
     def sequences(self, texts: Sequence[tuple[int, str]]) -> list[TokenSequence]:
-        """Tokenize texts, each with the number of its first line, in their order."""
+        """Tokenize texts, each with the number of its line, in their order."""
+        lines, contents = zip(*texts, strict=True)
         encoded: Any = self.tokenizer(
-            [text for _, text in texts],
-            truncation=True,
-            max_length=self.max_length,
-            return_special_tokens_mask=True,
-            **({"return_overflowing_tokens": True} if self.windows else {}),
+            list(contents), truncation=True, max_length=self.max_length, return_special_tokens_mask=True
         )
-        owners = encoded["overflow_to_sample_mapping"] if self.windows else range(len(texts))
-        sequences, previous, window = [], None, 0
-        for owner, ids, special in zip(owners, encoded["input_ids"], encoded["special_tokens_mask"], strict=True):
-            window = window + 1 if owner == previous else 0
-            previous = owner
-            if not all(special):
-                sequences.append(self._masked(ids, f"{self.seed} {texts[owner][0]} {window}"))
-        return sequences
+        parts = zip(lines, encoded["input_ids"], encoded["special_tokens_mask"], strict=True)
+        # A line had windows once: the 0 keeps the masks of earlier versions.
+        return [self._masked(ids, f"{self.seed} {line} 0") for line, ids, special in parts if not all(special)]
 
     def batches(self, sequences: Sequence[TokenSequence], batch_tokens: int) -> Iterator[TokenBatch]:
         """Batch sequences by length, with at most ``batch_tokens`` tokens in a batch, padding included."""

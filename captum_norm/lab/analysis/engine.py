@@ -79,8 +79,8 @@ def analyze(
         seed: decides which tokens are masked.
         mask_rate: the share of ordinary tokens that the mask token replaces; None for the analysis's default, or 0 if
             the tokenizer has no mask token.
-        max_length: the largest number of tokens in a sequence; None for the limit of model and tokenizer. Longer lines
-            are truncated, longer documents become several sequences.
+        max_length: the largest number of tokens in a sequence, to which longer lines are truncated; None for the limit
+            of model and tokenizer.
         batch_tokens: the largest number of tokens in a batch, padding included.
         block_texts: the number of texts in a block, whose sequences are batched by length.
         restart: whether to discard unfinished work.
@@ -124,7 +124,6 @@ def analyze(
         max_length = longest(model, tokenizer)
     digest, model_class = corpus.digest(), type(model).__name__
     settings = {
-        "unit": corpus.unit,
         "limit": corpus.limit,
         "seed": seed,
         "mask_rate": mask_rate,
@@ -154,7 +153,7 @@ def analyze(
     with _folder(out) as folder:
         output = f"{folder}/{name}"
         Journal(output, identity).check()
-        encoder = Encoder(tokenizer, max_length, corpus.unit == "documents", mask_rate, seed)
+        encoder = Encoder(tokenizer, max_length, mask_rate, seed)
         job = AnalysisJob(output, identity, kind, model, encoder, corpus, batch_tokens, block_texts, device)
         results: list[AnalysisResult] = []
 

@@ -1,4 +1,4 @@
-"""What an analysis keeps of a corpus: sufficient statistics, whose size does not depend on it, merged by addition.
+"""Statistics that an analysis keeps of a corpus: sums and counts, whose size does not depend on it, merged by addition.
 
 A run computes statistics for each block of the corpus and merges them in the order of the blocks. The corpus alone
 thus determines the order of every floating-point addition: one process, several, and a resumed run give the same
@@ -44,14 +44,7 @@ class Statistic:
 
 
 class Moments(Statistic):
-    """Count, mean, population standard deviation, minimum and maximum of the values in each cell; NaN of none.
-
-    Example:
-        >>> moments = Moments(2)
-        >>> moments.add(torch.tensor([[1.0, 5.0], [3.0, 7.0]]), torch.tensor([[True, True], [True, False]]))
-        >>> moments.mean.tolist(), moments.deviation.tolist()
-        ([2.0, 5.0], [1.0, 0.0])
-    """
+    """Count, mean, population standard deviation, minimum and maximum of the values in each cell; NaN of none."""
 
     joins = MappingProxyType({"least": np.minimum, "greatest": np.maximum})
 
@@ -121,15 +114,7 @@ class Moments(Statistic):
 
 @dataclass(frozen=True)
 class Grid:
-    """Bins for positive numbers: 2^bits of equal width in every octave from 2^low to 2^high.
-
-    Values outside go to the first or last bin. The index of a bin is the exponent and the first bits of the mantissa,
-    which takes four integer operations. The values in one bin differ by at most a relative 2^-bits.
-
-    Example:
-        >>> Grid(-1, 1, 1).places(torch.tensor([0.0, 0.5, 0.75, 1.0, 1.4, 9.0])).tolist()
-        [0, 0, 1, 2, 2, 3]
-    """
+    """Bins for positive numbers: 2^bits of equal width in every octave from 2^low to 2^high, others at the ends."""
 
     low: int
     high: int
@@ -142,16 +127,13 @@ class Grid:
 
     def places(self, values: Tensor) -> Tensor:
         """Return the bin of each value, int32."""
+        # The index is the exponent and the first bits of the mantissa: four integer operations.
         first = (127 + self.low) << self.bits
         return (values.float().contiguous().view(torch.int32) >> (23 - self.bits)).sub_(first).clamp_(0, self.size - 1)
 
 
 class Counts(Statistic):
-    """Counts of pairs of values in the fields of a two-dimensional grid by group, for Spearman's correlation.
-
-    Values in one bin share a rank, so the correlation is that of values rounded to the grid. If each axis has n or
-    more used bins with at most 1/n of the values each, the error is at most about 1/n². Only used fields are stored.
-    """
+    """Counts of pairs of values in the fields of a grid, by group; values in one bin share a rank."""
 
     def __init__(self, groups: int, rows: Grid, columns: Grid) -> None:
         self._groups, self._columns, self._size = groups, columns.size, rows.size * columns.size
@@ -220,23 +202,13 @@ class RankedCounts(Statistic):
 
 
 def midranks(counts: Array) -> Array:
-    """Return the mean rank of the values in each of some ascending bins, as a share of the number of values.
-
-    Example:
-        >>> midranks(np.array([1, 2, 1])).tolist()
-        [0.25, 0.625, 1.0]
-    """
+    """Return the mean rank of the values in each of some ascending bins, as a share of the number of values."""
     ranks: Array = (counts.cumsum() - (counts - 1) / 2) / max(counts.sum(), 1)
     return ranks
 
 
 def frequency_ranks(counts: Array) -> Tensor:
-    """Return the mean frequency rank of each token as a share of all tokens, small for frequent ones, by counts (V,).
-
-    Example:
-        >>> frequency_ranks(np.array([2, 1, 0, 1])).tolist()
-        [0.375, 0.875, 1.125, 0.875]
-    """
+    """Return the mean frequency rank of each token, small for frequent ones, as a share of all tokens, (V,)."""
     _, groups = np.unique(-counts, return_inverse=True)
     return torch.from_numpy(midranks(np.bincount(groups, weights=counts)))[groups]
 

@@ -131,8 +131,6 @@ class Comparison(Result):
         agreement: Spearman's ρ of two methods' scores of removable tokens, averaged over examples, (M, M), in the order
             of ``results``.
         forward_seconds: the time of the plain forward pass of all examples, without gradients.
-        accuracy: the share of examples that the model classifies correctly; None without labels, and for one of several
-            examples.
         signature: all choices that change numbers, and the versions of the packages.
     """
 
@@ -146,12 +144,16 @@ class Comparison(Result):
     refused: Mapping[str, str]
     agreement: Tensor
     forward_seconds: float
-    accuracy: float | None
     signature: str
 
     axes = MappingProxyType(
         {"targets": ("B",), "tokens": ("B",), "real": ("BS",), "removable": ("BS",), "agreement": ("MM",)}
     )
+
+    @classmethod
+    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:  # noqa: ARG003
+        """Leave out the accuracy that earlier files have."""
+        return {name: value for name, value in content.items() if name != "accuracy"}
 
     def __repr__(self) -> str:
         refused = f"; refused: {', '.join(self.refused)}" if self.refused else ""
@@ -186,7 +188,6 @@ class Comparison(Result):
             removable=removable,
             results=results,
             agreement=agreement({name: result.scores for name, result in results.items()}, removable).cpu(),
-            accuracy=self.accuracy if len(self) == 1 else None,
         )
 
     def __iter__(self) -> Iterator["Comparison"]:
@@ -223,8 +224,6 @@ class Comparison(Result):
     def facts(self) -> dict[str, str]:
         """Return the names and values to show beside the numbers."""
         facts = {"model": self.model, "explained": self.explained, "examples": str(self.examples)}
-        if self.accuracy is not None:
-            facts["accuracy"] = f"{self.accuracy:.1%}"
         facts["plain forward pass"] = f"{self.forward_seconds:.3g} s"
         if not any(self.best().values()):
             facts["flat"] = "no method differs from the best by more than chance; take more texts, or another model"
@@ -293,7 +292,6 @@ class Comparison(Result):
             "explained": self.explained,
             "signature": self.signature,
             "examples": self.examples,
-            "accuracy": self.accuracy,
             "forward_seconds": self.forward_seconds,
             "targets": list(self.targets),
             **{table: list(rows(self)) for table, rows in _TABLES.items()},

@@ -11,7 +11,6 @@ from captum.attr import Attribution
 from torch import Tensor, nn
 
 from captum_norm.bars import bar
-from captum_norm.checks import check_index
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.lab.comparison.methods import (
     PROJECTION,
@@ -67,8 +66,6 @@ def compare(
     position: Position = None,
     readout: Readout | None = None,
     tokenizer: Any = None,
-    tokens: Sequence[Sequence[str]] | None = None,
-    labels: Sequence[int] | Tensor | None = None,
     removal: StandIn | Literal["delete"] | int | Tensor | None = None,
     keep_special: bool = True,
     output: Output | None = None,
@@ -98,8 +95,6 @@ def compare(
         readout: the output to explain instead of logits, see :data:`captum_norm.models.outputs.Readout`.
         tokenizer: tokenizes texts, and knows mask, padding and special tokens, and the texts of tokens; None for that
             of a pipeline or a SentenceTransformer.
-        tokens: the texts of the tokens, S for each example; None to take them from the inputs or the tokenizer.
-        labels: the right class of each example, for the model's accuracy.
         removal: how to remove a token, see :class:`captum_norm.lab.evaluation.Perturbation`; also the baseline of
             Captum's methods, unless it is ``"delete"``. None: the mask token, or else the padding token, or else
             the mean of all embeddings.
@@ -143,8 +138,6 @@ def compare(
         if target is not None:
             raise InvalidInputError(f"{type(model).__name__} has no head, so it has no target; take a model with one")
         readout, explained, target = own_directions(bound, batch_size), PROJECTION, torch.arange(len(bound))
-    if labels is not None:
-        _check_labels(labels, len(bound), count)
     if output is None:
         single = count is None or count < 2 or isinstance(target, Difference)
         exclusive = not (single or has_sigmoids(model) or isinstance(model, SentenceSimilarity))
@@ -168,7 +161,7 @@ def compare(
         model=name or type(model).__name__,
         explained=explained if output == "logit" else "probability",
         targets=targets,
-        tokens=_token_texts(bound, tokens, tokenizer),
+        tokens=_token_texts(bound, tokenizer),
         real=bound.to_user(bound.real).cpu(),
         removable=bound.to_user(removable).cpu(),
         results={
@@ -185,20 +178,8 @@ def compare(
         refused=refused,
         agreement=agreement(scores, removable).cpu(),
         forward_seconds=forward,
-        accuracy=None if labels is None else _accuracy(perturbation, batches, labels),
         signature="|".join([*settings, *(f"{package}:{version}" for package, version in versions().items())]),
     )
-
-
-def _check_labels(labels: Sequence[int] | Tensor, examples: int, classes: int | None) -> None:
-    if classes is None or classes < 2 or len(labels) != examples:
-        raise InvalidInputError(
-            f"got {len(labels)} labels for {examples} examples and "
-            f"{'no logits' if classes is None else f'{classes} logits'}; expected one label each, and several classes"
-        )
-    for example, label in enumerate(torch.as_tensor(labels).tolist()):
-        if not 0 <= check_index("the label", label) < classes:
-            raise InvalidInputError(f"got the label {label} for example {example}; expected 0 to {classes - 1}")
 
 
 def _perturbed(
@@ -289,13 +270,6 @@ def _faithfulness(
     return {name: FaithfulnessScores.concatenate([part[name] for part in parts])[order] for name in scores}
 
 
-def _accuracy(perturbation: Perturbation, batches: Sequence[Batch], labels: Sequence[int] | Tensor) -> float:
-    """The share of examples whose label the model predicts."""
-    bound = (perturbation.bind(batch.inputs.arguments, position=batch.position) for batch in batches)
-    predicted = in_order([part.target for part in bound if part.target is not None], batches).cpu()
-    return float((predicted == torch.as_tensor(labels)).double().mean())
-
-
 def _target_names(model: nn.Module, chosen: Tensor, count: int | None, tokenizer: Any) -> list[str]:
     """Name targets: by a classifier's labels, a language model's tokens, or the indices of a readout."""
     labels = getattr(getattr(model, "config", None), "id2label", None) or {}
@@ -312,11 +286,10 @@ def _target_names(model: nn.Module, chosen: Tensor, count: int | None, tokenizer
     return [" − ".join(map(name, row)) for row in rows]
 
 
-def _token_texts(inputs: TokenInputs, tokens: Sequence[Sequence[str]] | None, tokenizer: Any) -> list[list[str]]:
+def _token_texts(inputs: TokenInputs, tokenizer: Any) -> list[list[str]]:
     """Return the texts of the tokens at the positions of the user's inputs; ids or indices if texts are not known."""
-    tokens = inputs.tokens if tokens is None else tokens
-    if tokens is not None:
-        return [list(texts) for texts in tokens]
+    if inputs.tokens is not None:
+        return [list(texts) for texts in inputs.tokens]
     ids = inputs.arguments.get("input_ids")
     if not isinstance(ids, Tensor):
         return [[str(place) for place in range(inputs.real.shape[1])] for _ in range(len(inputs))]

@@ -25,12 +25,11 @@ CONTENT = "one\n\n  \ntwo\nthree\r\n\nfour"
 @pytest.mark.parametrize(
     ("suffix", "compress"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)]
 )
-def test_texts_by_lines_and_by_documents(tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes]) -> None:
+def test_texts_are_lines(tmp_path: Path, suffix: str, compress: Callable[[bytes], bytes]) -> None:
     path = tmp_path / f"text{suffix}"
     path.write_bytes(compress(CONTENT.encode()))
     assert list(Corpus(path).texts()) == [(1, "one"), (4, "two"), (5, "three"), (7, "four")]
-    assert list(Corpus(path, "documents").texts()) == [(1, "one"), (4, "two\nthree"), (7, "four")]
-    assert list(Corpus(path, "documents", 2).texts()) == [(1, "one"), (4, "two\nthree")]
+    assert list(Corpus(path, 2).texts()) == [(1, "one"), (4, "two")]
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
@@ -75,8 +74,6 @@ def test_bad_options(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"pipe more than once; expected a regular file$"):
         Corpus(tmp_path / "pipe")
     (tmp_path / "text").write_text("a\n")
-    with pytest.raises(InvalidInputError, match="unit='words'"):
-        Corpus(tmp_path / "text", "words")  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="limit=0"):
         Corpus(tmp_path / "text", limit=0)
 
@@ -106,13 +103,10 @@ def test_batches_hold_every_sequence_once_within_the_budget() -> None:
     assert all(batch.ids.numel() <= 40 or len(batch.ids) == 1 for batch in batches)
 
 
-def test_documents_become_windows_and_lines_are_cut_off() -> None:
-    text = [(7, " ".join(TEXTS))]
-    (cut,) = encoder(max_length=12).sequences(text)
-    windows = encoder(max_length=12, windows=True).sequences(text)
-    assert cut == windows[0]
-    joined = [token for window in windows for token in window.ids[1:-1]]
-    assert joined == tokenizer()(text[0][1], add_special_tokens=False)["input_ids"]
+def test_lines_are_cut_off() -> None:
+    (sequence,) = encoder(max_length=12).sequences([(7, " ".join(TEXTS))])
+    (whole,) = encoder(max_length=512).sequences([(7, " ".join(TEXTS))])
+    assert sequence.ids == [*whole.ids[:11], tokenizer().sep_token_id]
 
 
 def test_categories_of_a_batch() -> None:

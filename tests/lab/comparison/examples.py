@@ -1,5 +1,6 @@
 """A small comparison to show: two sentences, one padded on each side, a method that is refused."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,12 +20,12 @@ METHODS = ["norm", "decompx", "occlusion", "input-gradient", "random"]
 def comparison(kind: str = "classifier") -> Comparison:
     """Of a classifier, or of a causal language model, which GlobEnc does not take."""
     ids, mask = sentences([5, 7])
-    options: dict[str, Any] = {"tokenizer": TOKENIZER, "tokens": TEXTS, "name": HOSTILE}
+    options: dict[str, Any] = {"tokenizer": TOKENIZER, "name": HOSTILE}
     if kind == "classifier":
-        return compare(classifier(), ids, mask, methods=METHODS, labels=[0, 1], **options)
+        return replace(compare(classifier(), ids, mask, methods=METHODS, **options), tokens=TEXTS)
     torch.manual_seed(0)
     config = hf.GPT2Config(
         vocab_size=families.VOCABULARY, n_embd=16, n_layer=2, n_head=4, pad_token_id=0, bos_token_id=1, eos_token_id=2
     )
     model = randomized(hf.GPT2LMHeadModel(config), 0)
-    return compare(model, ids, mask, methods=[*METHODS, "globenc"], output="logit", **options)
+    return replace(compare(model, ids, mask, methods=[*METHODS, "globenc"], output="logit", **options), tokens=TEXTS)
