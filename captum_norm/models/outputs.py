@@ -95,11 +95,6 @@ def has_labels(model: nn.Module) -> bool:
     return class_of(model).__name__.endswith(LABELLED)
 
 
-def has_sigmoids(model: nn.Module) -> bool:
-    """Whether each class has a probability of its own (multi-label classification)."""
-    return getattr(config_of(model), "problem_type", None) == "multi_label_classification"
-
-
 def read_position(model: nn.Module, *, causal: bool) -> HeadPosition | None:
     """Look up the position that a model's head reads, by the model's class.
 

@@ -206,7 +206,7 @@ def _draw_comparison(comparison: Comparison) -> Figure:
     gain.axvline(0, color="0.5", linewidth=0.8)
     gain.locator_params(axis="x", nbins=5)
     gain.ticklabel_format(axis="x", scilimits=(-3, 3), useMathText=True)
-    count = f"{comparison.examples} example{'s' * (comparison.examples != 1)}"
+    count = f"{len(comparison)} example{'s' * (len(comparison) != 1)}"
     gain.set_title(f"relevance gain, mean of {count}", fontsize="medium")
     figure.supxlabel(comparison.signature, fontsize=6, color="0.4", parse_math=False)
     return figure

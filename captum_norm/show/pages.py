@@ -282,8 +282,8 @@ def tokens_of(words: Words) -> Tokens:
 @make_page.register
 def comparison_page(comparison: Comparison) -> Page:
     """Put a comparison on a page: measures and cost, the texts with a row for each method, agreement and curves."""
-    examples = range(min(comparison.examples, _MOST_EXAMPLES))
-    left_out = f"Shown are the first {len(examples)} of {comparison.examples} texts. The measures are of all."
+    examples = range(min(len(comparison), _MOST_EXAMPLES))
+    left_out = f"Shown are the first {len(examples)} of {len(comparison)} texts. The measures are of all."
     tables = [_measure_table(comparison), _agreement_table(comparison)]
     if comparison.refused:
         tables.append(_word_table("Methods that were refused", "reason", comparison.refused))
@@ -294,7 +294,7 @@ def comparison_page(comparison: Comparison) -> Page:
         examples=[_compared_example(comparison, example) for example in examples],
         tables=[*tables, _word_table("Signatures", "signature", signatures, folded=True)],
         figures=_curves(comparison),
-        notes=[left_out] if len(examples) < comparison.examples else [],
+        notes=[left_out] if len(examples) < len(comparison) else [],
     )
 
 
@@ -323,7 +323,7 @@ def _measure_table(comparison: Comparison) -> Table:
         result = comparison.results[name]
         rows.append([name, *(means[name][measure.name] for measure in measures), result.seconds, result.forward_ratio])
         strong += [(place, column) for column, measure in enumerate(measures, 1) if name in best[measure.name]]
-    count = f"{comparison.examples} {'example' if comparison.examples == 1 else 'examples'}"
+    count = f"{len(comparison)} {'example' if len(comparison) == 1 else 'examples'}"
     note = f"Means over {count}, by descending gain. {BOLD}"
     return Table("Faithfulness and cost", columns, rows, note=note, strong=strong)
 

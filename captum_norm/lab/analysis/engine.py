@@ -63,12 +63,10 @@ def analyze(
 ) -> AnalysisResult:
     """Run one of the papers' experiments on a model and a corpus of any size.
 
-    Only sufficient statistics are kept, so memory does not grow with the corpus. They are computed block by block and
-    merged in the order of the blocks. With ``out``, finished blocks, and every few seconds the state of an unfinished
-    one, are saved in the folder ``OUT/NAME.parts``: a run that was killed at any moment resumes from there, and workers
-    on Ray can share the blocks. The result is always the same, bit for bit, as long as the workers compute alike (same
-    device, same number of threads). A run resumes only with the same text, options, weights, configuration, tokenizer
-    and versions.
+    Memory does not grow with the corpus, whose blocks are computed one by one. With ``out``, they are saved in the
+    folder ``OUT/NAME.parts``: a run that was killed at any moment resumes from there, if text, options, weights,
+    configuration, tokenizer and versions are the same, and workers on Ray can share the blocks. The result is the same,
+    bit for bit, as long as the workers compute alike (same device, same number of threads).
 
     Args:
         name: a name in ``captum_norm.lab.analysis.ANALYSES``.

@@ -61,7 +61,7 @@ class ExpansionRate(Analysis):
     def result(self) -> AnalysisResult:
         """See :class:`Analysis`."""
         rates, spectra = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
-        for layer, (read, scale) in enumerate(zip(self.context.prepared, self._scale.mean, strict=True)):
+        for layer, (read, scale) in enumerate(zip(self.context.prepared, self._scale.summary().mean, strict=True)):
             affine = read()
             # f(x) = x W + b is linear in (x, 1).
             corner = np.pad(affine.weight, (0, 1))
@@ -292,7 +292,7 @@ class ComponentChanges(Analysis):
 
     def result(self) -> AnalysisResult:
         """See :class:`Analysis`."""
-        layers, mean, deviation = range(self.context.layers), self._macro.mean, self._macro.deviation  # (C, L)
+        layers, (mean, deviation, *_) = range(self.context.layers), self._macro.summary()  # (C, L)
         micro = 1 - np.array(self._micro.spearman()).reshape(mean.shape)
         labels = [f"{place}. {component}" for place, component in enumerate(self._components, 1)]
         steps = [f"{before} → {after}" for before, after in pairwise(self._scopes)]

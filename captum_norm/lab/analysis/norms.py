@@ -116,7 +116,8 @@ class Dispersion(Analysis):
 
 def _spreads(moments: Moments) -> list[Array]:
     """Mean, standard deviation, coefficient of variation, minimum and maximum."""
-    return [moments.mean, moments.deviation, moments.deviation / moments.mean, moments.least, moments.greatest]
+    mean, deviation, *extremes, _ = moments.summary()
+    return [mean, deviation, deviation / mean, *extremes]
 
 
 class SpecialTokens(Analysis):
@@ -164,11 +165,11 @@ class SpecialTokens(Analysis):
 
     def result(self) -> AnalysisResult:
         """See :class:`Analysis`."""
-        seen = np.asarray(self._means["weight"].count.any((0, 1)))
+        summaries = [moments.summary() for moments in self._means.values()]  # (L, H, C)
+        seen = np.asarray(summaries[0].number.any((0, 1)))
         names = [name for name, occurs in zip(self.context.categories.names, seen, strict=True) if occurs]
         layers, heads = range(self.context.layers), range(self.context.heads)
-        means = [moments.mean[..., seen] for moments in self._means.values()]  # (L, H, C) each
-        deviations = [moments.deviation[..., seen] for moments in self._means.values()]
+        means, deviations = ([part[..., seen] for part in parts] for parts in list(zip(*summaries, strict=True))[:2])
         by_head = table_of(
             "heads",
             "Attention weight and lengths of vectors by layer, head and category of token",
@@ -251,7 +252,8 @@ class Frequency(Analysis):
             {"measure": "measure", "spearman": "Spearman's ρ with frequency rank"},
             correlations.items(),
         )
-        (seen,) = self._bands.count[0].nonzero()
+        bands = self._bands.summary()
+        (seen,) = bands.number[0].nonzero()
         by_band = table_of(
             "bands",
             "Means by frequency, the most frequent tokens first",
@@ -263,7 +265,7 @@ class Frequency(Analysis):
             },
             grid(
                 [seen / _BANDS],
-                [*self._bands.mean[:, seen], *self._bands.deviation[:, seen], self._bands.count[0, seen]],
+                [*bands.mean[:, seen], *bands.deviation[:, seen], bands.number[0, seen]],
             ),
         )
         summary = {f"Spearman's ρ of frequency rank with {label}": rho for label, rho in correlations.items()}
@@ -308,10 +310,11 @@ class MixingRatio(Analysis):
 
     def result(self) -> AnalysisResult:
         """See :class:`Analysis`."""
-        seen = np.asarray(self._ratios.count.any((0, 1)))
+        ratios = self._ratios.summary()
+        seen = np.asarray(ratios.number.any((0, 1)))
         names = [name for name, occurs in zip(self.context.categories.names, seen, strict=True) if occurs]
         titles, layers = [_VARIANTS[name] for name in self._variants], range(self.context.layers)
-        pooled, cells = _moments(self._ratios.over(2)), [part[..., seen] for part in _moments(self._ratios)]
+        pooled, cells = self._ratios.over(2).summary(), [part[..., seen] for part in ratios]
         mean, depth = pooled[0], torch.arange(self.context.layers)
         with_depth = [spearman(depth, torch.from_numpy(column)).item() for column in mean.T]
         variants = table_of(
@@ -356,8 +359,3 @@ class MixingRatio(Analysis):
             Plot("categories-by-layer", "line", end.title, "end-of-block", "layer", "mean", "category"),
         ]
         return self._result(summary, [variants, by_layer, end, by_category], plots)
-
-
-def _moments(moments: Moments) -> list[Array]:
-    """Mean, standard deviation, minimum, maximum and count."""
-    return [moments.mean, moments.deviation, moments.least, moments.greatest, moments.count]

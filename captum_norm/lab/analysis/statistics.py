@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -43,8 +43,18 @@ class Statistic:
             self.joins.get(name, np.add)(part, parts[name], out=part)
 
 
+class Summary(NamedTuple):
+    """Mean, population standard deviation, minimum and maximum of the values in each cell, and their number."""
+
+    mean: Array
+    deviation: Array
+    least: Array
+    greatest: Array
+    number: Array
+
+
 class Moments(Statistic):
-    """Count, mean, population standard deviation, minimum and maximum of the values in each cell; NaN of none."""
+    """The number, sum, sum of squares, minimum and maximum of the values in each cell."""
 
     joins = MappingProxyType({"least": np.minimum, "greatest": np.maximum})
 
@@ -70,46 +80,21 @@ class Moments(Statistic):
         }
         self.join({name: part.cpu().numpy() for name, part in added.items()})
 
-    @property
-    def count(self) -> Array:
-        """The number of values."""
-        return self.parts["count"]
-
-    @property
-    def mean(self) -> Array:
-        """The mean."""
-        return self._per_value("total")
-
-    @property
-    def deviation(self) -> Array:
-        """The population standard deviation."""
+    def summary(self) -> Summary:
+        """Evaluate the values in each cell."""
+        count = self.parts["count"]
+        with np.errstate(invalid="ignore"):
+            mean, square = self.parts["total"] / count, self.parts["squares"] / count
         # Rounding may make the variance negative.
-        deviation: Array = np.sqrt(np.maximum(self._per_value("squares") - self.mean**2, 0))
-        return deviation
-
-    @property
-    def least(self) -> Array:
-        """The minimum; infinite without values."""
-        return self.parts["least"]
-
-    @property
-    def greatest(self) -> Array:
-        """The maximum; −infinite without values."""
-        return self.parts["greatest"]
+        deviation = np.sqrt(np.maximum(square - mean**2, 0))
+        return Summary(mean, deviation, self.parts["least"], self.parts["greatest"], count)
 
     def over(self, axis: int) -> "Moments":
         """Pool the cells along an axis."""
         pooled = Moments()
-        reductions = {"least": np.min, "greatest": np.max}
-        pooled.parts = {
-            name: np.asarray(reductions.get(name, np.sum)(part, axis=axis)) for name, part in self.parts.items()
-        }
+        for name, part in self.parts.items():
+            pooled.parts[name] = np.asarray(self.joins.get(name, np.add).reduce(part, axis))
         return pooled
-
-    def _per_value(self, name: str) -> Array:
-        with np.errstate(invalid="ignore"):
-            share: Array = self.parts[name] / self.count
-        return share
 
 
 @dataclass(frozen=True)

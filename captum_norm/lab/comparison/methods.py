@@ -26,7 +26,6 @@ from captum_norm.models.outputs import Readout, Target
 PROJECTION = "projection of the mean-pooled output on its own direction (the model has no head)"
 """The explained output of a model that only returns hidden states."""
 
-_COLUMNS = {"method", "example", "position", "token", "removable"}
 _SEEDS = 2**32
 
 
@@ -96,11 +95,7 @@ def check_methods(methods: Sequence[str] | Mapping[str, str | Attribution] | Non
         methods = dict(zip(methods, methods, strict=True))
     if not methods:
         raise InvalidInputError(f"got no methods; expected some of {', '.join(METHODS)}")
-    for name, method in methods.items():
-        if name in _COLUMNS:
-            raise InvalidInputError(
-                f"got a method called {name!r}, which is a column of the tables; call it something else"
-            )
+    for method in methods.values():
         if not isinstance(method, Attribution) and method not in METHODS:
             raise InvalidInputError(
                 f"got the method {method!r}; expected a method of Captum or one of {', '.join(METHODS)}"

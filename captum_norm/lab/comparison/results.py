@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from captum_norm.checks import check_choice, check_count, check_index
+from captum_norm.checks import check_choice, check_index
 from captum_norm.errors import InvalidInputError
 from captum_norm.lab.evaluation import FaithfulnessScores, agreement
 from captum_norm.results.base import Result
 from captum_norm.results.tables import csv_records, data_frame, json_text
-from captum_norm.text.words import WordScore, words_of_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,7 +157,7 @@ class Comparison(Result):
     def __repr__(self) -> str:
         refused = f"; refused: {', '.join(self.refused)}" if self.refused else ""
         order = ", ".join(self.ranking)
-        size = f"{self.examples} examples, {self.real.shape[1]} tokens"
+        size = f"{len(self)} examples, {self.real.shape[1]} tokens"
         return f"Comparison({self.model}, {self.explained}: {size}; by relevance gain: {order}{refused})"
 
     def __len__(self) -> int:
@@ -183,7 +182,7 @@ class Comparison(Result):
         return replace(
             self,
             targets=self.targets[one],
-            tokens=[self._real_tokens(place)],
+            tokens=[[token for token, is_real in zip(self.tokens[place], real.tolist(), strict=True) if is_real]],
             real=self.real[one, real],
             removable=removable,
             results=results,
@@ -192,11 +191,6 @@ class Comparison(Result):
 
     def __iter__(self) -> Iterator["Comparison"]:
         return (self[example] for example in range(len(self)))
-
-    @property
-    def examples(self) -> int:
-        """The number of examples."""
-        return len(self)
 
     @property
     def ranking(self) -> list[str]:
@@ -223,7 +217,7 @@ class Comparison(Result):
 
     def facts(self) -> dict[str, str]:
         """Return the names and values to show beside the numbers."""
-        facts = {"model": self.model, "explained": self.explained, "examples": str(self.examples)}
+        facts = {"model": self.model, "explained": self.explained, "examples": str(len(self))}
         facts["plain forward pass"] = f"{self.forward_seconds:.3g} s"
         if not any(self.best().values()):
             facts["flat"] = "no method differs from the best by more than chance; take more texts, or another model"
@@ -245,53 +239,13 @@ class Comparison(Result):
         frame = data_frame(self._rows(table))
         return frame.set_index("method") if table in ("methods", "agreement") else frame
 
-    def to_frame(self) -> "pd.DataFrame":
-        """Return the table of the methods; see :meth:`frame` for others."""
-        return self.frame()
-
-    def top(self, count: int = 10, method: str | None = None) -> list[tuple[str, float]]:
-        """Return the tokens of highest score in all examples, and their scores.
-
-        Args:
-            count: how many.
-            method: the method; None for the one with the highest relevance gain.
-
-        Raises:
-            InvalidInputError: there is no such method.
-        """
-        name = check_choice("method", self.ranking[0] if method is None else method, list(self.results))
-        rows = sorted(_scores(self), key=lambda row: -row[name])
-        return [(row["token"], row[name]) for row in rows[: check_count("count", count)]]
-
-    def words(self, score: WordScore = "sum") -> "pd.DataFrame":
-        """Return the scores of words: a row for each, with the example, the word and every method's score.
-
-        Words are found by the marks of the tokens. Faithfulness is that of tokens, which were removed one by one.
-
-        Args:
-            score: how a word's score comes from those of its tokens: ``"sum"``, ``"mean"`` or ``"max"``.
-
-        Raises:
-            InvalidInputError: pandas is not installed.
-        """
-        rows = []
-        for example, real in enumerate(self.real):
-            words = words_of_tokens(self._real_tokens(example))
-            scores = {
-                name: words.scores(result.scores[example][real], score).tolist()
-                for name, result in self.results.items()
-            }
-            for index, word in enumerate(words.texts):
-                rows.append({"example": example, "word": word, **{name: own[index] for name, own in scores.items()}})
-        return data_frame(rows)
-
     def to_json(self) -> str:
         """Format everything as JSON; NaN is null."""
         content = {
             "model": self.model,
             "explained": self.explained,
             "signature": self.signature,
-            "examples": self.examples,
+            "examples": len(self),
             "forward_seconds": self.forward_seconds,
             "targets": list(self.targets),
             **{table: list(rows(self)) for table, rows in _TABLES.items()},
@@ -309,13 +263,8 @@ class Comparison(Result):
         """
         return csv_records(self._rows(table))
 
-    def _real_tokens(self, example: int) -> list[str]:
-        return [token for token, real in zip(self.tokens[example], self.real[example].tolist(), strict=True) if real]
-
     def _rows(self, table: str) -> list[dict[str, Any]]:
-        if table not in _TABLES:
-            raise InvalidInputError(f"got the table {table!r}; expected one of {', '.join(_TABLES)}")
-        return list(_TABLES[table](self))
+        return list(_TABLES[check_choice("table", table, list(_TABLES))](self))
 
 
 def _methods(comparison: Comparison) -> Iterator[dict[str, Any]]:

@@ -27,18 +27,17 @@ def test_moments_are_those_of_the_values() -> None:
         moments.add(values[rows : rows + 8], present[rows : rows + 8])
     for place in range(3):
         kept = values[present[:, place], place].numpy()
-        found = [array[place] for array in (moments.mean, moments.deviation, moments.least, moments.greatest)]
+        found = [array[place] for array in moments.summary()[:4]]
         assert found == pytest.approx([kept.mean(), kept.std(), kept.min(), kept.max()], rel=1e-12)
-    pooled = moments.over(0)
     every = values[present].numpy()
-    assert [pooled.mean, pooled.deviation, pooled.least] == pytest.approx([every.mean(), every.std(), every.min()])
+    assert moments.over(0).summary()[:3] == pytest.approx((every.mean(), every.std(), every.min()))
 
 
 def test_moments_of_nothing_are_not_defined() -> None:
     moments = Moments(1)
     moments.add(torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.bool))
-    assert np.isnan(moments.mean).all()
-    assert moments.count.tolist() == [0]
+    assert np.isnan(moments.summary().mean).all()
+    assert moments.summary().number.tolist() == [0]
 
 
 def test_bins_are_ordered_and_as_narrow_as_they_are_said_to_be() -> None:

@@ -88,7 +88,7 @@ def test_csv_of_each_table(found: Comparison) -> None:
                     else row[name] == str("" if value is None else value)
                 )
     with pytest.raises(
-        InvalidInputError, match="got the table 'means'; expected one of methods, scores, agreement, curves"
+        InvalidInputError, match="got table='means'; expected one of methods, scores, agreement, curves"
     ):
         found.to_csv("means")  # type: ignore[arg-type]
 

@@ -333,7 +333,6 @@ def test_what_is_refused_altogether() -> None:
         ("alti", "got methods='alti'; expected a list"),
         ([], "got no methods"),
         (["alti", "magic"], "got the method 'magic'; expected a method of Captum or one of norm, "),
-        ({"token": "alti"}, "got a method called 'token'"),
         ({"wide": Constant(model, 1.0, width=3)}, "no method supports the model and these inputs; wide: Constant"),
     ]
     for methods, message in refusals:

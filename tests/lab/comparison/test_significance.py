@@ -62,7 +62,7 @@ def test_nan_is_left_out() -> None:
 
 def test_a_flat_comparison_says_so() -> None:
     found = comparison()
-    assert found.examples == 2
+    assert len(found) == 2
     assert "no method differs" in found.facts()["flat"]
     results: dict[str, Any] = dict(found.results)
     assert all(not names for names in found.best().values()), list(results)
