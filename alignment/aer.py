@@ -1,8 +1,7 @@
-"""Compares alignments with gold alignments: error rates, their significance, calibration of scores, wrong indices."""
+"""Compares alignments with gold alignments: error rates, their significance, wrong indices."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, cast
 
@@ -10,7 +9,7 @@ from sacrebleu.metrics.base import Metric, Score
 from sacrebleu.significance import PairedTest
 
 from alignment.formats import parse_pharaoh, parse_talp
-from alignment.links import Alignment, GoldAlignment, Link
+from alignment.links import Alignment, GoldAlignment
 from captum_norm import InvalidInputError
 
 
@@ -241,106 +240,12 @@ def paired_significance(
     return Significance(tuple(p_values), tuple(identical), signatures["AER"].format())
 
 
-Scores = Mapping[Link, float]
-"""The links of a sentence pair, and how probable each is."""
-
-BINS = 10
-THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(20))
-"""The thresholds of :func:`alignment.score_curve`."""
-
-
-@dataclass(frozen=True)
-class Bin:
-    """The links whose scores lie in an interval, which includes ``lower``, and ``upper`` only if it is 1.
-
-    Attributes:
-        links: the number of links.
-        score: their mean score; None if there is none.
-        precision: the share of them that are sure or possible; None if there is none.
-    """
-
-    lower: float
-    upper: float
-    links: int
-    score: float | None
-    precision: float | None
-
-
-@dataclass(frozen=True)
-class Reliability:
-    """How often links are right, by their score.
-
-    Attributes:
-        error: the expected calibration error [Guo et al. 2017]: the mean distance of score and precision over bins,
-            weighted by their numbers of links.
-        bins: the bins, in ascending order.
-    """
-
-    error: float
-    bins: Sequence[Bin]
-
-
-def reliability(scores: Sequence[Scores], gold: Sequence[GoldAlignment]) -> Reliability:
-    """Compare scores of each pair's links with how often the links are right: sure or possible.
-
-    Raises:
-        InvalidInputError: the numbers of sentence pairs differ, or there is no link.
-
-    >>> gold = [GoldAlignment(Alignment([(0, 0), (1, 1)]))]
-    >>> reliability([{(0, 0): 0.95, (1, 1): 0.75, (2, 1): 0.75}], gold).error
-    0.18333333333333335
-    """
-    _check(scores, gold)
-    judged = [
-        (score, link in pair.possible)
-        for links, pair in zip(scores, gold, strict=True)
-        for link, score in links.items()
-    ]
-    if not judged:
-        raise InvalidInputError("got no link, expected links with scores")
-    bins, distance = [], 0.0
-    for number in range(BINS):
-        inside = [(score, right) for score, right in judged if min(int(score * BINS), BINS - 1) == number]
-        mean, precision = (fmean(column) for column in zip(*inside, strict=True)) if inside else (None, None)
-        bins.append(Bin(number / BINS, (number + 1) / BINS, len(inside), mean, precision))
-        if mean is not None and precision is not None:
-            distance += abs(mean - precision) * len(inside)
-    return Reliability(distance / len(judged), bins)
-
-
-def score_curve(scores: Sequence[Scores], gold: Sequence[GoldAlignment]) -> dict[float, AERScore]:
-    """AER, precision and recall of the links whose score is at least each of :data:`alignment.aer.THRESHOLDS`.
-
-    Raises:
-        InvalidInputError: the numbers of sentence pairs differ, or there is no gold link.
-
-    >>> gold = [GoldAlignment(Alignment([(0, 0), (1, 1)]))]
-    >>> curve = score_curve([{(0, 0): 0.95, (1, 1): 0.75, (2, 1): 0.3}], gold)
-    >>> [(round(curve[least].precision, 1), curve[least].recall) for least in (0.0, 0.5, 0.9)]
-    [(66.7, 100.0), (100.0, 100.0), (100.0, 50.0)]
-    """
-    _check(scores, gold)
-    return {
-        least: alignment_error_rate(
-            [Alignment(link for link, score in links.items() if score >= least) for links in scores], gold
-        )
-        for least in THRESHOLDS
-    }
-
-
-def _check(scores: Sequence[Scores], gold: Sequence[GoldAlignment]) -> None:
-    if len(scores) != len(gold):
-        raise InvalidInputError(f"got scores of {len(scores)} sentence pairs and gold alignments of {len(gold)}")
-
-
 Change = Literal["swapped", "one less", "one more"]
 """How to correct links: exchange the sides, or make all indices one less or one more."""
 
 # fast_align on 508 sentences: an AER of 28.5 %; 81.5 % with the sides exchanged, 64.7 % from the wrong base.
 _FEW_LINKS = 200
 _FAR = 20.0
-# Of 6,863 to 9,931 links in 508 sentences, one in fourteen has the first word of a side.
-_MANY_LINKS = 1000
 
 
 class Correction(NamedTuple):
@@ -349,12 +254,6 @@ class Correction(NamedTuple):
     change: Change
     aer: float
     corrected_aer: float
-
-
-def lacks_first_words(alignments: Sequence[Alignment]) -> bool:
-    """Whether there are many links, but none of a sentence's first word, as if indices counted from 1."""
-    indices = [index for alignment in alignments for link in alignment.links for index in link]
-    return len(indices) >= 2 * _MANY_LINKS and 0 not in indices
 
 
 def find_correction(alignments: Sequence[Alignment], gold: Sequence[GoldAlignment]) -> Correction | None:

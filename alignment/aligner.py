@@ -325,11 +325,9 @@ class BidirectionalAligner(TextAligner):
         forward: aligns with the model that translates source into target.
         reverse: aligns with the model that translates target into source; with the same recipe. A multilingual model
             may serve both, with a tokenizer for each direction.
-        combine: ``"add"`` or ``"multiply"`` the two maps, and read links off the result; ``"mutual"``, the links that
-            are the most probable ones for their target word by the forward model and for their source word by the
-            reverse one [Liang et al. 2006]; or a name in :data:`alignment.symmetrization.SYMMETRIZATIONS`, which merges
-            the links of each. ``"add"`` and ``"multiply"`` need a recipe without a null column, ``hmm`` or ``product``;
-            ``"mutual"`` needs ``hmm``.
+        combine: ``"add"`` or ``"multiply"`` the two maps, and read links off the result, for a recipe without a null
+            column, ``hmm`` or ``product``; or a name in :data:`alignment.symmetrization.SYMMETRIZATIONS`, which merges
+            the links of each.
         lexicon: as for :class:`WordAligner`; for ``"add"`` and ``"multiply"``.
         count_text: likewise.
 
@@ -363,15 +361,10 @@ class BidirectionalAligner(TextAligner):
             raise InvalidInputError("got two aligners with different recipes; give both the same recipe")
         if forward.corpus_statistics or reverse.corpus_statistics:
             raise InvalidInputError("got a lexicon for one direction; give lexicon= to BidirectionalAligner instead")
-        if combine not in SYMMETRIZATIONS and forward.recipe.null:
+        if combine in MAP_COMBINATIONS and forward.recipe.null:
             raise InvalidInputError(
                 f"got combine={combine!r} and a recipe with a null column, which only one of the maps has; expected "
                 "the recipe hmm or product, or a heuristic such as grow-diag"
-            )
-        if combine == "mutual" and not forward.recipe.scored:
-            raise InvalidInputError(
-                f"got combine='mutual' and the decoder {forward.recipe.decoder}, which has no probabilities; expected "
-                "the recipe hmm"
             )
         if combine not in MAP_COMBINATIONS and (lexicon is not None or count_text):
             raise InvalidInputError(
@@ -388,7 +381,7 @@ class BidirectionalAligner(TextAligner):
     @property
     def scored(self) -> bool:
         """Whether links have probabilities."""
-        return self.recipe.scored and self.combine not in SYMMETRIZATIONS
+        return self.recipe.scored and self.combine in MAP_COMBINATIONS
 
     def map_each(self, pairs: Pairs, known: Container[int] = ()) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
         """Yield each pair's index and the map made of both directions'; only for ``"add"`` and ``"multiply"``."""
@@ -401,7 +394,7 @@ class BidirectionalAligner(TextAligner):
                 yield index, sinkhorn(both[0] + both[1].T, null=False)
             else:
                 rows = [both[0], normalize_rows(both[1].T, null=False)]
-                yield index, sinkhorn(smoothed_product(rows, [1.0, 1.0], null=False), null=False)
+                yield index, sinkhorn(smoothed_product(*rows, null=False), null=False)
 
     def read_each(
         self, pairs: Pairs, known: Container[int] = ()
@@ -413,8 +406,6 @@ class BidirectionalAligner(TextAligner):
         for index, both in self._both(pairs, known):
             if isinstance(both, InvalidInputError):
                 yield index, both
-            elif self.combine == "mutual":
-                yield index, self.recipe.decode(*both, combined=True)
             else:
                 forward, reverse = (self.recipe.decode(word_map).links for word_map in both)
                 yield index, ScoredAlignment(SYMMETRIZATIONS[self.combine](forward, reverse.transposed()))

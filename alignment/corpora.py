@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from alignment.formats import GoldFormat, read_gold, read_identified, read_parallel, split_words
+from alignment.formats import GoldFormat, read_gold, read_parallel, split_words
 from alignment.links import GoldAlignment
 from captum_norm import InvalidInputError
 
@@ -92,8 +92,9 @@ def load_alibi(story: AlibiStory = "last-lesson") -> ParallelGold:
     folder = Path(__file__).with_name("data") / "alibi-fr-en"
     title, french, english = _ALIBI[story]
     links = folder / f"ali_w2w_{french}_{english}.txt"
-    # The links are read twice: their ids must be those of the sentences.
-    texts = read_identified(folder / f"{french}_sents.txt", folder / f"{english}_sents.txt", links)
+    texts = read_parallel(folder / f"{french}_sents.txt", folder / f"{english}_sents.txt")
+    # Every line begins with the sentence's id and a tab.
+    texts = ((source.partition("\t")[2], target.partition("\t")[2]) for source, target in texts)
     return _corpus(title, "fr", "en", texts, links, "alibi", base=0)
 
 

@@ -3,18 +3,15 @@
 Maps are (T, S + 1), or (T, S) with ``null=False``, without the null column; finite and, unless said, not negative.
 A map or a number that is not as described raises :class:`~captum_norm.errors.InvalidInputError`.
 
-Ties go to the lowest source index, with the null column last; ties between paths to the lowest source index of the last
-link. A row of zeros carries no information; its word gets no link.
+Ties go to the lowest source index, with the null column last. A row of zeros carries no information; its word gets no
+link.
 """
-
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from alignment.links import Alignment
-from alignment.word_maps import WordMap, check_factor, checked_map, normalize_rows, split_null
+from alignment.word_maps import WordMap, check_factor, checked_map, split_null
 from captum_norm import InvalidInputError
 
 
@@ -46,77 +43,19 @@ def mutual_argmax(word_map: ArrayLike, *, null: bool = True) -> Alignment:
     return _links(mutual, sources[mutual])
 
 
-def threshold(word_map: ArrayLike, *, share: float, null: bool = True) -> Alignment:
-    """Link every entry above a share of its row's sum, null column included; a word may get several links.
-
-    The share is at least 0 and below 1; any other raises :class:`~captum_norm.errors.InvalidInputError`.
-
-    >>> threshold([[5, 4, 1]], share=0.3)
-    Alignment([(0, 0), (1, 0)])
-    """
-    if not 0 <= share < 1:
-        raise InvalidInputError(f"got share {share}, expected 0 ≤ share < 1")
-    words, _ = split_null(normalize_rows(word_map, null=null), null=null)
-    return _links(*np.nonzero(words > share))
-
-
-def hmm_viterbi(word_map: ArrayLike, *, jump_penalty: float, null_penalty: float = 0.0, null: bool = True) -> Alignment:
-    """The best path of a first-order hidden Markov model over source positions [Vogel et al. 1996].
+def hmm_posteriors(word_map: ArrayLike, *, jump_penalty: float, null: bool = True) -> WordMap:
+    """The posterior probability of each link in a hidden Markov model of source positions, (T, S) [Vogel et al. 1996].
 
     Target word t is emitted at source position a_t with log-probability log map[t, a_t], up to a constant per row. The
-    transition costs ``jump_penalty · |a_t − a_u − 1|``, where u is the last word before t with a link, and a_u = −1 if
-    there is none; monotone steps of one are free. A word may be emitted from null instead, with
-    log map[t, null] − ``null_penalty``; the position then stays a_u for the next word [Och & Ney 2003]. Penalties are
-    in nats; without them it is ``argmax``.
-
-    >>> hmm_viterbi([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0)
-    Alignment([(0, 0), (1, 1)])
-    """
-    emissions, null_emissions, jumps, scores = _hmm(word_map, jump_penalty, null_penalty, null)
-    targets_count, sources_count = emissions.shape
-    origins = np.zeros((targets_count, sources_count), np.intp)
-    linked = np.zeros((targets_count, sources_count + 1), np.bool_)
-    for target in range(targets_count):
-        arrivals = scores[:, None] - jumps
-        origins[target] = arrivals.argmax(0)
-        reached = arrivals.max(0) + emissions[target]
-        scores = scores + null_emissions[target]
-        linked[target, :-1] = (reached >= scores[:-1]) & (reached > -np.inf)
-        scores[:-1] = np.maximum(scores[:-1], reached)
-    links, state = [], int(scores.argmax())
-    for target in reversed(range(targets_count)):
-        if linked[target, state]:
-            links.append((state, target))
-            state = int(origins[target, state])
-    return Alignment(links)
-
-
-def mutual_hmm(word_map: ArrayLike, *, jump_penalty: float, null: bool = True) -> Alignment:
-    """The links that ``hmm_viterbi`` finds in both directions, over the map's rows and over its columns.
-
-    Source words have no null choice. Without a penalty it is ``mutual_argmax``, ties aside.
-
-    >>> mutual_hmm([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0)
-    Alignment([(0, 0), (1, 1)])
-    """
-    words, _ = split_null(checked_map(word_map, null=null), null=null)
-    forward = hmm_viterbi(word_map, jump_penalty=jump_penalty, null=null)
-    backward = hmm_viterbi(words.T, jump_penalty=jump_penalty, null=False)
-    return forward & backward.transposed()
-
-
-def hmm_posteriors(
-    word_map: ArrayLike, *, jump_penalty: float, null_penalty: float = 0.0, null: bool = True
-) -> WordMap:
-    """The posterior probability of each link in the hidden Markov model of ``hmm_viterbi``, (T, S).
-
-    A path's probability is proportional to the exponential of its score; the forward–backward algorithm sums over all
-    paths [Vogel et al. 1996]. Each row sums to 1 minus the probability that its word has no link.
+    transition costs ``jump_penalty · |a_t − a_u − 1|`` nats, where u is the last word before t with a link, and
+    a_u = −1 if there is none; monotone steps of one are free. A word may be emitted from null instead; the position
+    then stays a_u for the next word [Och & Ney 2003]. The forward–backward algorithm sums over all paths; each row sums
+    to 1 minus the probability that its word has no link.
 
     >>> hmm_posteriors([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0).round(2).tolist()
     [[0.98, 0.02], [0.27, 0.58]]
     """
-    emissions, null_emissions, jumps, before = _hmm(word_map, jump_penalty, null_penalty, null)
+    emissions, null_emissions, jumps, before = _hmm(word_map, jump_penalty, null)
     targets_count, sources_count = emissions.shape
     # Keep factors above 0: underflow could close the only path to a word.
     factors = np.exp(-np.minimum(jumps, 700.0))
@@ -134,20 +73,7 @@ def hmm_posteriors(
     return posteriors
 
 
-def mutual_posterior(
-    word_map: ArrayLike, *, jump_penalty: float, min_probability: float = 0.0, null: bool = True
-) -> Alignment:
-    """The ``probable_links`` by the ``link_probabilities`` of a map.
-
-    >>> mutual_posterior([[0.9, 0.1, 0.0], [0.5, 0.4, 0.1]], jump_penalty=1.0)
-    Alignment([(0, 0), (1, 1)])
-    """
-    return probable_links(link_probabilities(word_map, jump_penalty=jump_penalty, null=null), min_probability)
-
-
-def link_probabilities(
-    word_map: ArrayLike, reverse: ArrayLike | None = None, *, jump_penalty: float, null: bool = True
-) -> WordMap:
+def link_probabilities(word_map: ArrayLike, *, jump_penalty: float, null: bool = True) -> WordMap:
     """The probability of each link by hidden Markov models of both directions, (T, S), from 0 to 1.
 
     It is the geometric mean of the ``hmm_posteriors`` over the map's rows and over its columns [Liang et al. 2006].
@@ -155,8 +81,6 @@ def link_probabilities(
 
     Args:
         word_map: (T, S + 1), or (T, S) without a null column.
-        reverse: (S, T), the map by a model of the other direction, without a null column, over whose rows source words
-            are read; None to read them over the columns of ``word_map``.
         jump_penalty: nats per position that a jump is off, in both directions.
         null: whether the last column of ``word_map`` is the null column.
 
@@ -164,11 +88,8 @@ def link_probabilities(
     [[0.96, 0.04], [0.14, 0.73]]
     """
     words, _ = split_null(checked_map(word_map, null=null), null=null)
-    columns = words.T if reverse is None else checked_map(reverse, null=False)
-    if columns.shape != words.T.shape:
-        raise InvalidInputError(f"got a reverse map of shape {columns.shape}, expected {words.T.shape}")
     forward = hmm_posteriors(word_map, jump_penalty=jump_penalty, null=null)
-    backward = hmm_posteriors(columns, jump_penalty=jump_penalty, null=False).T
+    backward = hmm_posteriors(words.T, jump_penalty=jump_penalty, null=False).T
     return np.sqrt(forward * backward)
 
 
@@ -186,19 +107,16 @@ def probable_links(probabilities: ArrayLike, min_probability: float) -> Alignmen
     return mutual_argmax(np.where(matrix > min_probability, matrix, 0.0), null=False)
 
 
-def _hmm(
-    word_map: ArrayLike, jump_penalty: float, null_penalty: float, null: bool
-) -> tuple[WordMap, WordMap, WordMap, WordMap]:
+def _hmm(word_map: ArrayLike, jump_penalty: float, null: bool) -> tuple[WordMap, WordMap, WordMap, WordMap]:
     """Log-probabilities (T, S) and of null (T,), costs of jumps (S + 1, S), and log-probabilities of states (S + 1,).
 
     The state is the source word of the last link; the last state, −1, is that there is no link so far.
     """
     check_factor("jump_penalty", jump_penalty)
-    check_factor("null_penalty", null_penalty)
     words, null_column = split_null(checked_map(word_map, null=null), null=null)
     with np.errstate(divide="ignore"):
         emissions = np.log(words)
-        null_emissions = np.log(null_column) - null_penalty
+        null_emissions = np.log(null_column)
     null_emissions[~words.any(1) & (null_column == 0)] = 0.0
     sources = np.arange(words.shape[1])
     states = np.append(sources, -1)
@@ -213,19 +131,6 @@ def _log_product(scores: WordMap, factors: WordMap) -> WordMap:
         return np.full(factors.shape[1], -np.inf)
     product: WordMap = np.log(np.exp(scores - highest).dot(factors)) + highest
     return product
-
-
-DECODERS: Mapping[str, Callable[..., Alignment]] = MappingProxyType(
-    {
-        "argmax": argmax,
-        "mutual-argmax": mutual_argmax,
-        "threshold": threshold,
-        "hmm-viterbi": hmm_viterbi,
-        "mutual-hmm": mutual_hmm,
-        "mutual-posterior": mutual_posterior,
-    }
-)
-"""The decoders by name; each is called as ``decoder(word_map, *, null=True, **parameters)``."""
 
 
 def _best_sources(matrix: WordMap, null: bool) -> NDArray[np.intp]:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from alignment.formats import split_words
-from alignment.subwords import PIECE_SCHEMES, word_ids_from_offsets, word_ids_from_pieces
+from alignment.subwords import sentencepiece_text, word_ids_from_offsets, word_ids_from_pieces
 from alignment.tokenization import EncodedSentence, digest_of
 from captum_norm import InvalidInputError
 
@@ -54,7 +54,7 @@ class HuggingFaceTokenizer:
         source_prefix: str = "",
     ) -> None:
         self._tokenizer: Any = tokenizer
-        self._slow_scheme = None if tokenizer.is_fast else _slow_scheme(tokenizer)
+        self._slow_text = None if tokenizer.is_fast else _slow_text(tokenizer)
         self._languages = _chosen_languages(tokenizer, source_language, target_language)
         self._target_code = None if self._languages is None else _language_id(tokenizer, self._languages[1])
         self._prefix = split_words(source_prefix)
@@ -112,7 +112,7 @@ class HuggingFaceTokenizer:
         with _restored(self._tokenizer):
             if self._languages is not None:
                 self._tokenizer.src_lang, self._tokenizer.tgt_lang = self._languages
-            encode = _encode_fast if self._slow_scheme is None else partial(_encode_slow, self._slow_scheme)
+            encode = _encode_fast if self._slow_text is None else partial(_encode_slow, self._slow_text)
             encoded = list(encode(self._tokenizer, sentences, target))
             padding = self._tokenizer.pad_token_id
         for words, sentence in zip(sentences, encoded, strict=True):
@@ -141,22 +141,27 @@ def _encode_fast(tokenizer: Any, sentences: Sequence[Sequence[str]], target: boo
 
 
 _TEXT = -1  # no piece's id: a placeholder for the text, to see which special tokens surround it
-_FSMT = "end-of-word"
-_SLOW_SCHEMES = {
-    "MarianTokenizer": "sentencepiece",
-    "M2M100Tokenizer": "sentencepiece",
-    "SentencePieceBackend": "sentencepiece",
-    "FSMTTokenizer": _FSMT,
+
+
+def _fsmt_text(piece: str) -> bytes:
+    return piece.removesuffix("</w>").encode()
+
+
+_SLOW_TEXTS = {
+    "MarianTokenizer": sentencepiece_text,
+    "M2M100Tokenizer": sentencepiece_text,
+    "SentencePieceBackend": sentencepiece_text,
+    "FSMTTokenizer": _fsmt_text,
 }
 
 
 def _encode_slow(
-    scheme: str, tokenizer: Any, sentences: Sequence[Sequence[str]], target: bool
+    text_of: Callable[[str], bytes], tokenizer: Any, sentences: Sequence[Sequence[str]], target: bool
 ) -> Iterator[EncodedSentence]:
-    if scheme == _FSMT and target:  # it would encode targets with the source's vocabulary and language
+    if text_of is _fsmt_text and target:  # it would encode targets with the source's vocabulary and language
         tokenizer.encoder = {piece: index for index, piece in tokenizer.decoder.items()}
         tokenizer.src_lang = tokenizer.tgt_lang
-    elif scheme != _FSMT:  # as the tokenizer's __call__ does
+    elif text_of is not _fsmt_text:  # as the tokenizer's __call__ does
         getattr(tokenizer, "_switch_to_target_mode" if target else "_switch_to_input_mode", lambda: None)()
     wrapped = tokenizer.build_inputs_with_special_tokens([_TEXT])
     before, after = wrapped[: wrapped.index(_TEXT)], wrapped[wrapped.index(_TEXT) + 1 :]
@@ -167,23 +172,23 @@ def _encode_slow(
 
     @cache
     def normalize(word: str) -> str:
-        return b"".join(map(PIECE_SCHEMES[scheme].surface, tokenize(word))).decode()
+        return b"".join(map(text_of, tokenize(word))).decode()
 
     for words in sentences:
         pieces = tokenize(" ".join(words))
-        word_ids = word_ids_from_pieces(words, pieces, PIECE_SCHEMES[scheme], normalize=normalize)
+        word_ids = word_ids_from_pieces(words, pieces, text_of, normalize=normalize)
         yield EncodedSentence(
             [*before, *tokenizer.convert_tokens_to_ids(pieces), *after],
             [*[None] * len(before), *word_ids, *[None] * len(after)],
         )
 
 
-def _slow_scheme(tokenizer: Any) -> str:
-    """How a slow tokenizer writes its pieces."""
+def _slow_text(tokenizer: Any) -> Callable[[str], bytes]:
+    """What strips the marks from a slow tokenizer's pieces."""
     for ancestor in type(tokenizer).__mro__:
-        if ancestor.__name__ in _SLOW_SCHEMES:
-            return _SLOW_SCHEMES[ancestor.__name__]
-    known = ", ".join(_SLOW_SCHEMES)
+        if ancestor.__name__ in _SLOW_TEXTS:
+            return _SLOW_TEXTS[ancestor.__name__]
+    known = ", ".join(_SLOW_TEXTS)
     raise InvalidInputError(f"got the slow {type(tokenizer).__name__}, expected a fast tokenizer or one of {known}")
 
 

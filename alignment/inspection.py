@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from alignment.word_maps import WordMap, checked_map, normalize_rows
-from captum_norm import InvalidInputError
 
 Flag = Literal["unrelated", "truncated", "repeated", "exchanged"]
 """What is wrong with a translation: it is of another sentence, its end is missing, words come twice, or source and
@@ -42,8 +41,6 @@ COVERED = 0.6
 DOUBT: Mapping[str, float] = MappingProxyType({"coverage": 0.75, "log_probability": -4.0})
 """Pairs with a coverage or log-probability below these are scored without their source and with their sides exchanged,
 too."""
-FURTHER = frozenset({"information", "exchange"})
-"""The measures that need these further passes."""
 REPEATED_WORDS = 4
 """So many words that occur again are a repetition; fewer only if they follow directly on each other."""
 
@@ -57,7 +54,6 @@ class Inspection:
         end_log_probability: that of the end of sentence; None if the model has none.
         source_share: how much of the decoder's states comes from the source, not from the target words before; the
             mean over decoder steps, from 0 to 1.
-        alti_share: the same by ALTI+ [Ferrando et al. 2022b; Dale et al. 2023]; None unless asked for.
         link_entropy: how widely target words spread over the source, see :func:`link_entropy`.
         source_coverage: the probability of each source word's best link, the mean over source words.
         target_coverage: the same of target words.
@@ -75,7 +71,6 @@ class Inspection:
     log_probability: float
     end_log_probability: float | None
     source_share: float
-    alti_share: float | None
     link_entropy: float
     source_coverage: float
     target_coverage: float
@@ -160,10 +155,10 @@ def information(log_probability: float, without_source: float) -> float:
     return 1 - log_probability / without_source if without_source else 0.0
 
 
-def flags_of(inspection: Inspection, rules: Mapping[str, Rule] = RULES) -> tuple[Flag, ...]:
+def flags_of(inspection: Inspection) -> tuple[Flag, ...]:
     """The flags that the measures raise; a target of another sentence, or of another language, has no missing end."""
     raised = set()
-    for measure, rule in rules.items():
+    for measure, rule in RULES.items():
         value = getattr(inspection, measure)
         if value is not None and (value > rule.limit if rule.above else value < rule.limit):
             raised.add(rule.flag)
@@ -172,15 +167,3 @@ def flags_of(inspection: Inspection, rules: Mapping[str, Rule] = RULES) -> tuple
     if raised & {"exchanged", "unrelated"}:
         raised.discard("truncated")
     return tuple(flag for flag in FLAGS if flag in raised)
-
-
-def changed_rules(limits: Mapping[str, float]) -> Mapping[str, Rule]:
-    """:data:`RULES` with other limits."""
-    for measure, limit in limits.items():
-        if measure not in RULES:
-            raise InvalidInputError(f"got a limit of {measure}, expected one of {', '.join(RULES)}")
-        if np.isnan(limit):
-            raise InvalidInputError(f"got the limit {limit} of {measure}, expected a number")
-    return MappingProxyType(
-        {measure: rule._replace(limit=limits.get(measure, rule.limit)) for measure, rule in RULES.items()}
-    )

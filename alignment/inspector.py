@@ -12,9 +12,7 @@ from alignment.aligner import Pairs, WordAligner, Words, head_map, sentence_pair
 from alignment.inspection import (
     COVERED,
     DOUBT,
-    FURTHER,
     Inspection,
-    changed_rules,
     coverage,
     flags_of,
     information,
@@ -27,7 +25,7 @@ from alignment.recipes import RECIPES
 from alignment.teacher_forcing import PieceMaps, TeacherForcedBatch, WordMaps, word_maps
 from alignment.tokenization import TranslationTokenizer
 from alignment.translation import batch_log_probabilities, emitted_steps, recorded_logits, target_log_probabilities
-from captum_norm import ALTI, InvalidInputError, NormMeter
+from captum_norm import InvalidInputError, NormMeter
 from captum_norm.results.aggregation import encoder_decoder_rollout
 
 NO_SOURCE = (".",)
@@ -50,14 +48,11 @@ class Inspector:
         tokenizer: its tokenizer.
         layer: the layer of the links, as for :class:`WordAligner`.
         head: their head: an index, or ``"auto"`` to choose it with the layer.
-        alti: whether to compute the source's share by ALTI+, too, in a pass of its own.
-        limits: other limits of the flags, by measure (:data:`alignment.inspection.RULES`).
-        all_measures: whether to pass every pair through the model again, so that no measure is missing; always with a
-            limit of a measure that needs it, ``information`` or ``exchange``.
+        all_measures: whether to pass every pair through the model again, so that no measure is missing.
         max_tokens: the largest batch, in pieces of both sides, padding included.
 
     Raises:
-        InvalidInputError: an unknown layer, head or limit.
+        InvalidInputError: an unknown layer or head.
 
     Example:
         >>> from alignment import load_shipped_model
@@ -75,17 +70,13 @@ class Inspector:
         *,
         layer: int | Literal["auto", "highest-norm"] = "auto",
         head: int | Literal["auto"] = "auto",
-        alti: bool = False,
-        limits: Mapping[str, float] | None = None,
         all_measures: bool = False,
         max_tokens: int = 4096,
     ) -> None:
         self.aligner = WordAligner(model, tokenizer, layer=layer, head=head, recipe=_RECIPE, max_tokens=max_tokens)
         self.model, self.tokenizer = model, tokenizer
-        self.rules = changed_rules(limits or {})
         self._meter = NormMeter(model)
-        self._alti = ALTI(model) if alti else None
-        self._all_measures = all_measures or not FURTHER.isdisjoint(limits or ())
+        self._all_measures = all_measures
         self._max_tokens = max_tokens
 
     def inspect(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[Inspection]:
@@ -133,7 +124,7 @@ class Inspector:
             told = information(log_probability, without[index]) if index in without else None
             gain = exchanged[index] - log_probability if index in exchanged else None
             complete = replace(inspection, information=told, exchange=gain)
-            yield index, replace(complete, flags=flags_of(complete, self.rules))
+            yield index, replace(complete, flags=flags_of(complete))
 
     def _doubts(self, inspection: Inspection) -> bool:
         doubtful = inspection.log_probability < DOUBT["log_probability"]
@@ -163,32 +154,24 @@ class Inspector:
                 raise InvalidInputError(f"got layer {layer}; the model has {count}: 0 to {count - 1}")
             scores = batch_log_probabilities(logits(), batch)
             shares = source_shares(cross.mixing_ratio["atb"], decoder.norms["atb"])
-            alti = None if self._alti is None else _alti_shares(self._alti, batch)
             for row, (index, score, target) in enumerate(zip(batch.indices, scores, batch.target, strict=True)):
                 steps = emitted_steps(target)
                 ends = len(score) == steps.stop - steps.start
                 share = shares[row, : len(target.ids)][steps].mean().item()
-                other = None if alti is None else alti[row, : len(target.ids)][steps].mean().item()
-                passes[index] = _Pass(score, ends, share, other)
+                passes[index] = _Pass(score, ends, share)
             return heads[:, [layer, -1]]
 
         return maps
 
 
 class _Pass(NamedTuple):
-    """What a pass over a pair shows besides maps: the source's share is by norms, and by ALTI+ if asked for."""
+    """What a pass over a pair shows besides maps."""
 
     scores: NDArray[np.float64]
     """The log-probabilities of the target's pieces."""
     ends: bool
     """Whether the last of them is that of the end of sentence."""
     share: float
-    alti: float | None
-
-
-def _alti_shares(method: ALTI, batch: TeacherForcedBatch) -> Tensor:
-    maps = method.maps(batch.inputs, stacks=["cross", "decoder"])
-    return source_shares(cast(Tensor, maps.cross).sum(-1), cast(Tensor, maps.decoder))
 
 
 def source_shares(cross: Tensor, decoder: Tensor) -> Tensor:
@@ -218,7 +201,6 @@ def _inspection(source: Words, target: Words, maps: WordMaps, head: int | None, 
         log_probability=float(result.scores.mean()),
         end_log_probability=float(result.scores[-1]) if result.ends else None,
         source_share=result.share,
-        alti_share=result.alti,
         link_entropy=link_entropy(chosen),
         source_coverage=float(by_source.mean()),
         target_coverage=float(by_target.mean()),

@@ -10,6 +10,7 @@ import json
 import zipfile
 import zlib
 from collections.abc import Sequence
+from copy import deepcopy
 from os import PathLike, fspath
 from pathlib import Path
 from typing import IO, Any, cast
@@ -20,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from alignment.word_maps import WordMap, checked_map, sinkhorn, smoothed_product
 from captum_norm import InvalidInputError
 from captum_norm.checks import quoted_name
-from captum_norm.text.files import whole_file
+from captum_norm.text.files import place_of
 
 MAX_WORD_PAIRS = 10_000_000
 """The largest number of word pairs that a :class:`Lexicon` holds unless told otherwise."""
@@ -50,8 +51,8 @@ Languages = tuple[str | None, str | None]
 class Lexicon:
     r"""Word pairs of a text, with the sums of their link probabilities.
 
-    Lexicons of parts of a text are added by :meth:`merge`. Words are compared in lower case, and counted in three
-    forms: whole, and by as many first letters as :data:`alignment.lexicon.LETTERS` says.
+    Words are compared in lower case, and counted in three forms: whole, and by as many first letters as
+    :data:`alignment.lexicon.LETTERS` says.
 
     The table is bounded: when it exceeds ``max_word_pairs``, the word pairs with the lowest counts are dropped until
     three quarters are left, those of whole words before those of their first letters, which are more frequent. The
@@ -73,8 +74,6 @@ class Lexicon:
     >>> lexicon = Lexicon()
     >>> lexicon.count(["le", "roi"], ["the", "king"], [[0.9, 0.0], [0.1, 1.0]])
     >>> lexicon.count(["Le", "chat"], ["The", "cat"], [[0.8, 0.2], [0.0, 1.0]])
-    >>> lexicon.total("le", "the"), len(lexicon)
-    (1.7000000000000002, 15)
     >>> lexicon.dice(["le", "roi"], ["the"]).round(2).tolist()
     [[0.72, 0.0]]
     """
@@ -114,41 +113,14 @@ class Lexicon:
                 f"got a lexicon of {target}–{source} text for {source}–{target}; count one with the sides in this order"
             )
 
-    def merge(self, other: "Lexicon") -> None:
-        """Add what another lexicon, not of the opposite direction, counted.
-
-        The lexicon of a text is the sum of those of its parts, up to rounding.
-        """
-        other.check_direction(self.languages)
-        other._settle()
-        moved = [
-            np.array([mine.setdefault(word, len(mine)) for word in theirs], np.uint64)
-            for mine, theirs in zip(self._sides, other._sides, strict=True)
-        ]
-        source, target = moved[0][other._keys >> _SIDE], moved[1][other._keys & _TARGET]
-        totals = [np.copy(total) for total in other._totals]
-        self._settle()
-        self._merge(*_summed((source << _SIDE) | target, other._counts))
-        self._grow_totals()
-        for mine, places, theirs in zip(self._totals, moved, totals, strict=True):
-            mine[places.astype(np.intp)] += theirs
-        self.sentence_pairs += other.sentence_pairs
-
     def copy(self) -> "Lexicon":
         """A lexicon with the same counts."""
-        lexicon = Lexicon(max_word_pairs=self.max_word_pairs, languages=self.languages)
-        lexicon.merge(self)
-        return lexicon
+        return deepcopy(self)
 
     def __len__(self) -> int:
         """The number of word pairs, each form of a word counted apart."""
         self._settle()
         return len(self._keys)
-
-    def total(self, source: str, target: str) -> float:
-        """The sum of a word pair's link probabilities."""
-        whole = LETTERS.index(None)
-        return float(self._pair_counts(*self._places([source], [target]))[whole, 0, 0])
 
     def dice(self, source: Sequence[str], target: Sequence[str], own: ArrayLike | None = None) -> WordMap:
         r"""The Dice coefficient of each source and target word, $2\,(c(s, t) - p) / (c(s) + c(t) + 1)$.
@@ -190,7 +162,7 @@ class Lexicon:
         """
         matrix = _matrix(word_map, source, target)
         lexical = sinkhorn(np.sqrt(self.dice(source, target, own)) + FLOOR, null=False)
-        both = sinkhorn(smoothed_product([matrix, lexical], [1.0, 1.0], null=False), null=False)
+        both = sinkhorn(smoothed_product(matrix, lexical, null=False), null=False)
         columns, rows = (np.array(list(map(_is_mark, words)), np.bool_) for words in (source, target))
         return np.where(rows[:, None] == columns, both, MARK * both)
 
@@ -206,7 +178,7 @@ class Lexicon:
         }
         text = np.frombuffer(json.dumps(description, ensure_ascii=False).encode(errors="surrogatepass"), np.uint8)
         arrays = dict(zip(_ARRAYS, (self._keys, self._counts, *self._totals), strict=True))
-        with whole_file(path) as file:
+        with place_of(path).replacing() as file:
             np.savez_compressed(cast(IO[bytes], file), description=text, **cast(Any, arrays))
 
     @classmethod
@@ -283,7 +255,7 @@ class Lexicon:
         held = np.zeros(len(keys), np.bool_)
         inside = places < len(self._keys)
         held[inside] = self._keys[places[inside]] == keys[inside]
-        # A table may be shared with the lexicon that it was merged from or an array that was read.
+        # The array may have been read from a file.
         self._counts = self._counts.copy()
         self._counts[places[held]] += counts[held]
         self._keys = np.insert(self._keys, places[~held], keys[~held])
@@ -326,26 +298,10 @@ def _matrix(values: ArrayLike, source: Sequence[str], target: Sequence[str]) -> 
 
 
 def _is_sound(description: Any, keys: Any, counts: Any, totals: Sequence[Any]) -> bool:
-    """Whether the contents of a file fit together."""
+    """Whether the contents of a file fit together; the archive has checksums of its own."""
     match description:
-        case {
-            "format": format_name,
-            "max_word_pairs": int() as most,
-            "sentence_pairs": int() as pairs,
-            "languages": [None | str(), None | str()],
-            "sides": [list() as first, list() as second],
-        } if format_name == _FORMAT and most > 0 and pairs >= 0 and bool not in (type(most), type(pairs)):
-            sides = first, second
+        case {"format": name, "languages": [_, _], "sides": [list() as first, list() as second]} if name == _FORMAT:
+            sizes = [len(first), len(second), len(keys)]
+            return [*map(len, totals), len(counts)] == sizes and keys.dtype == np.uint64
         case _:
             return False
-    arrays = (counts, *totals)
-    return (
-        all(array.ndim == 1 and array.dtype == np.float64 for array in arrays)
-        and all(np.isfinite(array).all() and (array >= 0).all() for array in arrays)
-        and all(isinstance(word, str) for side in sides for word in side)
-        and all(len(set(side)) == len(side) == len(total) for side, total in zip(sides, totals, strict=True))
-        and (keys.dtype, keys.shape) == (np.uint64, counts.shape)
-        and not (keys[1:] <= keys[:-1]).any()
-        and all((keys >> _SIDE) < len(first))
-        and all((keys & _TARGET) < len(second))
-    )

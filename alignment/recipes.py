@@ -2,32 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from inspect import signature
 from types import MappingProxyType
 
 from numpy.typing import ArrayLike
 
-from alignment.decoding import DECODERS, link_probabilities, probable_links
+from alignment.decoding import argmax, link_probabilities, mutual_argmax, probable_links
 from alignment.links import Alignment, ScoredAlignment
 from alignment.selection import Setting
-from alignment.word_maps import (
-    WordMap,
-    check_factor,
-    checked_map,
-    diagonal_prior,
-    normalize_rows,
-    sinkhorn,
-    smoothed_product,
-    split_null,
-    weighted_sum,
-)
+from alignment.word_maps import WordMap, checked_map, normalize_rows, sinkhorn, smoothed_product, split_null
 from captum_norm import InvalidInputError
 
-COMBINATIONS = ("sum", "product")
-"""How both settings' maps are combined."""
-
-
+_COMBINATIONS = (None, "sum", "product")
+_PLAIN = {"argmax": argmax, "mutual-argmax": mutual_argmax}
 _SCORED = "mutual-posterior"
+DECODERS = (*_PLAIN, _SCORED)
+"""The names of the decoders: :func:`alignment.argmax`, :func:`alignment.mutual_argmax`, and
+:func:`alignment.probable_links` of :func:`alignment.link_probabilities`."""
 
 
 @dataclass(frozen=True)
@@ -36,29 +26,26 @@ class Recipe:
 
     Attributes:
         null: whether the null column takes part; if not, rows are normalised over the source words.
-        other: the weight of the other setting's map, relative to 1 for the setting's own; 0 for no combination.
-        combination: ``"sum"`` of the row-normalised maps or ``"product"`` (:func:`alignment.smoothed_product`).
-        prior: the strength of a diagonal prior on the map [Dyer et al. 2013]; 0 for none.
+        combination: how both settings' maps become one: the ``"sum"`` of the row-normalised maps or their ``"product"``
+            (:func:`alignment.smoothed_product`); None for the setting's own map alone.
         sinkhorn: whether to normalise rows and columns in turn.
-        decoder: a name in :data:`DECODERS`.
-        options: the decoder's own parameters.
+        decoder: a name in :data:`alignment.recipes.DECODERS`.
+        options: ``jump_penalty`` and ``min_probability`` of ``mutual-posterior``.
         combined_options: those that replace them for maps of both directions, or with a lexicon multiplied in.
 
     Raises:
-        InvalidInputError: the decoder is unknown, an option is not one of its parameters, or a number is negative.
+        InvalidInputError: the decoder, the combination or an option is unknown.
 
     >>> import numpy as np
     >>> maps = {"AWI": np.array([[0.5, 0.3, 0.2], [0.45, 0.4, 0.15]]), "AWO": np.array([[0.5, 0.5, 0], [0.0, 1.0, 0]])}
     >>> Recipe()(maps, "AWI")
     Alignment([(0, 0), (0, 1)])
-    >>> Recipe(other=0.25, decoder="mutual-argmax")(maps, "AWI")
+    >>> Recipe(combination="sum", decoder="mutual-argmax")(maps, "AWI")
     Alignment([(0, 0), (1, 1)])
     """
 
     null: bool = True
-    other: float = 0.0
-    combination: str = "sum"
-    prior: float = 0.0
+    combination: str | None = None
     sinkhorn: bool = False
     decoder: str = "argmax"
     options: Mapping[str, float] = field(default_factory=dict)
@@ -67,18 +54,16 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.decoder not in DECODERS:
             raise InvalidInputError(f"got the decoder {self.decoder!r}; expected one of {', '.join(DECODERS)}")
-        try:
-            signature(DECODERS[self.decoder]).bind(None, **{**self.options, **self.combined_options})
-        except TypeError as error:
-            raise InvalidInputError(f"the options do not match the decoder {self.decoder}: {error}") from error
-        if self.combination not in COMBINATIONS:
-            raise InvalidInputError(f"got the combination {self.combination!r}; expected {' or '.join(COMBINATIONS)}")
-        check_factor("other", self.other)
-        check_factor("prior", self.prior)
+        known = {"jump_penalty", "min_probability"} if self.scored else set()
+        if not known >= {*self.options, *self.combined_options} or (self.scored and "jump_penalty" not in self.options):
+            options = {**self.options, **self.combined_options}
+            raise InvalidInputError(f"got the options {options} of {self.decoder}; expected {sorted(known) or 'none'}")
+        if self.combination not in _COMBINATIONS:
+            raise InvalidInputError(f"got the combination {self.combination!r}; expected None, sum or product")
 
     def settings(self, setting: Setting) -> tuple[Setting, ...]:
         """The settings whose maps the recipe needs to read links in ``setting``."""
-        return ("AWI", "AWO") if self.other else (setting,)
+        return ("AWI", "AWO") if self.combination else (setting,)
 
     def __call__(self, maps: Mapping[Setting, ArrayLike], setting: Setting) -> Alignment:
         """The links of a sentence pair."""
@@ -89,36 +74,28 @@ class Recipe:
         """Whether the decoder computes probabilities of links."""
         return self.decoder == _SCORED
 
-    def decode(
-        self, word_map: ArrayLike, reverse: ArrayLike | None = None, *, combined: bool = False
-    ) -> ScoredAlignment:
+    def decode(self, word_map: ArrayLike, *, combined: bool = False) -> ScoredAlignment:
         """The links of a map that :meth:`word_map` returned.
 
         Args:
             word_map: (T, S + 1), or (T, S) without null.
-            reverse: (S, T), the map of the opposite model, which a :attr:`scored` recipe reads in its own direction.
             combined: whether the map is of both directions, or a lexicon was multiplied in.
         """
-        options = {**self.options, **(self.combined_options if combined else {})}
         if not self.scored:
-            if reverse is not None:
-                raise InvalidInputError(f"got two maps for the decoder {self.decoder}; expected {_SCORED}")
-            return ScoredAlignment(DECODERS[self.decoder](word_map, null=self.null, **options))
-        least = options.pop("min_probability", 0.0)
-        probabilities = link_probabilities(word_map, reverse, null=self.null, **options)
-        return ScoredAlignment(probable_links(probabilities, least), probabilities)
+            return ScoredAlignment(_PLAIN[self.decoder](word_map, null=self.null))
+        options = {**self.options, **(self.combined_options if combined else {})}
+        probabilities = link_probabilities(word_map, null=self.null, jump_penalty=options["jump_penalty"])
+        return ScoredAlignment(probable_links(probabilities, options.get("min_probability", 0.0)), probabilities)
 
     def word_map(self, maps: Mapping[Setting, ArrayLike], setting: Setting) -> WordMap:
         """The map that goes to the decoder, (T, S + 1), or (T, S) without null."""
         word_map = self._checked(maps[setting])
-        if self.other:
-            both = [word_map, self._checked(maps["AWO" if setting == "AWI" else "AWI"])]
+        if self.combination:
+            other = self._checked(maps["AWO" if setting == "AWI" else "AWI"])
             if self.combination == "product":
-                word_map = smoothed_product(both, [1.0, self.other], null=self.null)
+                word_map = smoothed_product(word_map, other, null=self.null)
             else:
-                word_map = weighted_sum([normalize_rows(matrix, null=self.null) for matrix in both], [1.0, self.other])
-        if self.prior:
-            word_map = diagonal_prior(word_map, strength=self.prior, null=self.null)
+                word_map = normalize_rows(word_map, null=self.null) + normalize_rows(other, null=self.null)
         if self.sinkhorn:
             word_map = sinkhorn(word_map, null=self.null)
         return word_map
@@ -133,11 +110,10 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "paper": Recipe(),
         "mutual": Recipe(decoder="mutual-argmax"),
         "sinkhorn": Recipe(sinkhorn=True),
-        "balanced": Recipe(other=1.0, sinkhorn=True, decoder="mutual-argmax"),
-        "product": Recipe(null=False, other=1.0, combination="product", sinkhorn=True, decoder="mutual-argmax"),
+        "balanced": Recipe(combination="sum", sinkhorn=True, decoder="mutual-argmax"),
+        "product": Recipe(null=False, combination="product", sinkhorn=True, decoder="mutual-argmax"),
         "hmm": Recipe(
             null=False,
-            other=1.0,
             combination="product",
             sinkhorn=True,
             decoder="mutual-posterior",

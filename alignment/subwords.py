@@ -1,4 +1,4 @@
-"""Finds the word that each piece belongs to, and merges piece maps into word maps.
+"""Finds the word that each piece belongs to.
 
 Word ids are a list with one entry per piece: the index of its word, or None for a special token.
 ``word_ids_from_pieces`` and ``word_ids_from_offsets`` match the pieces' text against the words' text; they strip a
@@ -6,63 +6,18 @@ tokenizer's marks and never rely on them. If a tokenizer can be run word by word
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import ArrayLike
-
-from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError
-from captum_norm.text.words import BYTE_CHARACTERS
+
+_UNKNOWN = "<unk>"
 
 
-@dataclass(frozen=True, slots=True)
-class PieceScheme:
-    """How a tokenizer writes its pieces.
-
-    Attributes:
-        surface: a piece -> the UTF-8 bytes of its text, without marks; bytes, because a piece may hold part of a
-            character. White space in them is ignored.
-        unknown: the piece for text outside the vocabulary, any part of one word; None if there is none.
-
-    >>> PIECE_SCHEMES["sentencepiece"].surface("▁Haus")
-    b' Haus'
-    """
-
-    surface: Callable[[str], bytes]
-    unknown: str | None = None
-
-
-def _sentencepiece_surface(piece: str) -> bytes:
+def sentencepiece_text(piece: str) -> bytes:
+    """The UTF-8 text of a SentencePiece piece, without mark or byte fallback: ``▁der``, ``<0xC3>``."""
     fallback = re.fullmatch("<0x([0-9A-F]{2})>", piece)
     return bytes.fromhex(fallback[1]) if fallback else piece.replace("\u2581", " ").encode()
-
-
-def _byte_level_surface(piece: str) -> bytes:
-    try:
-        return bytes([BYTE_CHARACTERS[character] for character in piece])
-    except KeyError as error:
-        message = f"got {error.args[0]!r} in the piece {piece!r}, which byte-level BPE never writes; check the scheme"
-        raise InvalidInputError(message) from None
-
-
-PIECE_SCHEMES: Mapping[str, PieceScheme] = MappingProxyType(
-    {
-        "sentencepiece": PieceScheme(_sentencepiece_surface, unknown="<unk>"),
-        "subword-nmt": PieceScheme(lambda piece: piece.removesuffix("@@").encode(), unknown="<unk>"),
-        "end-of-word": PieceScheme(lambda piece: piece.removesuffix("</w>").encode(), unknown="<unk>"),
-        "wordpiece": PieceScheme(lambda piece: piece.removeprefix("##").encode(), unknown="[UNK]"),
-        "byte-level": PieceScheme(_byte_level_surface),
-    }
-)
-"""The usual schemes by name.
-
-SentencePiece with or without dummy prefix and byte fallback (``▁der``, ``<0xC3>``), subword-nmt (``der@@``), BPE with
-end-of-word marks (``der</w>``), WordPiece (``##er``) and byte-level BPE (``Ġder``).
-"""
 
 
 Piece = TypeVar("Piece")
@@ -85,38 +40,35 @@ def encode_words(words: Iterable[str], encode_one: Callable[[str], Sequence[Piec
 def word_ids_from_pieces(
     words: Sequence[str],
     pieces: Sequence[str],
-    scheme: PieceScheme,
+    text_of: Callable[[str], bytes],
     *,
-    special: Collection[str] = (),
     normalize: Callable[[str], str] = str,
 ) -> list[int | None]:
     """The word id of each piece, found by matching the pieces' text against the words' text.
 
-    A piece without text, such as a lone ``▁``, belongs to the next word, at the end to the last one. An unknown piece
-    covers as much of a word as the other pieces leave.
+    A piece without text, such as a lone ``▁``, belongs to the next word, at the end to the last one. An unknown piece,
+    ``<unk>``, covers as much of a word as the other pieces leave.
 
     Args:
         words: the words of the sentence; joined by spaces, they are the text that was tokenised.
-        pieces: its pieces, in order.
-        scheme: how they are written, such as ``PIECE_SCHEMES["sentencepiece"]``.
-        special: pieces that belong to no word, such as ``{"</s>"}``.
+        pieces: its pieces, in order, without special tokens.
+        text_of: a piece -> the UTF-8 bytes of its text, without marks; bytes, because a piece may hold part of a
+            character. White space in them is ignored.
         normalize: a word -> its text after the tokenizer's own normalisation (NFKC, lower case, ...).
 
     Raises:
         InvalidInputError: the texts differ, or a piece spans two words; the word of the mismatch is named.
 
-    >>> from alignment import PIECE_SCHEMES
-    >>> pieces = ["▁", "Häus", "er", "▁am", "▁See", "</s>"]
-    >>> word_ids_from_pieces(["Häuser", "am", "See"], pieces, PIECE_SCHEMES["sentencepiece"], special={"</s>"})
-    [0, 0, 0, 1, 2, None]
+    >>> pieces = ["Häus@@", "er", "am", "See"]
+    >>> word_ids_from_pieces(["Häuser", "am", "See"], pieces, lambda piece: piece.removesuffix("@@").encode())
+    [0, 0, 1, 2]
     """
     text = _Text([normalize(word) for word in words])
-    real = [piece for piece in pieces if piece not in special]
     # For each piece, the positions where it can end, with the earliest start; several for unknown pieces only.
     steps: list[dict[int, int]] = []
     reached: Collection[int] = [0]
-    for piece in real:
-        surface = None if piece == scheme.unknown else _without_spaces(scheme.surface(piece))
+    for piece in pieces:
+        surface = None if piece == _UNKNOWN else _without_spaces(text_of(piece))
         step: dict[int, int] = {}
         for start in sorted(reached):
             for end in text.ends(start, surface):
@@ -132,7 +84,7 @@ def word_ids_from_pieces(
     for step in reversed(steps):
         place = step[place]
         ids.append(text.word_at(place))
-    return [None if piece in special else ids.pop() for piece in pieces]
+    return ids[::-1]
 
 
 class _Text:
@@ -165,11 +117,10 @@ class _Text:
 
     def mismatch(self, place: int, observed: str) -> InvalidInputError:
         if place == self.length:
-            return InvalidInputError(f"got {observed} after the last word, expected the end; name the special pieces")
+            return InvalidInputError(f"got {observed} after the last word, expected the end")
         word = self._owners[place]
         expected = f"expected {self.rest(place).decode(errors='replace')!r} of word {word} ({self.words[word]!r})"
-        hint = "give the words that were tokenised, the scheme, the special pieces and the tokenizer's normalisation"
-        return InvalidInputError(f"got {observed}, {expected}; {hint}")
+        return InvalidInputError(f"got {observed}, {expected}; give the words that were tokenised")
 
 
 def _without_spaces(text: bytes) -> bytes:
@@ -221,52 +172,3 @@ def word_ids_from_offsets(
         message = f"got no piece from word {word} ({words[word]!r}) on"
         raise InvalidInputError(f"{message}, expected pieces for all {len(words)} words; turn truncation off")
     return ids
-
-
-def merge_pieces(
-    piece_map: ArrayLike,
-    target_ids: Sequence[int | None],
-    source_ids: Sequence[int | None],
-    *,
-    target_words: int,
-    source_words: int,
-) -> WordMap:
-    """Merge a piece map into a word map.
-
-    Entries are summed over a source word's pieces and averaged over a target word's [Kobayashi et al. 2020]. The
-    source's special tokens, mainly the end of sentence, make up the null column; the target's are dropped. A word
-    without pieces has a row or column of zeros.
-
-    Args:
-        piece_map: (..., target pieces, source pieces), with any leading axes, such as layers and heads.
-        target_ids: the word id of each target piece, None for special tokens.
-        source_ids: likewise.
-        target_words: number of target words, T.
-        source_words: number of source words, S.
-
-    Returns:
-        (..., T, S + 1), null column last.
-
-    Raises:
-        InvalidInputError: the map's shape does not match the ids, or an id is out of range.
-
-    >>> merge_pieces([[0.5, 0.2, 0.3], [0.1, 0.8, 0.1]], [0, None], [0, 0, None], target_words=1, source_words=1)
-    array([[0.7, 0.3]])
-    """
-    pieces = np.asarray(piece_map, np.float64)
-    if pieces.ndim < 2 or pieces.shape[-2:] != (len(target_ids), len(source_ids)):
-        expected = f"(..., {len(target_ids)}, {len(source_ids)}), one row and column for each word id"
-        raise InvalidInputError(f"got a map of shape {pieces.shape}, expected {expected}")
-    targets, sources = _membership(target_ids, target_words), _membership(source_ids, source_words)
-    counts = np.maximum(targets.sum(0), 1)[:-1, None]
-    merged: WordMap = targets.T[:-1] @ pieces @ sources / counts
-    return merged
-
-
-def _membership(ids: Sequence[int | None], words: int) -> WordMap:
-    """(pieces, words + 1): 1 where a piece is of a word; pieces of no word are in the last column."""
-    if not all(index is None or 0 <= index < words for index in ids):
-        raise InvalidInputError(f"got word ids {list(ids)}, expected indices of {words} words, or None")
-    membership = np.zeros((len(ids), words + 1))
-    membership[np.arange(len(ids)), [words if index is None else index for index in ids]] = 1.0
-    return membership

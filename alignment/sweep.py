@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
-from statistics import correlation, fmean, pstdev
+from math import isnan, nan
+from statistics import correlation, fmean
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -274,21 +274,7 @@ def records(sweep: Sweep) -> Iterator[dict[str, Any]]:
 def tables(sweep: Sweep) -> list[Table]:
     """The paper's tables (layers, heads, rules, correlation with norms), and tables of the other recipes."""
     recipes = (_recipes(sweep, rule) for rule in (AUTO, AUTO_HEAD))
-    return [_layers([sweep]), _heads(sweep), _rules(sweep), _correlations([sweep]), *recipes]
-
-
-def spread_tables(sweeps: Sequence[Sweep]) -> list[Table]:
-    """Mean and population standard deviation over models of the same shape, such as several seeds."""
-    shapes = {(sweep.layers, sweep.heads) for sweep in sweeps}
-    if len(shapes) > 1:
-        shown = " and ".join(f"{layers} layers of {heads} heads" for layers, heads in sorted(shapes))
-        raise InvalidInputError(f"got models of {shown}; expected the same shape for all")
-    over = f", mean ± population SD of {len(sweeps)} models"
-    rules = plain_table(f"Norms chosen without gold{over}", ["rule"], ["AER"])
-    for rule in sweeps[0].chosen:
-        rates = [sweep.results[Reading("norm", sweep.chosen[rule])].score.aer for sweep in sweeps]
-        rules.add_row(rule, _mean_cell(rates))
-    return [_layers(sweeps, over), rules, _correlations(sweeps, over)]
+    return [_layers(sweep), _heads(sweep), _rules(sweep), _correlations(sweep), *recipes]
 
 
 def corpora_tables(sweeps: Sequence[Sweep]) -> list[Table]:
@@ -321,33 +307,25 @@ def pooled_significance(
     return paired_significance(first, [second], gold, trials=trials).p_values[0]
 
 
-def _layers(sweeps: Sequence[Sweep], over: str = "") -> Table:
-    title = f"AER by setting and layer, the paper's recipe{over}"
-    places = [Choice(setting, layer) for setting in SETTINGS for layer in range(sweeps[0].layers)]
-    table = plain_table(title, ["method"], [f"{place.setting} {place.layer}" for place in places])
-    for method in _methods(sweeps[0]):
-        readings = [Reading(method, place) for place in places]
-        cells = [
-            [sweep.results[reading].score.aer for sweep in sweeps if reading in sweep.results] for reading in readings
-        ]
-        table.add_row(TITLES[method], *(_mean_cell(rates) for rates in cells))
+def _layers(sweep: Sweep) -> Table:
+    places = [Choice(setting, layer) for setting in SETTINGS for layer in range(sweep.layers)]
+    columns = [f"{place.setting} {place.layer}" for place in places]
+    table = plain_table("AER by setting and layer, the paper's recipe", ["method"], columns)
+    for method in _methods(sweep):
+        readings = [sweep.results.get(Reading(method, place)) for place in places]
+        table.add_row(TITLES[method], *("–" if result is None else _cell(result) for result in readings))
     return table
 
 
-def _correlations(sweeps: Sequence[Sweep], over: str = "") -> Table:
-    title = f"AER of single heads against their mean norm{over}"
-    table = plain_table(title, ["setting"], ["Spearman", "Pearson", "AER of the head with the highest norm"])
+def _correlations(sweep: Sweep) -> Table:
+    numbers = ["Spearman", "Pearson", "AER of the head with the highest norm"]
+    table = plain_table("AER of single heads against their mean norm", ["setting"], numbers)
     for setting in SETTINGS:
-        correlations = [sweep.norm_correlation(setting) for sweep in sweeps]
-        highest = [sweep.results[Reading("norm", _highest_head(sweep, setting))].score.aer for sweep in sweeps]
-        ranked, linear = ([pair.spearman for pair in correlations], [pair.pearson for pair in correlations])
-        table.add_row(setting, _mean_cell(ranked, digits=2), _mean_cell(linear, digits=2), _mean_cell(highest))
+        heads = [place for place in sweep.mean_norms if place.setting == setting and place.head is not None]
+        highest = max(heads, key=lambda place: sweep.mean_norms[place])
+        correlations = ["–" if isnan(value) else f"{value:.2f}" for value in sweep.norm_correlation(setting)]
+        table.add_row(setting, *correlations, _cell(sweep.results[Reading("norm", highest)]))
     return table
-
-
-def _highest_head(sweep: Sweep, setting: Setting) -> Choice:
-    heads = [place for place in sweep.mean_norms if place.setting == setting and place.head is not None]
-    return max(heads, key=lambda place: sweep.mean_norms[place])
 
 
 def _heads(sweep: Sweep) -> Table:
@@ -396,14 +374,6 @@ def _methods(sweep: Sweep) -> list[Method]:
 
 def _cell(result: Result) -> str:
     return f"{result.score.aer:.1f}"
-
-
-def _mean_cell(values: Sequence[float], digits: int = 1) -> str:
-    """A single value, or the mean ± population standard deviation of several."""
-    if not values or any(value != value for value in values):
-        return "–"
-    mean = f"{fmean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {pstdev(values):.{digits}f}"
 
 
 def _score_cells(score: AERScore) -> tuple[str, str, str, str]:

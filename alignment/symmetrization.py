@@ -94,8 +94,8 @@ SYMMETRIZATIONS: Mapping[str, Symmetrization] = MappingProxyType(
 MAP_COMBINATIONS = ("add", "multiply")
 """The combinations of both directions that make one map of two."""
 
-COMBINATIONS = (*MAP_COMBINATIONS, "mutual", *SYMMETRIZATIONS)
-"""How :class:`alignment.BidirectionalAligner` combines the directions: their maps, probabilities or links."""
+COMBINATIONS = (*MAP_COMBINATIONS, *SYMMETRIZATIONS)
+"""How :class:`alignment.BidirectionalAligner` combines the directions: their maps or links."""
 
 
 def _grown(

@@ -16,7 +16,6 @@ from captum_norm.checks import quoted
 _Kind = Literal["letter", "ideograph", "sign", "space"]
 
 _CHARACTER = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});|.", re.DOTALL)
-_WORD = re.compile(r"[^ \t]+")
 _APOSTROPHES = "'\u2019"
 _JOINING = f"{_APOSTROPHES}-\u2010\u2011._\u00b7"
 # Han, and the two kana.
@@ -81,11 +80,6 @@ def split_text(text: str, language: str | None = None, *, breaks: Container[int]
         else:
             words.append(TextWord(character, start, end))
     return words
-
-
-def split_spaces(text: str) -> list[TextWord]:
-    """Split tokenised text at spaces and tabs, as :func:`alignment.split_words` does."""
-    return [TextWord(html.unescape(match[0]), *match.span()) for match in _WORD.finditer(text)]
 
 
 def _continues(characters: list[str], kinds: list[_Kind], index: int, *, begins: bool, ends: bool) -> bool:

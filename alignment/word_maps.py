@@ -6,8 +6,6 @@ it is said, not negative; others raise :class:`~captum_norm.errors.InvalidInputE
 described. Functions return maps of the same shape, in float64.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -60,54 +58,20 @@ def sinkhorn(word_map: ArrayLike, *, iterations: int = 100, tolerance: float = 1
     return result
 
 
-def diagonal_prior(word_map: ArrayLike, *, strength: float, null_factor: float = 1.0, null: bool = True) -> WordMap:
-    """Multiply the map by a diagonal prior, ``exp(−strength · |t/T − s/S|)``, t and s from 1 [Dyer et al. 2013].
+def smoothed_product(first: ArrayLike, second: ArrayLike, *, null: bool = True) -> WordMap:
+    """The entrywise product of two maps, each first mixed half and half with a uniform map; rows normalised.
 
-    fast_align starts from a strength of 4. The null column is multiplied by ``null_factor``; 1 treats it like the
-    diagonal. Rows are not normalised.
+    A product of experts [Hinton 2002]: where one map is undecided, the other decides; smoothing keeps either from
+    vetoing an entry. A row of zeros counts as undecided; it stays zeros only if it is zeros in both maps.
 
-    >>> diagonal_prior([[1, 1, 1], [1, 1, 1]], strength=2).round(3).tolist()
-    [[1.0, 0.368, 1.0], [0.368, 1.0, 1.0]]
-    """
-    check_factor("strength", strength)
-    check_factor("null_factor", null_factor)
-    words, null_column = split_null(checked_map(word_map, null=null), null=null)
-    rows, columns = (np.arange(1, size + 1) / max(1, size) for size in words.shape)
-    prior = np.exp(-strength * np.abs(rows[:, None] - columns))
-    return np.column_stack([words * prior, *([null_column * null_factor] if null else [])])
-
-
-def weighted_sum(word_maps: Sequence[ArrayLike], weights: Sequence[float]) -> WordMap:
-    """Σ_i weights[i] · word_maps[i], for example the AWI map plus a quarter of the AWO map.
-
-    Maps have one shape, with or without null columns, and may be negative; ``normalize_rows`` brings them to one scale.
-
-    >>> weighted_sum([[[1.0, 0.0]], [[0.0, 1.0]]], [1, 0.25]).tolist()
-    [[1.0, 0.25]]
-    """
-    matrices = [checked_map(word_map, null=False, signed=True) for word_map in word_maps]
-    _check_alike(matrices, weights)
-    terms = (weight * matrix for weight, matrix in zip(weights, matrices, strict=True))
-    return sum(terms, np.zeros(matrices[0].shape))
-
-
-def smoothed_product(word_maps: Sequence[ArrayLike], weights: Sequence[float], *, null: bool = True) -> WordMap:
-    """The entrywise product of maps, each first mixed with a uniform map in the proportion weight : 1; rows normalised.
-
-    A product of experts [Hinton 2002]: where one map is undecided, the others decide; smoothing keeps any map from
-    vetoing an entry. A row of zeros counts as undecided; it stays zeros only if it is zeros in every map. A weight of 0
-    makes a map uniform.
-
-    >>> smoothed_product([[[1, 0]], [[0.5, 0.5]]], [1, 1], null=False).tolist()
+    >>> smoothed_product([[1, 0]], [[0.5, 0.5]], null=False).tolist()
     [[0.75, 0.25]]
     """
-    matrices = [normalize_rows(word_map, null=null) for word_map in word_maps]
-    _check_alike(matrices, weights)
-    for weight in weights:
-        check_factor("weight", weight)
-    product = np.ones_like(matrices[0])
-    for weight, matrix in zip(weights, matrices, strict=True):
-        product *= 1 + weight * matrix.shape[1] * matrix
+    matrices = [normalize_rows(word_map, null=null) for word_map in (first, second)]
+    if matrices[0].shape != matrices[1].shape:
+        raise InvalidInputError(f"got maps of shapes {matrices[0].shape} and {matrices[1].shape}, expected one shape")
+    columns = matrices[0].shape[1]
+    product = (1 + columns * matrices[0]) * (1 + columns * matrices[1])
     product[~np.any([matrix.any(1) for matrix in matrices], axis=0)] = 0.0
     return normalize_rows(product, null=null)
 
@@ -135,10 +99,3 @@ def check_factor(name: str, value: float) -> None:
     """Refuse a number that is negative, infinite or NaN."""
     if not 0 <= value < np.inf:
         raise InvalidInputError(f"got {name} {value}, expected a finite number ≥ 0")
-
-
-def _check_alike(matrices: Sequence[WordMap], weights: Sequence[float]) -> None:
-    shapes = [matrix.shape for matrix in matrices]
-    if not matrices or len(matrices) != len(weights) or len(set(shapes)) > 1:
-        message = f"got maps of shapes {shapes} and {len(weights)} weights"
-        raise InvalidInputError(f"{message}, expected at least one map, all of one shape, and a weight for each")

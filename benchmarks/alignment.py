@@ -121,8 +121,8 @@ def memory(copies: int) -> None:
 
 
 def latency(lines: int) -> None:
-    """Print how long a line of standard input waits for its alignment if the input then pauses."""
-    words = ["--layer=0", "--head=2", "--reverse-head=0", "--quiet", "--keep-sides"]
+    """Print how long a line of standard input waits for its alignment."""
+    words = ["--layer=0", "--head=2", "--reverse-head=0", "--block-lines=1", "--quiet"]
     command = [sys.executable, "-m", "alignment.cli", "extract", "-", *words]
     taken = []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

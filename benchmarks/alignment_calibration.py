@@ -6,7 +6,8 @@ $ python -m benchmarks.alignment_calibration --corpus wpt03=DIR --out docs/_stat
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -15,14 +16,34 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from alignment import BidirectionalAligner, load_shipped_model
-from alignment.aer import Reliability, Scores, reliability
 from alignment.commands.sweep import corpora as corpora_of
 from alignment.corpora import ParallelGold
-from alignment.links import CALIBRATION, ScoredAlignment
+from alignment.links import CALIBRATION, GoldAlignment, Link, ScoredAlignment
 from benchmarks.alignment_lexicon import Kept
 from captum_norm.show import save_figure
 
+Scores = Mapping[Link, float]
+BINS = 10
 TITLES = ("both directions", "both directions, lexicon of the text")
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """The expected calibration error [Guo et al. 2017]; of each tenth of scores, mean score, precision and links."""
+
+    error: float
+    bins: Sequence[tuple[float, float, int]]
+
+
+def reliability(scores: Sequence[Scores], gold: Sequence[GoldAlignment]) -> Reliability:
+    """Compare scores of each pair's links with how often the links are right: sure or possible."""
+    pairs = zip(scores, gold, strict=True)
+    judged = np.array([(score, link in pair.possible) for links, pair in pairs for link, score in links.items()])
+    numbers = np.minimum((judged[:, 0] * BINS).astype(int), BINS - 1)
+    inside = [judged[numbers == number] for number in range(BINS)]
+    bins = [(*rows.mean(0).tolist(), len(rows)) for rows in inside if len(rows)]
+    distance = sum(abs(score - precision) * count for score, precision, count in bins)
+    return Reliability(distance / len(judged), bins)
 
 
 def aligned(corpora: Sequence[ParallelGold]) -> list[list[list[ScoredAlignment]]]:
@@ -57,7 +78,7 @@ def draw(axes: Axes, title: str, found: Sequence[tuple[str, Reliability]]) -> No
     """Draw the precision of links by their score."""
     axes.plot([0, 1], [0, 1], color="0.7", linewidth=1, zorder=0)
     for name, measured in found:
-        bins = [(one.score, one.precision, one.links) for one in measured.bins if one.links >= 10]
+        bins = [interval for interval in measured.bins if interval[2] >= 10]
         scores, precision, links = (np.array(column, float) for column in zip(*bins, strict=True))
         [line] = axes.plot(scores, precision, linewidth=1, label=f"{name}, error {measured.error:.2f}")
         axes.scatter(scores, precision, 4 * np.sqrt(links), color=line.get_color())

@@ -104,7 +104,6 @@ def _systems(method: Any, corpora: Sequence[ParallelGold]) -> Iterator[System]:
         "one direction, fr-en, lexicon of the text": (maps["fr-en"], lambda forward, _: _with_text(forward)),
         "both directions, maps added": (both, two()),
         "both directions, maps multiplied": (both, two(combine="multiply")),
-        "both directions, mutual": (both, two(combine="mutual")),
         "both directions, maps added, lexicon of the text": (both, two(count_text=True)),
     }
     for name, (before, build) in systems.items():

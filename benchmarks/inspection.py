@@ -176,22 +176,21 @@ def inspected(text: Text) -> Inspected:
     model, tokenizer = load_shipped_model("fr-en")
     choice = Inspector(model, tokenizer).aligner.choose(text.pairs)
     assert choice.head is not None
-    usual, every, with_alti = (
-        Inspector(model, tokenizer, layer=choice.layer, head=choice.head, all_measures=all_pairs, alti=alti)
-        for all_pairs, alti in ((False, False), (True, False), (True, True))
+    usual, every = (
+        Inspector(model, tokenizer, layer=choice.layer, head=choice.head, all_measures=all_pairs)
+        for all_pairs in (False, True)
     )
     few = text.pairs[:TIMED]
     tasks: dict[str, Callable[[], object]] = {
         "a teacher-forced pass": lambda: list(target_log_probabilities(model, tokenizer, few)),
         "inspection": lambda: usual.inspect(*_sides(few)),
         "inspection, all measures of every pair": lambda: every.inspect(*_sides(few)),
-        "the same with ALTI+": lambda: with_alti.inspect(*_sides(few)),
     }
     seconds = {name: min(_seconds(task) for _ in range(3)) for name, task in tasks.items()}
     print(seconds, flush=True)
     found = {}
     for kind, pairs in {"true": text.pairs, **damaged(text.pairs)}.items():
-        found[kind] = with_alti.inspect(*_sides(pairs))
+        found[kind] = every.inspect(*_sides(pairs))
         print(text.name, kind, flush=True)
     return Inspected(text, found.pop("true"), found, seconds)
 

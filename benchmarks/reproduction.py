@@ -66,11 +66,11 @@ Kobayashi et al. 2020, section 5: AER in % of a German–English model, mean ove
 | Pearson correlation | – | .554 | – | −.517 |
 
 ```console
-$ norm-align sweep --model seed1.pt --also seed2.pt --also seed3.pt --data data-bin --corpus rwth=rwth-de-en
+$ norm-align sweep --model seed1.pt --data data-bin --corpus rwth=rwth-de-en --out seed1
 ```
 
-repeats the experiment on fairseq models and the gold alignments of RWTH, with the correlations, and mean and population
-SD over the models; without arguments it uses the model and the stories that come with the package.
+repeats the experiment on a fairseq model and the gold alignments of RWTH, with the correlations; the files `sweep.csv`
+of several seeds give mean and standard deviation. Without arguments it uses the model and the stories of the package.
 [Alignment error rates](alignment-error.md) has the error rates of the shipped models.
 
 ## Faithfulness

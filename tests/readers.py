@@ -16,7 +16,7 @@ from sentencepiece import SentencePieceTrainer
 from subword_nmt.learn_bpe import learn_bpe
 from transformers import BertModel
 
-from alignment import GoldAlignment, GoldFormat, read_gold, read_identified, read_parallel, read_pharaoh
+from alignment import GoldAlignment, GoldFormat, read_gold, read_parallel, read_pharaoh
 from alignment.fairseq.checkpoint import Checkpoint, read_checkpoint
 from alignment.fairseq.tokenizer import SPECIAL, BPESegmenter, Dictionary, SentencePieceSegmenter, read_dictionary
 from alignment.formats import format_pharaoh
@@ -203,12 +203,6 @@ READERS: Mapping[str, Callable[[Path], Reader]] = {
         "tsv",
         "a b c\tx y z\t0-0 1p2\t\t\nd\tz\t\n",
         written=lambda found: joined([f"{'a ' * 9999}\t{'b ' * 9999}\t{talp(pair)}" for pair in found]),
-    ),
-    "identified": lambda _: Reader(
-        "sents.txt",
-        texts("0\tLe chat .\n1\tIl dort .\n", "a\tx\n"),
-        read_identified,
-        lambda found: joined([f"{number}\t{text}" for number, (text,) in enumerate(found)]),
     ),
     "parallel": lambda _: Reader(
         "text.both",

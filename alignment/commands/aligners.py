@@ -1,6 +1,6 @@
 """Declares how alignments are extracted from one translation model or two, and builds the aligner."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from alignment import symmetrization
 from alignment.commands import models
 from alignment.commands.models import ModelOptions, RunOptions
-from alignment.decoding import DECODERS
-from alignment.recipes import COMBINATIONS, MEAN_ERROR, RECIPES, Recipe
+from alignment.recipes import MEAN_ERROR, RECIPES
 from alignment.tokenization import IdentifiedTokenizer, TranslationTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.commands.program import Options, option
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from alignment.aligner import Pairs, TextAligner, WordAligner
-    from alignment.links import GoldAlignment
 
 CHECKED = 50
 """How many sentence pairs, the first ones, show whether the sides are exchanged."""
@@ -31,19 +29,6 @@ HEAD = index_or("auto", "all")
 _FAR_BETTER = 1.15
 _PARTNERS = {"fr-en": "en-fr", "en-fr": "fr-en"}
 _OF_TWO = ("combine", "reverse_data", "reverse_source_prefix", "reverse_layer", "reverse_head")
-
-
-def _decoder(text: str) -> tuple[str, dict[str, float]]:
-    """Parse a decoder and its parameters, which the recipe checks."""
-    name, *settings = text.split(":")
-    parameters = {}
-    for parameter, _, number in (setting.partition("=") for setting in settings):
-        try:
-            parameters[parameter] = float(number)
-        except ValueError:
-            message = f"got {parameter}={number}; expected a number, as in threshold:share=0.2"
-            raise InvalidInputError(message) from None
-    return name, parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +74,6 @@ class LinkOptions(Options, title="the links"):
         "hmm",
         choices=list(MEAN_ERROR),
     )
-    null: bool | None = option("include the null column, or not")
-    other: float | None = option("weight of the other setting's map", metavar="WEIGHT")
-    combination: str | None = option("add or multiply the two settings' maps", choices=COMBINATIONS)
-    prior: float | None = option("strength of the diagonal prior", metavar="STRENGTH")
-    sinkhorn: bool | None = option("normalise rows and columns in turn, or not")
-    decoder: tuple[str, dict[str, float]] | None = option(
-        f"one of {', '.join(DECODERS)}, with its parameters. These six options change the recipe; the reference "
-        "describes them",
-        parse=_decoder,
-        metavar="NAME[:PARAMETER=NUMBER]",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +92,8 @@ class DirectionOptions(Options, title="the second model, of the opposite directi
         False,
     )
     combine: str | None = option(
-        "add or multiply the maps of both; mutual: the links that are most probable in both directions; the others "
-        "merge the links of both as Moses does (default: add; grow-diag with a recipe that has a null column)",
+        "add or multiply the maps of both; the others merge the links of both as Moses does (default: add; grow-diag "
+        "with a recipe that has a null column)",
         choices=symmetrization.COMBINATIONS,
     )
     reverse_data: str | None = option("as --data, for the second model (default: --data)", metavar="DIR")
@@ -150,15 +124,6 @@ class AlignerOptions(ModelOptions, DirectionOptions, LexiconOptions, MapOptions,
     """The options that :func:`load` reads."""
 
 
-def recipe_of(options: LinkOptions) -> Recipe:
-    """The recipe that the options describe."""
-    changes = {name: getattr(options, name) for name in ("null", "other", "combination", "prior", "sinkhorn")}
-    if options.decoder is not None:
-        changes["decoder"], changes["options"] = options.decoder
-        changes["combined_options"] = {}
-    return replace(RECIPES[options.recipe], **{name: value for name, value in changes.items() if value is not None})
-
-
 def word_aligner(
     model: "nn.Module",
     tokenizer: TranslationTokenizer,
@@ -168,8 +133,6 @@ def word_aligner(
     """Build the aligner of one model, and check its options as far as possible without text."""
     from alignment.aligner import WordAligner, without_head
 
-    recipe = recipe_of(options)
-    recipe({"AWI": [[1.0, 0.0]], "AWO": [[1.0, 0.0]]}, "AWI")
     scope = {} if options.scope is None else {"scope": options.scope}
     method = METHODS[options.method].load()(without_head(model), **scope)
     head = options.head
@@ -179,7 +142,7 @@ def word_aligner(
         raise InvalidInputError(
             f'the method {options.method} has no maps of single heads at the scope "{method.scope}"; omit --head'
         )
-    settings: dict[str, Any] = {"head": None if head == "all" else head, "recipe": recipe, **further}
+    settings: dict[str, Any] = {"head": None if head == "all" else head, "recipe": options.recipe, **further}
     aligner = WordAligner(
         model, tokenizer, method, options.layer, options.setting, max_tokens=options.max_tokens, **settings
     )
@@ -225,7 +188,7 @@ def load(
 def _reverse_options(options: AlignerOptions) -> AlignerOptions | None:
     """The options of the second model; None for none."""
     name = options.reverse_model
-    if name is None and not recipe_of(options).null:
+    if name is None and not RECIPES[options.recipe].null:
         multilingual = options.source_language and options.target_language
         name = _PARTNERS.get(options.model) or (options.model if multilingual else None)
     if name in (None, "none"):
@@ -310,32 +273,9 @@ def check_sides(aligner: "TextAligner", pairs: "Pairs") -> None:
         )
 
 
-class SideCheck:
-    """Calls :func:`check_sides` once, as soon as there are enough of the pairs that come a few at a time."""
-
-    def __init__(self) -> None:
-        self._pairs: list[tuple[Sequence[str], Sequence[str]]] = []
-        self._done = False
-
-    def __call__(self, aligner: "TextAligner", pairs: "Pairs") -> None:
-        """Take further pairs."""
-        if self._done:
-            return
-        self._pairs += (pair for pair in pairs if all(pair))
-        if len(self._pairs) >= CHECKED // 2:
-            check_sides(aligner, self._pairs)
-            self._pairs, self._done = [], True
-
-
-def page(
-    aligner: "TextAligner",
-    pairs: "Pairs",
-    facts: Mapping[str, str],
-    gold: "Sequence[GoldAlignment] | None" = None,
-    min_score: float = 0.0,
-) -> bytes:
+def page(aligner: "TextAligner", pairs: "Pairs", facts: Mapping[str, str], min_score: float = 0.0) -> bytes:
     """Render the page of the first sentence pairs; see :func:`alignment.pages.aligner_page`."""
     from alignment.pages import aligner_page
     from captum_norm.show import render_page
 
-    return render_page(aligner_page(aligner, pairs, gold=gold, facts=facts, min_score=min_score)).encode()
+    return render_page(aligner_page(aligner, pairs, facts=facts, min_score=min_score)).encode()

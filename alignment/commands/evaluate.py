@@ -3,41 +3,30 @@
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, Literal
 
-from alignment.aer import (
-    AER,
-    TRIALS,
-    AERScore,
-    Change,
-    find_correction,
-    lacks_first_words,
-    paired_significance,
-    reliability,
-    score_curve,
-)
+from alignment.aer import AER, AERScore, Change, find_correction, paired_significance
 from alignment.commands.models import print_whole, refuse_two_streams, regular_output, text_source
-from alignment.formats import GoldFormat, TextSource, format_pharaoh, parse_scored_pharaoh, read_pharaoh
-from alignment.formats.gold import GoldFile, Texts, scan_gold
+from alignment.formats import GoldFormat, TextSource, format_pharaoh, read_pharaoh
+from alignment.formats.gold import GoldFile, scan_gold
 from alignment.formats.text import write_text
-from alignment.links import Alignment, GoldAlignment, Link
+from alignment.links import Alignment, GoldAlignment
 from alignment.symmetrization import SYMMETRIZATIONS
 from captum_norm import InvalidInputError, __version__
 from captum_norm.bars import to_stderr
 from captum_norm.commands.program import Command, Options, argument, option
-from captum_norm.commands.shared import output_path, positive, resamples, write_outputs
+from captum_norm.commands.shared import resamples
 from captum_norm.results.tables import csv_records, json_text
 from captum_norm.text.characters import spelled_out
-from captum_norm.text.lines import error_at, located, read_lines, source_name
+from captum_norm.text.lines import error_at, read_lines, source_name
 
-Sides = tuple[Texts | None, Texts | None]
+Sides = tuple[Sequence[str] | None, Sequence[str] | None]
 """The tokenised source and target sentences; None if unknown."""
 
 _UNBOUNDED = 10_000  # columns: outside a terminal, lines are neither folded nor cut
-_MARKS: dict[str, dict[str, Any]] = {"swapped": {"swapped": True}, "base1": {"base": 1}, "talp": {"talp": True}}
+_MARKS: dict[str, dict[str, Any]] = {"swapped": {"swapped": True}, "base1": {"base": 1}}
 _FILE = re.compile(rf"(.+?)((?::(?:{'|'.join(_MARKS)}))*)", re.DOTALL)
 _NAMED = re.compile(r"([^=/]+)=(.*)", re.DOTALL)
 
@@ -51,7 +40,6 @@ class AlignmentFile:
     format: GoldFormat = "talp"
     base: Literal[0, 1] | None = 0
     swapped: bool = False
-    talp: bool = False  # whether possible links are allowed
     gold: bool = False
 
     @property
@@ -59,12 +47,11 @@ class AlignmentFile:
         """How it is given on the command line: ``FILE:swapped:base1``, ``--gold-base 1 --gold-swapped``."""
         if self.gold:
             return f"--gold-base {self.base}{' --gold-swapped' if self.swapped else ''}"
-        chosen = {"swapped": self.swapped, "base1": self.base == 1, "talp": self.talp}
-        return ":".join([self.path, *(name for name, is_chosen in chosen.items() if is_chosen)])
+        return f"{self.path}{':swapped' if self.swapped else ''}{':base1' if self.base else ''}"
 
 
 def alignment_file(text: str) -> AlignmentFile:
-    """Parse ``FILE[:swapped][:base1][:talp]``."""
+    """Parse ``FILE[:swapped][:base1]``."""
     match = _FILE.fullmatch(text)
     if match is None:
         raise InvalidInputError("got no file name")
@@ -76,7 +63,7 @@ def alignment_file(text: str) -> AlignmentFile:
 
 
 def system_file(text: str) -> AlignmentFile:
-    """Parse ``[NAME=]FILE[:swapped][:base1][:talp]``."""
+    """Parse ``[NAME=]FILE[:swapped][:base1]``."""
     match = _NAMED.fullmatch(text)
     return alignment_file(text) if match is None else replace(alignment_file(match[2]), name=match[1])
 
@@ -101,99 +88,45 @@ class GoldOptions(Options, title="the gold alignments"):
             raise InvalidInputError("talp files count from 0 or from 1; give --gold-base 0 or --gold-base 1")
         return AlignmentFile("gold", path, self.gold_format, self.gold_base, self.gold_swapped, gold=True)
 
-    def scan_gold(self, path: str, texts: Sides) -> tuple[list[GoldAlignment], GoldFile]:
-        """Read gold alignments of sentences, or of those in the file; the first invalid link is an error."""
-        scanned = _scan(self.gold_file(path), texts, None)
-        return _valid(scanned.pairs), scanned
-
 
 @dataclass(frozen=True, kw_only=True)
-class _Texts(Options, title="the sentences, to check that every link lies inside them; tsv files have them"):
-    source: str | None = option("the tokenised source sentences, one a line", metavar="FILE")
-    target: str | None = option("the tokenised target sentences, one a line", metavar="FILE")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Scores(Options, title="scores of links, i-j:p, as norm-align extract --scores writes them"):
-    curve: Path | None = option(
-        "write AER, precision and recall of the links above each threshold, for every system",
-        parse=output_path(".csv"),
-        metavar="FILE.csv",
-    )
-    reliability: Path | None = option(
-        "write how many links of each interval of scores are right, and print the expected calibration error",
-        parse=output_path(".csv"),
-        metavar="FILE.csv",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(GoldOptions, _Texts, _Scores):
+class EvaluateOptions(GoldOptions):
     """The options of ``norm-align evaluate``."""
 
     gold: str = argument("the gold alignments", metavar="GOLD")
     systems: list[AlignmentFile] = argument(
-        "alignments in Pharaoh format (i-j, source first, from 0), given as [NAME=]FILE[:swapped][:base1][:talp]: "
-        ":swapped for target first, as norm-align extract TARGET SOURCE writes; :base1 for indices from 1; :talp to "
-        "count possible links (ipj) as links, too. The first system is the baseline. One of all files may be -, "
-        "standard input",
+        "alignments in Pharaoh format (i-j, source first, from 0), given as [NAME=]FILE[:swapped][:base1]: "
+        ":swapped for target first, as norm-align extract TARGET SOURCE writes; :base1 for indices from 1. The first "
+        "system is the baseline. One of all files may be -, standard input",
         parse=system_file,
         metavar="SYSTEM",
         nargs="+",
     )
-    skip_invalid: bool = option(
-        "skip malformed and out-of-range links, and sentence pairs for which a file has no valid line, and report how "
-        "many on standard error; otherwise the first one is an error",
-        False,
+    source: str | None = option(
+        "the tokenised source sentences, one a line, to check that every link lies inside them; tsv files have them",
+        metavar="FILE",
     )
-    symmetrize: list[str] = option(
-        "also evaluate the two systems, forward and reverse, merged by this method; may be given several times: "
-        f"{', '.join(SYMMETRIZATIONS)}",
-        [],
-        choices=SYMMETRIZATIONS,
-        metavar="METHOD",
-    )
+    target: str | None = option("the tokenised target sentences, likewise", metavar="FILE")
     bootstrap: int = option("resamples for the 95%% interval of AER; 0 for none", 1000, parse=resamples, metavar="N")
     paired: Literal["ar", "bs", "none"] = option(
         "how to compare systems with the baseline: approximate randomisation, bootstrap resampling or not at all", "ar"
-    )
-    trials: int | None = option(
-        "number of trials of the comparison (default: "
-        f"{', '.join(f'{count} for {test}' for test, count in TRIALS.items())})",
-        parse=positive,
-        metavar="N",
     )
     json: bool = option("print everything as JSON", False, exclusive=True)
     csv: bool = option("print a row for each system as CSV", False, exclusive=True)
 
 
 def _run(options: EvaluateOptions) -> None:
-    _check(options)
+    refuse_two_streams(options.gold, *(system.path for system in options.systems), options.source, options.target)
     texts = read_sentences(options.source), read_sentences(options.target)
-    gold, read = read_systems(
-        options.gold_file(options.gold), options.systems, texts, skip_invalid=options.skip_invalid
-    )
-    systems = [(system.name, alignments) for system, alignments in zip(options.systems, read, strict=True)]
-    systems += [(method, list(map(SYMMETRIZATIONS[method], *read))) for method in options.symmetrize]
-    report = _evaluated(gold, systems, options)
-    if options.curve or options.reliability:
-        write_outputs(_score_files(gold, options, report))
+    gold, alignments = read_systems(options.gold_file(options.gold), options.systems, texts)
+    names = [system.name for system in options.systems]
+    report = _evaluated(gold, list(zip(names, alignments, strict=True)), options)
     if options.json:
         sys.stdout.write(json_text(report, indent=2))
     elif options.csv:
         sys.stdout.write(csv_records(report["systems"]))
     else:
         _show_table(report)
-
-
-def _check(options: EvaluateOptions) -> None:
-    """Check combinations of options."""
-    refuse_two_streams(options.gold, *(system.path for system in options.systems), options.source, options.target)
-    options.gold_file(options.gold)
-    if (options.curve or options.reliability) and options.skip_invalid:
-        raise InvalidInputError("got --skip-invalid with --curve or --reliability, which need every line; leave it out")
-    if options.symmetrize and len(options.systems) != 2:
-        raise InvalidInputError(f"got --symmetrize with {len(options.systems)} systems, expected forward and reverse")
 
 
 def _evaluated(
@@ -216,31 +149,11 @@ def _evaluated(
     if options.paired != "none" and len(systems) > 1:
         (_, baseline), *others = systems
         rest = [alignments for _, alignments in others]
-        test = paired_significance(baseline, rest, gold, test=options.paired, trials=options.trials)
+        test = paired_significance(baseline, rest, gold, test=options.paired)
         report["paired"] = {"test": options.paired, "baseline": systems[0][0], "signature": test.signature}
         for record, p_value, identical in zip(records[1:], test.p_values, test.identical, strict=True):
             record.update(p_value=p_value, identical=identical)
     return report
-
-
-def _score_files(gold: list[GoldAlignment], options: EvaluateOptions, report: dict[str, Any]) -> dict[Path, bytes]:
-    """The files of ``--curve`` and ``--reliability``; adds the calibration errors to the report."""
-    points, bins = list[dict[str, Any]](), list[dict[str, Any]]()
-    for system, record in zip(options.systems, report["systems"], strict=False):
-        scores = read_scores(system)
-        points += [
-            {"system": system.name, "min_score": least, **_rates(score)}
-            for least, score in score_curve(scores, gold).items()
-        ]
-        measured = reliability(scores, gold)
-        bins += [{"system": system.name, **asdict(interval)} for interval in measured.bins]
-        record["calibration_error"] = measured.error
-    files = ((options.curve, points), (options.reliability, bins))
-    return {path: csv_records(rows).encode() for path, rows in files if path is not None}
-
-
-def _rates(score: AERScore) -> dict[str, float | int]:
-    return {name: getattr(score, name) for name in ("aer", "precision", "recall", "f1", "links")}
 
 
 def _record(name: str, score: AERScore) -> dict[str, Any]:
@@ -249,10 +162,10 @@ def _record(name: str, score: AERScore) -> dict[str, Any]:
         "aer": score.aer,
         "aer_mean": score.resampled_mean,
         "aer_interval": score.interval,
-        **_rates(score),
+        **{name: getattr(score, name) for name in ("precision", "recall", "f1", "links")},
         "sure_hits": score.sure_hits,
         "possible_hits": score.possible_hits,
-        **dict.fromkeys(("p_value", "identical", "calibration_error")),
+        **dict.fromkeys(("p_value", "identical")),
     }
 
 
@@ -270,10 +183,6 @@ def _show_table(report: dict[str, Any]) -> None:
         "links": lambda record: str(record["links"]),
         "p": _shown_p_value,
     }
-    if report["systems"][0]["calibration_error"] is not None:
-        columns["calibration error"] = lambda record: (
-            "" if record["calibration_error"] is None else f"{record['calibration_error']:.3f}"
-        )
     if report["systems"][0]["aer_interval"] is None:
         del columns["95 %"]
     if report["paired"] is None:
@@ -308,76 +217,38 @@ def read_sentences(path: str | None) -> list[str] | None:
 
 
 def read_systems(
-    gold: AlignmentFile, systems: Sequence[AlignmentFile], texts: Sides, *, skip_invalid: bool
+    gold: AlignmentFile, systems: Sequence[AlignmentFile], texts: Sides
 ) -> tuple[list[GoldAlignment], list[list[Alignment]]]:
     """Read gold alignments and the systems' alignments of the same sentence pairs; warn if they do not look right."""
-    content = _read(gold, texts, skip_invalid)
+    content = _read(gold, texts)
     count = len(content.pairs)
     if not count:
         raise InvalidInputError(f"{gold.path}: got no line, expected gold alignments")
-    if not any(pair.possible for pair in _valid(content.pairs)):
+    if not any(pair.possible for pair in content.pairs):
         raise InvalidInputError(f"{gold.path}: got no link in {count} lines, expected gold alignments")
-    columns = [content.pairs]
+    alignments = []
     for system in systems:
-        columns.append(_read(system, (content.sources, content.targets), skip_invalid).pairs)
-        if len(columns[-1]) != count:
-            message = f"got {len(columns[-1])} alignments, expected {count}, one for each gold alignment"
+        pairs = _read(system, (content.sources, content.targets)).pairs
+        if len(pairs) != count:
+            message = f"got {len(pairs)} alignments, expected {count}, one for each gold alignment"
             raise InvalidInputError(f"{system.path}: {message}")
-    rows = [row for row in zip(*columns, strict=True) if len(_valid(row)) == len(row)]
-    if not rows:
-        raise InvalidInputError(f"{gold.path}: got no sentence pair with a valid line in all files, expected one")
-    if len(rows) < count:
-        _warn(f"skipped {count - len(rows)} of {count} sentence pairs with these lines")
-    pairs, *others = map(_valid, zip(*rows, strict=True))
-    alignments = [[pair.possible for pair in other] for other in others]
-    _doubt_base(gold, [pair.possible for pair in pairs])
-    for system, links in zip(systems, alignments, strict=True):
-        _doubt(system, links, pairs)
-    return pairs, alignments
+        for number, pair in enumerate(pairs, 1):
+            if pair.sure != pair.possible:
+                raise error_at(text_source(system.path), number, "got possible links (ipj), expected i-j")
+        alignments.append([pair.possible for pair in pairs])
+        _doubt(system, alignments[-1], content.pairs)
+    return content.pairs, alignments
 
 
-def read_scores(file: AlignmentFile) -> list[dict[Link, float]]:
-    """Read the scored links of each sentence pair, ``i-j:p``, as (source, target) from 0."""
-    if file.path == "-":
-        raise InvalidInputError("got standard input, whose scores cannot be read again; give a file")
-    pairs = []
-    source = text_source(file.path)
-    for number, line in read_lines(source):
-        with located(source, number):
-            scores = parse_scored_pharaoh(line)
-        base = file.base or 0
-        links = {(i - base, j - base): score for (i, j), score in scores.items()}
-        pairs.append({link[::-1] if file.swapped else link: score for link, score in links.items()})
-    return pairs
-
-
-def _warn(message: str) -> None:
-    to_stderr(f"norm-align: warning: {message}")
-
-
-def _valid(pairs: Sequence[GoldAlignment | InvalidInputError]) -> list[GoldAlignment]:
-    return [pair for pair in pairs if not isinstance(pair, InvalidInputError)]
-
-
-def _read(file: AlignmentFile, texts: Sides, skip_invalid: bool) -> GoldFile:
-    links: list[InvalidInputError] = []
+def _read(file: AlignmentFile, texts: Sides) -> GoldFile:
     try:
-        content = _scan(file, texts, links.append if skip_invalid else None)
+        return read_file(file, texts)
     except InvalidInputError as error:
         raise InvalidInputError(f"{error}{_hint(file, texts)}") from error
-    lines = [pair for pair in content.pairs if isinstance(pair, InvalidInputError)]
-    if links or lines:
-        numbers = ((len(links), "link"), (len(lines), "line"))
-        counts = " and ".join(f"{number} {name}{'s' * (number > 1)}" for number, name in numbers if number)
-        _warn(f"{file.path}: skipped {counts}, such as: {[*links, *lines][0]}{_hint(file, texts)}")
-    for number, pair in enumerate(content.pairs, 1):
-        if not (file.gold or file.talp or isinstance(pair, InvalidInputError)) and pair.sure != pair.possible:
-            message = "got possible links (ipj), expected i-j; write FILE:talp to count them"
-            raise error_at(text_source(file.path), number, message)
-    return content
 
 
-def _scan(file: AlignmentFile, texts: Sides, on_error: Callable[[InvalidInputError], None] | None) -> GoldFile:
+def read_file(file: AlignmentFile, texts: Sides) -> GoldFile:
+    """Read the alignments of sentences, or of those in the file."""
     return scan_gold(
         text_source(file.path),
         format=file.format,
@@ -385,7 +256,6 @@ def _scan(file: AlignmentFile, texts: Sides, on_error: Callable[[InvalidInputErr
         swapped=file.swapped,
         sources=texts[0],
         targets=texts[1],
-        on_error=on_error,
     )
 
 
@@ -395,7 +265,7 @@ def _hint(file: AlignmentFile, texts: Sides) -> str:
     for base, swapped in [] if file.path == "-" or texts == (None, None) else options:
         other = replace(file, base=base, swapped=swapped)
         try:
-            _scan(other, texts, None)
+            read_file(other, texts)
         except InvalidInputError:
             continue
         return f"; as {other.argument} all its links would lie inside the sentences"
@@ -406,12 +276,12 @@ def _doubt(file: AlignmentFile, alignments: list[Alignment], gold: list[GoldAlig
     """Warn if a system's links look as if they were read with the wrong base or order of sides."""
     correction = find_correction(alignments, gold)
     if correction is None:
-        _doubt_base(file, alignments)
         return
     how = "the sides exchanged" if correction.change == "swapped" else f"indices {correction.change}"
     rates = f"AER {correction.corrected_aer:.1f} instead of {correction.aer:.1f}"
     advice = _advice(file, correction.change)
-    _warn(f"{file.path}: with {how} its links would fit the gold far better ({rates}); {advice}")
+    message = f"{file.path}: with {how} its links would fit the gold far better ({rates}); {advice}"
+    to_stderr(f"norm-align: warning: {message}")
 
 
 def _advice(file: AlignmentFile, change: Change) -> str:
@@ -422,13 +292,6 @@ def _advice(file: AlignmentFile, change: Change) -> str:
         base: Literal[0, 1] = 1 if change == "one less" else 0
         return f"if it counts from {base}, write {replace(file, base=base).argument}, else check --gold-base"
     return "if the gold counts from 1, write --gold-base 1"
-
-
-def _doubt_base(file: AlignmentFile, alignments: list[Alignment]) -> None:
-    from_0 = file.base == 0 or (file.base is None and file.format != "naacl")
-    if from_0 and lacks_first_words(alignments):
-        observed = f"none of its {sum(map(len, alignments))} links has the index 0"
-        _warn(f"{file.path}: {observed}; if it counts from 1, write {replace(file, base=1).argument}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -456,9 +319,6 @@ class SymmetrizeOptions(Options):
 def _run_symmetrize(options: SymmetrizeOptions) -> None:
     files = (options.forward, options.reverse)
     refuse_two_streams(*(file.path for file in files))
-    for file in files:
-        if file.talp:
-            raise InvalidInputError(f"got {file.argument}; possible links (ipj) cannot be merged, give i-j")
     sources = [text_source(file.path) for file in files]
     merge = SYMMETRIZATIONS[options.heuristic]
     lines = (f"{format_pharaoh(merge(*pair))}\n".encode() for pair in _pairs(files, sources))

@@ -4,27 +4,24 @@ import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from alignment.commands import aligners, models
 from alignment.commands.aligners import AlignerOptions, LexiconOptions
-from alignment.commands.evaluate import GoldOptions
-from alignment.formats import Output, OutputStyle, TextSource, read_parallel, split_words
+from alignment.formats import Output, OutputStyle, TextSource
 from alignment.pipeline import extract
 from alignment.pipeline.blocks import Pairs, Splits, read_lines
 from alignment.pipeline.extraction import lexicon_file, output_file
 from captum_norm import InvalidInputError
-from captum_norm.checks import quoted
-from captum_norm.commands.program import Command, argument, option
-from captum_norm.commands.shared import Workers, output_path, positive, share, status_of, write_outputs
+from captum_norm.commands.program import Command, Options, argument, option
+from captum_norm.commands.shared import Workers, output_path, positive, share, write_outputs
 from captum_norm.loading import on_device
 from captum_norm.runs import Journal, cut
-from captum_norm.text.lines import error_at
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
     from alignment.aligner import TextAligner
-    from alignment.links import GoldAlignment, ScoredAlignment
+    from alignment.links import ScoredAlignment
     from alignment.word_maps import WordMap
 
 _BLOCK_LINES = 2048
@@ -37,26 +34,20 @@ class _Counted(LexiconOptions, title=LexiconOptions.title):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Written(GoldOptions, title="what is written"):
+class _Written(Options, title="what is written"):
     format: OutputStyle = option(
         "pharaoh: i-j; naacl: a line for each link, pair i j S, from 1; tsv: source, target and links; matrix: a line "
-        "of JSON with words, links and the probability of every possible link; npz: the same numbers as arrays in one "
-        "file",
+        "of JSON with words, links and the probability of every possible link",
         "pharaoh",
     )
-    base: Literal[0, 1] | None = option("the index of the first word (default: 0; naacl: 1)")
     scores: bool = option(
-        "also write how probable each link is, i-j:p; for the recipe hmm, in both directions by add, multiply "
-        "or mutual",
+        "also write how probable each link is, i-j:p; for the recipe hmm, in both directions by add or multiply",
         False,
     )
     page: Path | None = option(
         "also write a page with the first sentence pairs: their maps, and lines between the words",
         parse=output_path(".html"),
         metavar="FILE.html",
-    )
-    gold: str | None = option(
-        "with --page: the gold alignments of the text, which the page shows beside the links", metavar="FILE"
     )
     min_score: float = option("leave out links less probable than this", 0.0, parse=share, metavar="P")
 
@@ -65,11 +56,10 @@ class _Written(GoldOptions, title="what is written"):
 class ExtractOptions(_Written, AlignerOptions, _Counted, Workers):
     """The options of ``norm-align extract``."""
 
-    source: str | None = argument(
+    source: str = argument(
         "the tokenised source sentences, one a line; without TARGET, lines source ||| target. A file or URL; .gz, .xz "
         "and .bz2 are decompressed, - is standard input",
         metavar="SOURCE",
-        nargs="?",
     )
     target: str | None = argument("the tokenised target sentences, one a line", metavar="TARGET", nargs="?")
     out: str | None = option(
@@ -79,13 +69,11 @@ class ExtractOptions(_Written, AlignerOptions, _Counted, Workers):
     )
     overwrite: bool = option("replace FILE if it exists", False)
     restart: bool = option("discard the work of an unfinished run", False)
-    status: str | None = option("show how far the run that writes FILE is, and do nothing else", metavar="FILE")
     tokenize: bool = option(
         "split raw text into words as Moses does, for the shipped models; --format tsv shows the words", False
     )
     block_lines: int | None = option(
-        f"lines that are read, aligned and written together (default: {_BLOCK_LINES:,}; from a stream, as many as "
-        "there are when it pauses)",
+        f"lines that are read, aligned and written together (default: {_BLOCK_LINES:,})",
         parse=positive,
         metavar="N",
     )
@@ -94,14 +82,8 @@ class ExtractOptions(_Written, AlignerOptions, _Counted, Workers):
 class _Deferred:
     """Moves an aligner's models to their device, and lets it choose what was left open, when the first pairs come."""
 
-    def __init__(
-        self,
-        aligner: "TextAligner",
-        device: str,
-        report: Callable[[str], None] | None,
-        check: aligners.SideCheck | None,
-    ) -> None:
-        self._aligner, self._device, self._report, self._check = aligner, device, report, check
+    def __init__(self, aligner: "TextAligner", device: str, report: Callable[[str], None] | None) -> None:
+        self._aligner, self._device, self._report = aligner, device, report
         self.count_text, self.scored = aligner.count_text, aligner.scored
         self.counted, self.begun_lexicon, self.read = aligner.counted, aligner.begun_lexicon, aligner.read
 
@@ -117,23 +99,14 @@ class _Deferred:
         for part, _ in self._aligner.directions:
             on_device(part.model, self._device)
         aligners.choose(self._aligner, pairs, self._report)
-        if self._check is not None:
-            self._check(self._aligner, pairs)
         return self._aligner
 
 
 def _run(options: ExtractOptions) -> None:
-    if options.status is not None:
-        from captum_norm.commands.terminal import Terminal
-
-        Terminal().say(status_of(options.status))
-        return
-    if options.source is None:
-        raise InvalidInputError("got no SOURCE; give the text to align, or --status FILE")
     models.refuse_two_streams(options.source, options.target)
     if options.save_lexicon is not None and not options.lexicon:
         raise InvalidInputError("got --save-lexicon without --lexicon, so nothing is counted; add --lexicon")
-    form = Output(options.format, options.base, options.scores, options.min_score)
+    form = Output(options.format, options.scores, options.min_score)
     splits = models.splits(options, tokenize=options.tokenize)
     backend, device = options.backend(options.threads), options.worker_device(options.device)
     with models.set_up(options) as report:
@@ -144,23 +117,14 @@ def _run(options: ExtractOptions) -> None:
         _check_outputs(options, inputs, rereadable=rereadable)
         # A pipe can be read only once: its first pairs decide when they are aligned.
         block_lines = options.block_lines or _BLOCK_LINES
-        lines = _first_pairs(inputs, block_lines, options.max_words, splits) if rereadable else {}
-        first = list(lines.values())
-        gold = None if options.gold is None else _gold(options, options.gold, inputs, splits)
+        first = _first_pairs(inputs, block_lines, options.max_words, splits) if rereadable else []
         # Workers take the models to their devices; this process may have none.
         aligner, identity = aligners.load(options, device if backend == "local" else "cpu", count_text=options.lexicon)
         aligners.choose(aligner, first, report)
         if not options.keep_sides:
             aligners.check_sides(aligner, first)
         undecided = any(part.choice is None for part, _ in aligner.directions)
-        if undecided and not rereadable:
-            models.report_waiting(report, options)
-        deferred = _Deferred(
-            aligner,
-            device,
-            report if undecided else None,
-            check=aligners.SideCheck() if not first and not options.keep_sides else None,
-        )
+        deferred = _Deferred(aligner, device, report if undecided else None)
         identity |= aligners.identity(options, aligner) | {"output": str(form)}
         counts = extract(
             source,
@@ -169,14 +133,11 @@ def _run(options: ExtractOptions) -> None:
             sys.stdout.buffer if options.out is None else options.out,
             settings={**versions(), **identity, "tokenize": options.tokenize},
             block_lines=block_lines,
-            # Lines that layers and heads are chosen on must come together.
-            pause=None if undecided else models.PAUSE,
             max_words=options.max_words,
             bad_lines=options.bad_lines,
             overwrite=options.overwrite,
             restart=options.restart,
             backend=backend,
-            log=options.log,
             report=report,
             progress=False if options.quiet else None,
             splits=splits,
@@ -186,19 +147,14 @@ def _run(options: ExtractOptions) -> None:
         if aligner.corpus_statistics:
             report("the links hold corpus statistics: a lexicon counted from other sentences took part")
         if options.page is not None:
-            shown = None if gold is None else [gold[number - 1] for number in lines]
             names = {"model": options.model, "reverse": options.reverse_model}
             facts = {name: model for name, model in names.items() if model is not None}
-            write_outputs({options.page: aligners.page(aligner, first, facts, shown, options.min_score)})
+            write_outputs({options.page: aligners.page(aligner, first, facts, options.min_score)})
         report(str(counts))
 
 
 def _check_outputs(options: ExtractOptions, inputs: Sequence[TextSource], *, rereadable: bool) -> None:
     """Check that the files can be written, before a model is loaded."""
-    if options.gold is None and (options.gold_base is not None or options.gold_swapped):
-        raise InvalidInputError("got --gold-base or --gold-swapped without --gold FILE")
-    if options.gold is not None and options.page is None:
-        raise InvalidInputError("got --gold without --page, which shows gold links; add --page FILE.html")
     if options.page is not None and not rereadable:
         raise InvalidInputError("got --page and a stream, which can be read only once; give files")
     if options.page is not None and options.lexicon:
@@ -216,37 +172,14 @@ def _check_outputs(options: ExtractOptions, inputs: Sequence[TextSource], *, rer
 
 def _first_pairs(
     inputs: Sequence[TextSource], block_lines: int, max_words: int, splits: Splits
-) -> dict[int, tuple[list[str], list[str]]]:
-    """The usable pairs of the first block that has any, by the number of their line."""
+) -> list[tuple[list[str], list[str]]]:
+    """The usable pairs of the first block that has any."""
     for block in cut(inputs, block_lines):
-        usable = {}
-        for number, line in enumerate(read_lines(block), block.first):
-            if not isinstance(line, InvalidInputError):
-                pair = splits[0](line[0]), splits[1](line[1])
-                if all(0 < len(words) <= max_words for words in pair):
-                    usable[number] = pair
-        if usable:
+        lines = [line for line in read_lines(block) if not isinstance(line, InvalidInputError)]
+        pairs = [(splits[0](source), splits[1](target)) for source, target in lines]
+        if usable := [pair for pair in pairs if all(0 < len(words) <= max_words for words in pair)]:
             return usable
-    return {}
-
-
-def _gold(options: ExtractOptions, path: str, inputs: Sequence[TextSource], splits: Splits) -> "list[GoldAlignment]":
-    """The gold alignment of each line of the text, whose links lie inside its sentences."""
-    pairs = list(read_parallel(*inputs, on_error=lambda _: None))
-    # A line that cannot be used is not checked.
-    sides = [[" ".join(split(pair[side])) or None for pair in pairs] for side, split in enumerate(splits)]
-    in_file = options.gold_format == "tsv"
-    gold, scanned = options.scan_gold(path, (None, None) if in_file else (sides[0], sides[1]))
-    if in_file and len(gold) != len(pairs):
-        raise InvalidInputError(f"{path}: got {len(gold)} sentence pairs, the text has {len(pairs)}")
-    for name, of_file, of_text in zip(("source", "target"), (scanned.sources, scanned.targets), sides, strict=True):
-        for number, (theirs, ours) in enumerate(zip(of_file or (), of_text, strict=True), 1):
-            if ours is not None and theirs is not None and split_words(theirs) != split_words(ours):
-                message = (
-                    f"got the {name} {quoted(theirs)}, but the text has {quoted(ours)}; align the file's sentences"
-                )
-                raise error_at(models.text_source(path), number, message)
-    return gold
+    return []
 
 
 COMMAND = Command("extract", "align the words of sentence pairs with a translation model", ExtractOptions, _run)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 from alignment.commands import aligners, models
-from alignment.inspection import FLAGS, MEASURES, RULES, Inspection
+from alignment.inspection import FLAGS, MEASURES, Inspection
 from alignment.pipeline import extract
 from alignment.pipeline.blocks import Aligner, Pairs, Written
 from captum_norm import InvalidInputError
@@ -23,19 +23,6 @@ _COLUMNS = ("line", "flags", *MEASURES, "uncovered", "repeated", "source", "targ
 _FEW = 5
 
 
-def _limit(text: str) -> tuple[str, float]:
-    measure, _, number = text.partition("=")
-    try:
-        return measure, float(number)
-    except ValueError:
-        raise InvalidInputError(f"got {text}; expected a measure and a number, as in gap=0.5") from None
-
-
-_RULES = ", ".join(
-    f"{rule.flag} where {measure} {'>' if rule.above else '<'} {rule.limit:g}" for measure, rule in RULES.items()
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Measures(Options, title="the measures"):
     layer: int | Literal["auto", "highest-norm"] = option(
@@ -45,12 +32,8 @@ class _Measures(Options, title="the measures"):
         metavar="N|auto|highest-norm",
     )
     head: int | Literal["auto"] = option("its head", "auto", parse=index_or("auto"), metavar="N|auto")
-    alti: bool = option("also compute the source's share by ALTI+, which takes a pass of its own", False)
     all_measures: bool = option(
         "compute information and exchange for every pair, not only for improbable or badly linked ones", False
-    )
-    limit: list[tuple[str, float]] = option(
-        f"another limit of a flag; may be repeated. By default: {_RULES}", [], parse=_limit, metavar="MEASURE=NUMBER"
     )
 
 
@@ -70,11 +53,7 @@ class InspectOptions(_Measures, models.ModelOptions, models.RunOptions):
         "tsv: a table with a head; json: a line of JSON for each line of text", "tsv"
     )
     block_lines: int = option(
-        "lines that are read and inspected together (default: %(default)s; from a stream, as many as there are when it "
-        "pauses)",
-        2048,
-        parse=positive,
-        metavar="N",
+        "lines that are read and inspected together (default: %(default)s)", 2048, parse=positive, metavar="N"
     )
 
 
@@ -90,15 +69,11 @@ def _run(options: InspectOptions) -> None:
             *models.load(options),
             layer=options.layer,
             head=options.head,
-            alti=options.alti,
             all_measures=options.all_measures,
-            limits=dict(options.limit),
             max_tokens=options.max_tokens,
         )
         if inspector.aligner.choice is not None:
             dict(inspector.inspect_each([(["a"], ["a"])]))  # refuses layers and heads that are not there
-        elif any(models.is_stream(side) for side in (source, target) if side is not None):
-            models.report_waiting(report, options)
         writing = _Writing(as_json=options.format == "json", flagged=options.flagged, report=report)
         if not writing.as_json:
             sys.stdout.buffer.write(writing.row(_COLUMNS).encode())
@@ -109,7 +84,6 @@ def _run(options: InspectOptions) -> None:
             cast(Aligner, inspector),
             sys.stdout.buffer,
             block_lines=options.block_lines,
-            pause=None if inspector.aligner.choice is None else models.PAUSE,
             max_words=options.max_words,
             bad_lines=options.bad_lines,
             report=report,

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 Loaded = tuple["nn.Module", IdentifiedTokenizer]
 
-PAUSE = 0.05
-"""Seconds without a new line after which the lines of a stream are processed."""
-
 # The options for one kind of model alone.
 _OF_KIND = {
     "a shipped model": (),
@@ -197,15 +194,6 @@ def set_up(options: RunOptions) -> Iterator[Callable[[str], None]]:
         yield (lambda _: None) if options.quiet else to_stderr
     finally:
         torch.set_num_threads(threads)
-
-
-def report_waiting(report: Callable[[str], None], options: object) -> None:
-    """Say that the lines of a stream wait until layers and heads are chosen."""
-    flags = "--layer, --head and --reverse-head" if hasattr(options, "reverse_head") else "--layer and --head"
-    report(
-        f"layer and head are chosen on the first lines, which are waited for; give {flags} to answer each line as it "
-        "comes"
-    )
 
 
 def text_source(name: str) -> TextSource:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from alignment.commands import models
-from alignment.commands.evaluate import GoldOptions, read_sentences
+from alignment.commands.evaluate import GoldOptions, read_file, read_sentences
 from alignment.corpora import ALIBI_STORIES, ParallelGold, load_alibi, read_rwth, read_wpt03
 from alignment.formats import split_words
 from alignment.tokenization import TranslationTokenizer
@@ -52,12 +52,6 @@ class _OwnCorpus(GoldOptions, title="a corpus of your own, instead of --corpus")
 class SweepOptions(models.ModelOptions, _OwnCorpus):
     """The options of ``norm-align sweep``."""
 
-    also: list[str] = option(
-        "a further model of the same shape and direction, such as another seed or checkpoint, given as for --model; "
-        "adds the mean and population SD over all models (may be given several times)",
-        [],
-        metavar="NAME_OR_PATH",
-    )
     corpus: list[str] = option(
         "sentences with gold alignments: alibi, the three stories shipped with this package, alibi=STORY for "
         f"{' or '.join(ALIBI_STORIES)} alone, wpt03=FOLDER or rwth=FOLDER; may be given several times (default: alibi)",
@@ -71,42 +65,37 @@ class SweepOptions(models.ModelOptions, _OwnCorpus):
     bootstrap: int = option("resamples for the 95%% intervals of AER; 0 for none", 1000, parse=resamples, metavar="N")
     max_tokens: int = option("the largest batch, in pieces", 4096, parse=positive, metavar="N")
     out: Path | None = option(
-        "also write sweep.csv, and for each corpus heatmaps, CORPUS-layers.png, CORPUS-heads.png, and a page with the "
-        "links of every head, CORPUS.html; those of --also end in -2, -3 …",
+        "also write sweep.csv, and for each corpus a page with heatmaps and the links of every head, CORPUS.html",
         parse=output_folder,
         metavar="FOLDER",
     )
 
 
 def _run(options: SweepOptions) -> None:
-    from alignment.sweep import corpora_tables, records, spread_tables, tables
+    from alignment.sweep import corpora_tables, records, tables
     from captum_norm.commands.terminal import Terminal
 
     if options.gold is None and (options.source is not None or options.target is not None):
         raise InvalidInputError("got --source or --target without --gold; give the gold alignments of these sentences")
     texts = _corpora(options.corpus or ["alibi"]) if options.gold is None else [_own(options, options.gold)]
     console = Terminal(width=_WIDTH)
-    rows, outputs = [], dict[Path, bytes]()
-    of_corpora: dict[str, list[Sweep]] = {}
-    for number, name in enumerate([options.model, *options.also], 1):
-        model, tokenizer = models.load(replace(options, model=name))
-        which = f"; {name}" if options.also else ""
-        of_directions: dict[str, list[Sweep]] = {}
-        for text in texts:
-            swept = _swept(model, tokenizer, text, options)
-            _print(console, f"{_heading(swept.corpus)}{which}", tables(swept))
-            rows += [{"model": name, **record} for record in records(swept)]
-            if options.out is not None:
-                outputs |= _shown(swept, name, options.out, f"-{number}" if number > 1 else "")
-            scored = replace(swept, maps={})  # maps are large and no longer needed
-            of_corpora.setdefault(_heading(swept.corpus), []).append(scored)
-            of_directions.setdefault(_direction_of(swept.corpus), []).append(scored)
-        for direction, several in of_directions.items():
-            if len(several) > 1:
-                _print(console, f"{len(several)} corpora {direction}; AER in %{which}", corpora_tables(several))
-    if options.also:
-        for heading, several in of_corpora.items():
-            _print(console, f"{heading}; {len(several)} models", spread_tables(several))
+    model, tokenizer = models.load(options)
+    rows, outputs = list[dict[str, Any]](), dict[Path, bytes]()
+    of_directions: dict[str, list[Sweep]] = {}
+    for text in texts:
+        swept = _swept(model, tokenizer, text, options)
+        direction = _direction_of(swept.corpus)
+        heading = f"{swept.corpus.name} {direction}, {len(swept.corpus)} sentence pairs"
+        _print(console, f"{heading}; AER in %; layers and heads from 0", tables(swept))
+        rows += [{"model": options.model, **record} for record in records(swept)]
+        if options.out is not None:
+            name = swept.corpus.name.lower().replace(" ", "-")
+            outputs[options.out / f"{name}.html"] = _page(swept, options.model)
+        # Maps are large and no longer needed.
+        of_directions.setdefault(direction, []).append(replace(swept, maps={}))
+    for direction, several in of_directions.items():
+        if len(several) > 1:
+            _print(console, f"{len(several)} corpora {direction}; AER in %", corpora_tables(several))
     if options.out is not None:
         options.out.mkdir(exist_ok=True)
         write_outputs(outputs | {options.out / "sweep.csv": csv_records(rows).encode()})
@@ -120,9 +109,10 @@ def _own(options: SweepOptions, path: str) -> ParallelGold:
     if in_file != (options.source is None) or in_file != (options.target is None):
         needed = "the sentences are in a tsv file; leave out" if in_file else "got --gold without both sides; give"
         raise InvalidInputError(f"{needed} --source and --target")
-    gold, scanned = options.scan_gold(path, (read_sentences(options.source), read_sentences(options.target)))
-    sources, targets = ([split_words(line or "") for line in side or ()] for side in (scanned.sources, scanned.targets))
-    return ParallelGold(Path(path).name, *_UNNAMED, sources, targets, gold)
+    texts = read_sentences(options.source), read_sentences(options.target)
+    content = read_file(options.gold_file(path), texts)
+    sources, targets = (list(map(split_words, side or ())) for side in (content.sources, content.targets))
+    return ParallelGold(Path(path).name, *_UNNAMED, sources, targets, content.pairs)
 
 
 def _corpora(texts: Sequence[str]) -> list[ParallelGold]:
@@ -153,20 +143,11 @@ def _swept(model: "nn.Module", tokenizer: TranslationTokenizer, text: ParallelGo
     return swept
 
 
-def _shown(swept: "Sweep", model: str, folder: Path, ending: str) -> dict[Path, bytes]:
+def _page(swept: "Sweep", model: str) -> bytes:
     from alignment.pages import sweep_page
-    from alignment.sweep import head_figure, layer_figure
-    from captum_norm.show import figure_bytes
     from captum_norm.show.page import render
 
-    title = swept.corpus.name.lower().replace(" ", "-")
-    drawn = {"layers": layer_figure(swept), "heads": head_figure(swept)}
-    pictures = {folder / f"{title}-{kind}{ending}.png": figure_bytes(figure) for kind, figure in drawn.items()}
-    return pictures | {folder / f"{title}{ending}.html": render(sweep_page(swept, model)).encode()}
-
-
-def _heading(turned: ParallelGold) -> str:
-    return f"{turned.name} {_direction_of(turned)}, {len(turned)} sentence pairs; AER in %; layers and heads from 0"
+    return render(sweep_page(swept, model)).encode()
 
 
 def _direction_of(turned: ParallelGold) -> str:

@@ -3,22 +3,22 @@
 import html
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Literal
 
 from alignment.commands import aligners, models
 from alignment.commands.aligners import AlignerOptions
-from alignment.formats import TextSource, parse_pharaoh, split_words
+from alignment.formats import TextSource, split_words
 from alignment.formats.text import write_text
 from alignment.links import Alignment
 from alignment.normalization import NormalizedWords
-from alignment.tags import Markup, TextWord, check_plain, parse_markup, split_spaces, split_text, transfer_tags
+from alignment.tags import Markup, TextWord, check_plain, parse_markup, split_text, transfer_tags
 from alignment.tokenization import languages_of
 from captum_norm import InvalidInputError
-from captum_norm.bars import line_bar, to_stderr
+from captum_norm.bars import line_bar
 from captum_norm.commands.program import Command, argument, option
-from captum_norm.runs import Block, cut, cut_at_pauses
+from captum_norm.runs import Block, cut
 from captum_norm.text.characters import spelled_lines
 from captum_norm.text.lines import error_at, scan_lines
 
@@ -26,16 +26,14 @@ if TYPE_CHECKING:
     from alignment.aligner import Pairs, TextAligner
 
 _BLOCK_LINES = 1024
-_OF_MODEL = ("reverse_model", "combine", "use_lexicon", "head")
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A sentence, its translation unless the model makes it, and the links between their words if they are given."""
+    """A sentence, and its translation unless the model makes it."""
 
     source: Markup
     target: str | None = None
-    links: Alignment = field(default_factory=Alignment)
 
 
 _Answers = dict[int, str | InvalidInputError]
@@ -54,11 +52,6 @@ class TransferOptions(AlignerOptions):
     target: str | None = argument(
         "their translations without tags; left out, the model translates the sentences", metavar="TARGET", nargs="?"
     )
-    alignments: str | None = option(
-        "the links between the words, i-j, source first, from 0, instead of a model's; words are then what spaces "
-        "separate in both texts without tags",
-        metavar="FILE",
-    )
     out: str | None = option("the translations with tags (default: standard output)", metavar="FILE")
     overwrite: bool = option("replace FILE if it exists", False)
     bad_lines: Literal["empty", "stop"] = option(
@@ -67,52 +60,33 @@ class TransferOptions(AlignerOptions):
 
 
 def _run(options: TransferOptions) -> None:
-    names = [name for name in (options.source, options.target, options.alignments) if name is not None]
+    names = [name for name in (options.source, options.target) if name is not None]
     models.refuse_two_streams(*names)
-    if options.alignments is not None and options.target is None:
-        raise InvalidInputError("got --alignments without TARGET; give the translations whose words they link")
-    of_model = [name for name in _OF_MODEL if getattr(options, name) is not None]
-    if options.alignments is not None and of_model:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in of_model)
-        raise InvalidInputError(f"got --alignments and {flags}; give the links, or what a model needs to find them")
     inputs = [models.text_source(name) for name in names]
     file = None
     if options.out is not None:
         file = models.regular_output(options.out, inputs, overwrite=options.overwrite)
-    if options.alignments is not None:
-        _transfer(inputs, file, _by_given_links, options, (lambda _: None) if options.quiet else to_stderr)
-        return
-    streamed = any(map(models.is_stream, inputs))
-    if options.bad_lines == "stop" and not streamed:  # before a model is loaded
+    if options.bad_lines == "stop" and not any(map(models.is_stream, inputs)):  # before a model is loaded
         for block in cut(inputs, _BLOCK_LINES):
             _stop_at_first(_read(block))
     with models.set_up(options) as report:
         aligner, _ = aligners.load(options, options.device)
-        undecided = any(part.choice is None for part, _ in aligner.directions)
-        if undecided and streamed:
-            models.report_waiting(report, options)
-        _transfer(inputs, file, _ByModel(aligner, options, report), options, report, together=undecided)
+        _transfer(inputs, file, _Transfer(aligner, options, report), options, report)
 
 
 def _transfer(
     inputs: Sequence[TextSource],
     file: str | None,
-    work: Callable[[Mapping[int, _Line]], _Answers],
+    work: "_Transfer",
     options: TransferOptions,
     report: Callable[[str], None],
-    *,
-    together: bool = False,
 ) -> None:
-    """Transfer the tags of all lines to a file or standard output; ``together``: wait for whole blocks of a stream."""
-    streams = [place for place, side in enumerate(inputs) if models.is_stream(side)]
-    blocks = cut(inputs, _BLOCK_LINES)
-    if len(streams) == 1 and not together:
-        blocks = cut_at_pauses(inputs, streams[0], _BLOCK_LINES, models.PAUSE)
+    """Transfer the tags of all lines to a file or standard output."""
     lines = bad_lines = 0
 
     def parts() -> Iterator[bytes]:
         nonlocal lines, bad_lines
-        for block in blocks:
+        for block in cut(inputs, _BLOCK_LINES):
             answers = _answers(block, work, stop=options.bad_lines == "stop")
             errors = [answer for answer in answers.values() if isinstance(answer, InvalidInputError)]
             for error in errors:
@@ -128,7 +102,7 @@ def _transfer(
             write_text(file, parts())
         else:
             shown = (spelled_lines(part.decode()).encode() for part in parts()) if sys.stdout.isatty() else parts()
-            if streams:
+            if any(map(models.is_stream, inputs)):
                 for part in shown:
                     sys.stdout.buffer.write(part)
                     sys.stdout.buffer.flush()
@@ -137,14 +111,14 @@ def _transfer(
     report(f"{lines:,} lines; {bad_lines:,} bad lines")
 
 
-def _answers(block: Block, work: Callable[[Mapping[int, _Line]], _Answers], *, stop: bool) -> _Answers:
+def _answers(block: Block, work: "_Transfer", *, stop: bool) -> _Answers:
     """The translation of each line of a block, or the error that says why there is none, in order."""
     read = _read(block)
     if stop:
         _stop_at_first(read)
     transferred = work({number: line for number, line in read.items() if isinstance(line, _Line)})
     answers: _Answers = {}
-    file = block.parts[2 if len(block.parts) == 3 else 0].source
+    file = block.parts[0].source
     for number, line in read.items():
         answer = line if isinstance(line, InvalidInputError) else transferred[number]
         if number in transferred and isinstance(answer, InvalidInputError):
@@ -178,9 +152,9 @@ def _read(block: Block) -> dict[int, _Line | InvalidInputError]:
 
 
 def _parsed(texts: Sequence[str], number: int, block: Block) -> _Line | InvalidInputError:
-    """Parse the source of a line and, if they are given, its translation and links."""
+    """Parse the source of a line and, if it is given, its translation."""
     values: list[Any] = []
-    for text, part, parse in zip(texts, block.parts, (parse_markup, _plain, parse_pharaoh), strict=False):
+    for text, part, parse in zip(texts, block.parts, (parse_markup, _plain), strict=False):
         try:
             values.append(parse(text))
         except InvalidInputError as error:
@@ -193,26 +167,14 @@ def _plain(text: str) -> str:
     return text
 
 
-def _by_given_links(lines: Mapping[int, _Line]) -> _Answers:
-    """Transfer the tags of each line by the links that came with it."""
-    answers: _Answers = {}
-    for number, line in lines.items():
-        words = split_spaces(line.source.text), split_spaces(line.target or "")
-        try:
-            answers[number] = transfer_tags(line.source, line.target or "", line.links, *words)
-        except InvalidInputError as error:
-            answers[number] = error
-    return answers
-
-
 @dataclass
-class _ByModel:
+class _Transfer:
     """Transfers the tags of each line by the links that a model finds; translates it first if need be."""
 
     aligner: "TextAligner"
     options: TransferOptions
     report: Callable[[str], None]
-    check: aligners.SideCheck = field(default_factory=aligners.SideCheck)
+    checked: bool = False
 
     def __call__(self, lines: Mapping[int, _Line]) -> _Answers:
         """Return each line's translation with tags, or an error that says why there is none."""
@@ -279,8 +241,9 @@ class _ByModel:
         """Choose what was left open, and check the sides, on the first pairs."""
         if pairs:
             aligners.choose(self.aligner, pairs, self.report)
-            if self.options.target is not None and not self.options.keep_sides:
-                self.check(self.aligner, pairs)
+            if self.options.target is not None and not self.options.keep_sides and not self.checked:
+                aligners.check_sides(self.aligner, pairs)
+                self.checked = True
 
 
 COMMAND = Command("transfer-tags", "insert the inline tags of sentences into their translations", TransferOptions, _run)

@@ -6,22 +6,19 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
+from typing import TYPE_CHECKING
 
 from alignment.commands import aligners, models
 from alignment.commands.aligners import OneModelOptions
 from alignment.formats import TextSource, format_pharaoh, split_words
-from alignment.normalization import NormalizedWords, normalize_words, tokenize
+from alignment.normalization import NormalizedWords, tokenize
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
-from captum_norm.bars import count_lines, line_bar, to_stderr
+from captum_norm.bars import line_bar
 from captum_norm.commands.program import Command, argument, option
 from captum_norm.commands.shared import output_path, positive, write_outputs
 from captum_norm.text.characters import spelled_lines
-from captum_norm.text.lines import error_at, read_lines, scan_lines
+from captum_norm.text.lines import error_at, scan_lines
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,30 +44,17 @@ class TranslateOptions(OneModelOptions):
     tokenize: bool = models.tokenize_option()
     beam: int = option("beam size", 5, parse=positive, metavar="N")
     max_length: int = option("most pieces of a translation", 200, parse=positive, metavar="N")
-    with_source: bool = option("also print the source words: source ||| translation", False)
     alignments: bool = option("also print the word alignment: translation ||| i-j ..., source first, from 0", False)
     page: Path | None = option(
         "also write a page with the first translations: their maps, and lines between the words",
         parse=output_path(".html"),
         metavar="FILE.html",
     )
-    references: str | None = option(
-        "a translation of each line; prints BLEU and chrF to standard error. For the shipped models, which write words "
-        "in a normal form, references are normalised, too",
-        metavar="FILE",
-    )
-    # Those without further dependencies.
-    bleu_tokenizer: Literal["13a", "none", "intl", "char", "zh"] | None = option(
-        "sacrebleu's tokenizer (default: none for the shipped models, else 13a)"
-    )
 
 
 def _run(options: TranslateOptions) -> None:
-    models.refuse_two_streams(options.source, options.references)
     with models.set_up(options) as report:
         source = models.text_source(options.source)
-        references = None if options.references is None else _references(options.references)
-        _check_count(count_lines(source), references)
         blocks = _blocks(source)
         first = next(blocks, [])
         model, tokenizer = models.load(options)
@@ -78,7 +62,6 @@ def _run(options: TranslateOptions) -> None:
         aligned = options.alignments or options.page is not None
         aligner = aligners.word_aligner(model, tokenizer, options) if aligned else None
         translator = _Translator(source, words, model, tokenizer, aligner, options, report)
-        hypotheses: list[str] = []
         shown: Pairs = []
         lines = bad = 0
         with line_bar("translating", source, shown=sys.stderr.isatty() and not options.quiet) as advance:
@@ -88,17 +71,12 @@ def _run(options: TranslateOptions) -> None:
                 sys.stdout.buffer.write((spelled_lines(text) if sys.stdout.isatty() else text).encode())
                 sys.stdout.buffer.flush()
                 lines, bad = lines + len(block), bad + bad_here
-                if references is not None:
-                    hypotheses += [" ".join(translation) for _, translation in pairs]
                 shown = shown or [pair for pair in pairs if all(pair)]
                 advance(len(block), bad_here)
         if options.page is not None and aligner is not None:
             aligners.choose(aligner, shown, report)
             write_outputs({options.page: aligners.page(aligner, shown, {"model": options.model})})
         report(f"{lines:,} lines; {bad:,} bad lines")
-        if references is not None:
-            _check_count(lines, references)
-            _score(hypotheses, references, tokenizer, options)
 
 
 @dataclass(frozen=True)
@@ -141,8 +119,6 @@ class _Translator:
         )
         texts = list(map(" ".join, translations))
         columns = [texts]
-        if self.options.with_source:
-            columns.insert(0, list(map(" ".join, sentences)))
         if self.aligner is not None and self.options.alignments:
             columns.append(self._links(self.aligner, sentences, translations, refuse))
         for _, error in sorted(bad.items()):
@@ -183,20 +159,6 @@ def _blocks(source: TextSource) -> Iterator[list[_Line]]:
         yield block
 
 
-def _references(name: str) -> list[str]:
-    references = [line for _, line in read_lines(models.text_source(name))]
-    if not references:
-        raise InvalidInputError(f"{name}: got no line, expected references")
-    return references
-
-
-def _check_count(lines: int | None, references: Sequence[str] | None) -> None:
-    if lines is not None and references is not None and lines != len(references):
-        raise InvalidInputError(
-            f"got {lines:,} lines to translate and {len(references):,} references, expected equally many"
-        )
-
-
 def _source_words(tokenizer: TranslationTokenizer, options: TranslateOptions) -> Callable[[str], list[str]]:
     """The function that splits a line into words."""
     if not options.tokenize:
@@ -204,20 +166,6 @@ def _source_words(tokenizer: TranslationTokenizer, options: TranslateOptions) ->
     if not isinstance(tokenizer, NormalizedWords):
         raise InvalidInputError("--tokenize is for the shipped models; give text tokenised as in the model's training")
     return partial(tokenize, language=tokenizer.source_language)
-
-
-def _score(
-    hypotheses: Sequence[str], references: Sequence[str], tokenizer: TranslationTokenizer, options: TranslateOptions
-) -> None:
-    """Print BLEU and chrF to standard error."""
-    default = "13a"
-    if isinstance(tokenizer, NormalizedWords):
-        language, default = tokenizer.target_language, "none"
-        words = partial(tokenize, language=language) if options.tokenize else split_words
-        references = [" ".join(normalize_words(words(reference), language)) for reference in references]
-    for metric in (BLEU(tokenize=options.bleu_tokenizer or default, force=True), CHRF()):
-        score = metric.corpus_score(hypotheses, [references])
-        to_stderr(score.format(signature=metric.get_signature().format()))
 
 
 COMMAND = Command("translate", "translate sentences, and align the words of the result", TranslateOptions, _run)

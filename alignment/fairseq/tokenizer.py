@@ -11,7 +11,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, Literal
 
-from alignment.subwords import PIECE_SCHEMES, encode_words, word_ids_from_pieces
+from alignment.subwords import encode_words, sentencepiece_text, word_ids_from_pieces
 from alignment.tokenization import EncodedSentence, digest_of
 from captum_norm import InvalidInputError
 from captum_norm.checks import quoted
@@ -137,12 +137,11 @@ class SentencePieceSegmenter(Segmenter):
         if self.by_word:
             return super().cut(words)
         pieces = self.pieces(" ".join(words))
-        return pieces, word_ids_from_pieces(words, pieces, PIECE_SCHEMES["sentencepiece"], normalize=self._normalize)
+        return pieces, word_ids_from_pieces(words, pieces, sentencepiece_text, normalize=self._normalize)
 
     def join(self, pieces: Sequence[str]) -> list[str]:
         """The words that pieces form; byte-fallback pieces are decoded."""
-        surface = PIECE_SCHEMES["sentencepiece"].surface
-        return b"".join(map(surface, pieces)).decode(errors="replace").split()
+        return b"".join(map(sentencepiece_text, pieces)).decode(errors="replace").split()
 
     def digest(self) -> str:
         """A hash of the model and the version of SentencePiece."""

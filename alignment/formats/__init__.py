@@ -1,12 +1,10 @@
 """Reads and writes files of alignments, gold alignments and parallel text."""
 
 from alignment.formats.gold import GoldFormat, parse_talp, read_gold
-from alignment.formats.output import Output, OutputStyle, write_npz
+from alignment.formats.output import Output, OutputStyle
 from alignment.formats.text import (
     format_pharaoh,
     parse_pharaoh,
-    parse_scored_pharaoh,
-    read_identified,
     read_parallel,
     read_pharaoh,
     split_words,
@@ -21,13 +19,10 @@ __all__ = [
     "TextSource",
     "format_pharaoh",
     "parse_pharaoh",
-    "parse_scored_pharaoh",
     "parse_talp",
     "read_gold",
-    "read_identified",
     "read_parallel",
     "read_pharaoh",
     "split_words",
-    "write_npz",
     "write_pharaoh",
 ]

@@ -2,14 +2,14 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from alignment.formats.text import split_words
 from alignment.links import Alignment, GoldAlignment, Link
 from captum_norm import InvalidInputError
 from captum_norm.checks import quoted
-from captum_norm.text.lines import TextSource, error_at, scan_lines, source_name
+from captum_norm.text.lines import TextSource, error_at, located, read_lines, source_name
 
 GoldFormat = Literal["talp", "naacl", "alibi", "tsv"]
 """The format of a gold file; see ``read_gold``."""
@@ -19,17 +19,13 @@ _NAACL_LINE = re.compile(r"([0-9]{1,9})\s+([0-9]{1,9})\s+([0-9]{1,9})(?:\s+([SP]
 _BASES: Mapping[str, Literal[0, 1] | None] = {"talp": None, "naacl": 1, "alibi": 0, "tsv": 0}
 _MOST_WITHOUT_LINE = 1_000_000
 
-_Report = Callable[[InvalidInputError], None]
-Texts = Sequence[str | None]
-"""Tokenised sentences, None for an unknown one."""
-
 
 class GoldFile(NamedTuple):
-    """Gold alignments, or the errors of invalid lines, and the sentences that were given or are in the file."""
+    """Gold alignments, and the tokenised sentences that were given or are in the file; None if they are unknown."""
 
-    pairs: list[GoldAlignment | InvalidInputError]
-    sources: Texts | None
-    targets: Texts | None
+    pairs: list[GoldAlignment]
+    sources: Sequence[str] | None
+    targets: Sequence[str] | None
 
 
 class _RawLink(NamedTuple):
@@ -42,10 +38,10 @@ class _RawLink(NamedTuple):
 
 
 class _RawPair(NamedTuple):
-    """The links of a sentence pair and, if the file has them, its two sentences, in the file's order of sides."""
+    """The links of a sentence pair and, in tsv, its two sentences, in the file's order of sides."""
 
     links: Sequence[_RawLink]
-    texts: tuple[str, str] | None = None
+    texts: tuple[str, str] = ("", "")
 
 
 def parse_talp(line: str, *, base: Literal[0, 1] = 0) -> GoldAlignment:
@@ -62,6 +58,9 @@ def parse_talp(line: str, *, base: Literal[0, 1] = 0) -> GoldAlignment:
     GoldAlignment(sure=Alignment([(0, 0)]), possible=Alignment([(0, 0), (1, 0)]))
     """
     return _gold([(_link(raw, base), raw.sure) for raw in (_talp_link(1, token) for token in line.split())])
+
+
+_NOTHING = GoldAlignment(Alignment())
 
 
 def read_gold(
@@ -95,8 +94,7 @@ def read_gold(
     >>> read_gold(io.StringIO("1 1 1 S\n1 2 1 P\n"), format="naacl", sources=["das Haus"], targets=["house"])
     [GoldAlignment(sure=Alignment([(0, 0)]), possible=Alignment([(0, 0), (1, 0)]))]
     """
-    content = scan_gold(path, format=format, base=base, swapped=swapped, sources=sources, targets=targets)
-    return [pair for pair in content.pairs if not isinstance(pair, InvalidInputError)]  # it has raised those
+    return scan_gold(path, format=format, base=base, swapped=swapped, sources=sources, targets=targets).pairs
 
 
 def scan_gold(
@@ -105,42 +103,33 @@ def scan_gold(
     format: GoldFormat,  # noqa: A002 - the field's word for it
     base: Literal[0, 1] | None = None,
     swapped: bool = False,
-    sources: Texts | None = None,
-    targets: Texts | None = None,
-    on_error: _Report | None = None,
+    sources: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
 ) -> GoldFile:
-    """Like :func:`read_gold`, but ``on_error`` is called with the error of each invalid link, which is left out."""
-    report = on_error or _refuse
+    """Like :func:`read_gold`, with the sentences."""
     base = _checked_base(path, format, base)
     sides = (targets, sources) if swapped else (sources, targets)
     count = min((len(texts) for texts in sides if texts is not None), default=None)
-    sentences = _naacl_pairs(path, base, count, report) if format == "naacl" else _line_pairs(path, format, report)
-    if on_error is None:
-        for error in sentences:
-            if isinstance(error, InvalidInputError):
-                raise error
+    sentences = _naacl_pairs(path, base, count) if format == "naacl" else _line_pairs(path, format)
     for name, texts in (("source", sources), ("target", targets)):
         if texts is not None and len(sentences) != len(texts):
             expected = f"expected {len(texts)}, as many as {name} sentences; give the sentences that the file was made"
             raise InvalidInputError(f"{source_name(path)}: got {len(sentences)} alignments, {expected} for")
-    first, second = (_texts(sentences, side) if texts is None else texts for side, texts in enumerate(sides))
-    pairs = list[GoldAlignment | InvalidInputError]()
+    if format == "tsv":
+        inside = [[sentence.texts[side] for sentence in sentences] for side in (0, 1)]
+        sides = (inside[0] if sides[0] is None else sides[0], inside[1] if sides[1] is None else sides[1])
+    pairs = []
     for index, sentence in enumerate(sentences):
-        if isinstance(sentence, InvalidInputError):
-            pairs.append(sentence)
+        if not sentence.links:  # of many sentences, if they are numbered
+            pairs.append(_NOTHING)
             continue
-        lengths = [_length(texts, index) for texts in (first, second)]
+        lengths = [None if texts is None else len(split_words(texts[index])) for texts in sides]
         links = []
         for raw in sentence.links:
-            try:
+            with located(path, raw.line):
                 links.append((_link(raw, base, swapped, lengths), raw.sure))
-            except InvalidInputError as error:
-                report(error_at(path, raw.line, str(error)))
-        pairs.append(_gold(links) if links else _NOTHING)
-    return GoldFile(pairs, second, first) if swapped else GoldFile(pairs, first, second)
-
-
-_NOTHING = GoldAlignment(Alignment())
+        pairs.append(_gold(links))
+    return GoldFile(pairs, *(sides[::-1] if swapped else sides))
 
 
 def _checked_base(path: TextSource, format: str, base: Literal[0, 1] | None) -> Literal[0, 1]:  # noqa: A002
@@ -150,17 +139,6 @@ def _checked_base(path: TextSource, format: str, base: Literal[0, 1] | None) -> 
     if base is None:
         raise InvalidInputError(f"{source_name(path)}: {format} files count from 0 or from 1; give base=0 or base=1")
     return base
-
-
-def _texts(sentences: Sequence[_RawPair | InvalidInputError], side: int) -> Texts | None:
-    """The sentences of one side, if they are in the file."""
-    texts = [None if isinstance(sentence, InvalidInputError) else sentence.texts for sentence in sentences]
-    return [text and text[side] for text in texts] if any(texts) else None
-
-
-def _length(texts: Texts | None, index: int) -> int | None:
-    text = None if texts is None else texts[index]
-    return None if text is None else len(split_words(text))
 
 
 def _gold(links: list[tuple[Link, bool]]) -> GoldAlignment:
@@ -183,10 +161,6 @@ def _link(raw: _RawLink, base: int, swapped: bool = False, lengths: Sequence[int
     return link[::-1] if swapped else link
 
 
-def _refuse(error: InvalidInputError) -> None:
-    raise error
-
-
 def _talp_link(number: int, token: str) -> _RawLink:
     """The link of a token in a line."""
     match = _TALP_LINK.fullmatch(token)
@@ -195,27 +169,15 @@ def _talp_link(number: int, token: str) -> _RawLink:
     return _RawLink(number, int(match[1]), int(match[3]), sure=match[2] == "-")
 
 
-def _line_pairs(path: TextSource, format: str, report: _Report) -> list[_RawPair | InvalidInputError]:  # noqa: A002
+def _line_pairs(path: TextSource, format: str) -> list[_RawPair]:  # noqa: A002
     """The pairs of a file with one a line: talp, alibi or tsv."""
-    pairs, ids = list[_RawPair | InvalidInputError](), set[str]()
-    for number, line in scan_lines(path):
-        if isinstance(line, InvalidInputError):
-            pairs.append(line)
-            continue
-        try:
-            tokens, texts = _split_tsv(line) if format == "tsv" else (line.split(), None)
+    pairs, ids = list[_RawPair](), set[str]()
+    for number, line in read_lines(path):
+        with located(path, number):
+            tokens, texts = _split_tsv(line) if format == "tsv" else (line.split(), ("", ""))
             if format == "alibi":
                 _check_id(tokens.pop(0) if tokens else "", ids)
-        except InvalidInputError as error:
-            pairs.append(error_at(path, number, str(error)))
-            continue
-        links = []
-        for token in tokens:
-            try:
-                links.append(_talp_link(number, token))
-            except InvalidInputError as error:
-                report(error_at(path, number, str(error)))
-        pairs.append(_RawPair(links, texts))
+            pairs.append(_RawPair([_talp_link(number, token) for token in tokens], texts))
     return pairs
 
 
@@ -235,19 +197,13 @@ def _split_tsv(line: str) -> tuple[list[str], tuple[str, str]]:
     return columns[2].split(), (columns[0], columns[1])
 
 
-def _naacl_pairs(path: TextSource, base: int, count: int | None, report: _Report) -> list[_RawPair | InvalidInputError]:
+def _naacl_pairs(path: TextSource, base: int, count: int | None) -> list[_RawPair]:
     """The pairs of a file with a link a line, as many as sentences if their number is known."""
     sentences: defaultdict[int, list[_RawLink]] = defaultdict(list)
-    for number, line in scan_lines(path):
-        if isinstance(line, InvalidInputError):
-            report(line)
-            continue
-        try:
+    for number, line in read_lines(path):
+        with located(path, number):
             index, raw = _naacl_link(number, line, base, count)
-        except InvalidInputError as error:
-            report(error_at(path, number, str(error)))
-        else:
-            sentences[index].append(raw)
+        sentences[index].append(raw)
     last = max(sentences, default=-1)
     if count is None and last + 1 - len(sentences) > _MOST_WITHOUT_LINE:
         message = f"got sentence number {last + base}, but lines for only {len(sentences)} sentences"

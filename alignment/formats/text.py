@@ -14,7 +14,7 @@ from typing import BinaryIO
 from alignment.links import Alignment, Link
 from captum_norm import InvalidInputError
 from captum_norm.checks import quoted
-from captum_norm.text.files import whole_file
+from captum_norm.text.files import place_of
 from captum_norm.text.lines import TextSource, error_at, located, read_lines, scan_lines, source_name, suffix_of
 
 
@@ -32,7 +32,7 @@ def split_words(sentence: str) -> list[str]:
 
 def write_text(path: str | PathLike[str], parts: Iterable[bytes]) -> None:
     """Write the parts of a text to a file, all or nothing; ``.gz``, ``.xz`` and ``.bz2`` are compressed."""
-    with whole_file(path) as file:
+    with place_of(path).replacing() as file:
         write_parts(file, suffix_of(Path(path).resolve()), parts)
 
 
@@ -65,24 +65,6 @@ def parse_pharaoh(line: str) -> Alignment:
     Alignment([(0, 0), (2, 1)])
     """
     return Alignment([link for link, _ in _links(line)])
-
-
-def parse_scored_pharaoh(line: str) -> dict[Link, float]:
-    """Parse a line of links with scores, ``i-j:p``, as ``norm-align extract --scores`` writes them.
-
-    Raises:
-        InvalidInputError: a token is not of this form.
-
-    >>> parse_scored_pharaoh("0-0:0.9871 2-1:0.5")
-    {(0, 0): 0.9871, (2, 1): 0.5}
-    """
-    scores = {}
-    for link, score in _links(line):
-        if score is None:
-            message = f"got {link[0]}-{link[1]} without a score"
-            raise InvalidInputError(f"{message}, expected i-j:p, as norm-align extract --scores writes")
-        scores[link] = score
-    return scores
 
 
 def _links(line: str) -> Iterator[tuple[Link, float | None]]:
@@ -202,42 +184,3 @@ def _zipped_lines(source: TextSource, target: TextSource, first: int) -> Iterato
             yield target_line
         else:
             yield source_line.strip(" \t"), target_line.strip(" \t")
-
-
-def read_identified(*sources: TextSource) -> list[tuple[str, ...]]:
-    r"""Read files with the same ids: a tuple for each id, with the text from each file.
-
-    Args:
-        sources: the files, such as sentences in two languages, and links; each a path (``.gz``, ``.xz`` and ``.bz2``
-            are decompressed) or open stream.
-
-    Raises:
-        InvalidInputError: a line has no id or no tab, an id is repeated in a file, or the ids or their order differ
-            from the first file's; file and line are named.
-
-    >>> import io
-    >>> read_identified(io.StringIO("a\tdas Haus\nb\tja\n"), io.StringIO("a\tthe house\nb\tyes\n"))
-    [('das Haus', 'the house'), ('ja', 'yes')]
-    """
-    files = [_read_file(source) for source in sources]
-    for source, texts in zip(sources[1:], files[1:], strict=True):
-        for number, (name, expected) in enumerate(zip_longest(texts, files[0]), 1):
-            if name != expected:
-                got, wanted = (
-                    "the end" if one is None else f"the sentence id {quoted(one)}" for one in (name, expected)
-                )
-                raise error_at(source, number, f"got {got}, expected {wanted}, as in {source_name(sources[0])}")
-    return list(zip(*(texts.values() for texts in files), strict=True))
-
-
-def _read_file(source: TextSource) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    for number, line in read_lines(source):
-        with located(source, number):
-            name, tab, text = line.partition("\t")
-            if not (name and tab):
-                raise InvalidInputError(f"got {quoted(line)}, expected a sentence id, a tab and the text")
-            if name in texts:
-                raise InvalidInputError(f"got the sentence id {quoted(name)} again, expected each once")
-            texts[name] = text
-    return texts

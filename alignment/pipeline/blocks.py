@@ -5,11 +5,10 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from io import BytesIO
 from os import PathLike
-from typing import Literal, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from alignment.formats import read_parallel, split_words
 from alignment.formats.output import Output, decoded, encoded
-from alignment.lexicon import Lexicon
 from alignment.links import Alignment, ScoredAlignment
 from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError
@@ -20,24 +19,10 @@ Pairs = Sequence[tuple[list[str], list[str]]]
 Answer = Alignment | InvalidInputError
 
 
-@runtime_checkable
-class ReadingAligner(Protocol):
-    """An aligner that yields each alignment as soon as it is read, such as :class:`alignment.WordAligner`."""
-
-    def read_each(
-        self, pairs: Pairs, known: Container[int]
-    ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
-        """Yield each pair's index and its alignment, or an error that says why there is none.
-
-        Args:
-            pairs: (source words, target words); alignments may depend on all of them, and on nothing else.
-            known: indices of pairs that may be left out.
-        """
-        ...
-
-
-Aligner = Callable[[Pairs], Sequence[Answer]] | ReadingAligner
-"""Aligns a batch of (source words, target words): returns each pair's alignment, or an error that says why not."""
+Aligner = Callable[[Pairs], Sequence[Answer]] | Any
+"""Aligns a batch of (source words, target words): an :class:`alignment.WordAligner` or
+:class:`alignment.BidirectionalAligner`, or a function that returns each pair's alignment, or an error that says why
+not."""
 
 Splits = tuple[Callable[[str], list[str]], Callable[[str], list[str]]]
 """Functions that split source and target sentences into words."""
@@ -45,13 +30,12 @@ Splits = tuple[Callable[[str], list[str]], Callable[[str], list[str]]]
 Line = tuple[str, str] | InvalidInputError
 """The two sides of a line, or the error that says why it cannot be read."""
 
-_Reason = Literal["unreadable", "empty", "too_long", "refused", "set_aside"]
+_Reason = Literal["unreadable", "empty", "too_long", "refused"]
 _WORDINGS: dict[_Reason, str] = {
     "unreadable": "unreadable",
     "empty": "with an empty side",
     "too_long": "too long",
     "refused": "refused by the aligner",
-    "set_aside": "in blocks set aside",
 }
 
 
@@ -66,7 +50,6 @@ class ExtractionCounts:
         empty: those without a word on one or both sides.
         too_long: those with too many words on a side.
         refused: those that the aligner returned an error for.
-        set_aside: lines of blocks that no worker survived.
 
     >>> print(ExtractionCounts(lines=3, links=4) + ExtractionCounts(lines=2, empty=1, refused=1))
     5 lines, 4 links; 2 bad lines: 1 with an empty side, 1 refused by the aligner
@@ -78,12 +61,11 @@ class ExtractionCounts:
     empty: int = 0
     too_long: int = 0
     refused: int = 0
-    set_aside: int = 0
 
     @property
     def bad_lines(self) -> int:
         """The number of lines without an alignment."""
-        return self.unreadable + self.empty + self.too_long + self.refused + self.set_aside
+        return self.unreadable + self.empty + self.too_long + self.refused
 
     def __add__(self, other: "ExtractionCounts") -> "ExtractionCounts":
         return ExtractionCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
@@ -97,28 +79,6 @@ class ExtractionCounts:
         numbers = asdict(self)
         bad = ", ".join(f"{numbers[reason]:,} {wording}" for reason, wording in _WORDINGS.items() if numbers[reason])
         return f"{self.bad_lines:,} bad lines" + (f": {bad}" if bad else "")
-
-
-class CountingAligner(Protocol):
-    """What counts the text's own word pairs, such as :class:`alignment.WordAligner`, which says what each does."""
-
-    def map_each(self, pairs: Pairs, known: Container[int]) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
-        """Yield each pair's index and its map, or an error that says why there is none."""
-        ...
-
-    def counted(self, word_map: WordMap) -> WordMap:
-        """Return the link probabilities of a map that a lexicon counts."""
-        ...
-
-    def begun_lexicon(self) -> Lexicon:
-        """Return the lexicon that the text's word pairs are added to."""
-        ...
-
-    def read(
-        self, word_map: WordMap, source: Sequence[str], target: Sequence[str], lexicon: Lexicon | None, counted: WordMap
-    ) -> ScoredAlignment:
-        """Read the links of a pair off its map."""
-        ...
 
 
 class Written(NamedTuple):
@@ -164,7 +124,7 @@ class LinkWriting:
         self, align: Aligner, pairs: Pairs, numbers: Sequence[int], known: Container[int]
     ) -> Iterator[tuple[int, Written | InvalidInputError]]:
         """Align the pairs, and yield what is written."""
-        if isinstance(align, ReadingAligner):
+        if hasattr(align, "read_each"):
             answers = align.read_each(pairs, known)
         elif self.form.scored:
             raise InvalidInputError(f"got a {type(align).__name__}, which has no scores; give a WordAligner")
@@ -177,7 +137,8 @@ class LinkWriting:
             if isinstance(answer, InvalidInputError):
                 yield index, answer
             else:
-                yield index, self.written(numbers[index], *pairs[index], answer)
+                source, target = pairs[index]
+                yield index, self.written(numbers[index], source, target, answer)
 
     def written(self, number: int, source: Sequence[str], target: Sequence[str], links: ScoredAlignment) -> Written:
         """What is written of an alignment."""
@@ -194,7 +155,7 @@ class LinkWriting:
 class Counting:
     """The passes of an aligner that counts the text's own word pairs: it writes maps, then reads links off them."""
 
-    align: CountingAligner
+    align: Any
     links: LinkWriting
     save_lexicon: str | PathLike[str] | None
 
@@ -249,12 +210,12 @@ def _parsed(line: bytes) -> tuple[list[str], list[str], WordMap, WordMap]:
     return entry["source"], entry["target"], decoded(entry["map"], shape), decoded(entry["counted"], shape)
 
 
-def read_lines(block: Block, *, live: bool = False) -> list[Line]:
-    """Read the lines of a block; InvalidInputError if it is the first, not live, and none of its lines can be read."""
+def read_lines(block: Block) -> list[Line]:
+    """Read the lines of a block; InvalidInputError if it is the first and none of its lines can be read."""
     errors: list[InvalidInputError] = []
     pairs = read_parallel(*map(_Stream, block.read(), block.parts), on_error=errors.append, first=block.first)
     lines: list[Line] = [errors.pop() if errors else pair for pair in pairs]
-    if block.index == 0 and not live and lines and all(isinstance(line, InvalidInputError) for line in lines):
+    if block.index == 0 and lines and all(isinstance(line, InvalidInputError) for line in lines):
         raise cast(InvalidInputError, lines[0])
     return lines
 
@@ -276,14 +237,13 @@ class BlockAligner:
     max_words: int
     stop: bool
     splits: Splits = (split_words, split_words)
-    live: bool = False
 
     def __call__(self, attempt: Attempt) -> Record:
         """Align a block, except for the pairs that are saved; return its record."""
         block = attempt.block
         batch: dict[int, tuple[list[str], list[str]]] = {}
         bad: dict[int, tuple[_Reason, InvalidInputError]] = {}
-        for number, line in enumerate(read_lines(block, live=self.live), block.first):
+        for number, line in enumerate(read_lines(block), block.first):
             if isinstance(line, InvalidInputError):
                 bad[number] = ("unreadable", line)
                 continue

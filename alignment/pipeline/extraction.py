@@ -5,25 +5,16 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, Literal, cast, get_args
+from typing import IO, Any, Literal, get_args
 
 from alignment.formats import TextSource, split_words
 from alignment.formats.output import Output
-from alignment.pipeline.blocks import (
-    Aligner,
-    BlockAligner,
-    Counting,
-    CountingAligner,
-    ExtractionCounts,
-    LinkWriting,
-    Splits,
-    Writing,
-)
+from alignment.formats.text import write_parts, write_text
+from alignment.pipeline.blocks import Aligner, BlockAligner, Counting, ExtractionCounts, LinkWriting, Splits, Writing
 from captum_norm import InvalidInputError, bars
 from captum_norm.checks import quoted_name
 from captum_norm.runs import (
@@ -36,11 +27,10 @@ from captum_norm.runs import (
     Parts,
     Record,
     cut,
-    cut_at_pauses,
     published,
     run_job,
 )
-from captum_norm.text.files import Local, check_file, place_of, whole_file
+from captum_norm.text.files import Local, check_file, place_of
 from captum_norm.text.lines import is_regular_file, suffix_of
 
 _PHARAOH = Output()
@@ -62,10 +52,8 @@ def extract(
     overwrite: bool = False,
     restart: bool = False,
     backend: Backend = "local",
-    log: str | PathLike[str] | None = None,
     report: Callable[[str], None] | None = None,
     progress: bool | None = None,
-    pause: float | None = None,
     splits: Splits = (split_words, split_words),
     form: Output = _PHARAOH,
     writing: Writing | None = None,
@@ -100,12 +88,9 @@ def extract(
         overwrite: whether ``out`` may exist; it stays unchanged until the new output is complete.
         restart: whether to discard the work of an unfinished run.
         backend: where blocks are aligned, see :func:`captum_norm.runs.run_job`.
-        log: a file for the events of the run, see there.
         report: called with each bad line (file, number, reason) when its block is done, and with messages about the
             run; None writes to standard error.
         progress: whether to show a progress bar on standard error; None for only if that is a terminal.
-        pause: seconds without a new line after which the lines of a stream are aligned and written, fewer than
-            ``block_lines`` as they may be; None to wait for whole blocks. It applies if one of the inputs is a stream.
         splits: split source and target sentences into words.
         form: what is written of each pair.
         writing: writes something else than links, in place of ``form``; not if the aligner counts the text's words.
@@ -139,38 +124,30 @@ def extract(
     inputs = [side for side in (source, target) if side is not None]
     if form.scored and not getattr(align, "scored", False):
         raise InvalidInputError(
-            "got scores and links that have no probabilities; use the recipe hmm, and combine two directions by add, "
-            "multiply or mutual"
+            "got scores and links that have no probabilities; use the recipe hmm, and combine two directions by add or "
+            "multiply"
         )
     links = LinkWriting(form)
     counts = getattr(align, "count_text", False)
-    counting = Counting(cast(CountingAligner, align), links, save_lexicon) if counts else None
+    counting = Counting(align, links, save_lexicon) if counts else None
     if save_lexicon is not None and counting is None:
         raise InvalidInputError("got save_lexicon and an aligner that counts nothing; give it count_text=True")
-    rereadable = [isinstance(side, str | PathLike) and is_regular_file(side) for side in inputs]
-    streams = [place for place, regular in enumerate(rereadable) if not regular]
-    live = pause is not None and len(streams) == 1 and counting is None
-    aligner = BlockAligner(align, counting or writing or links, max_words, bad_lines == "stop", splits, live)
+    rereadable = all(isinstance(side, str | PathLike) and is_regular_file(side) for side in inputs)
+    aligner = BlockAligner(align, counting or writing or links, max_words, bad_lines == "stop", splits)
     file = output_file(out, inputs, replace=overwrite)
     settings = dict(settings or {})
     if save_lexicon is not None:
         settings["save_lexicon"] = lexicon_file(save_lexicon, file, inputs, overwrite=overwrite, restart=restart)
-    if form.style == "npz" and (file is None or suffix_of(file) != ".npz"):
-        name = "a stream" if file is None else quoted_name(file)
-        raise InvalidInputError(f"got {name} for npz; give the name of a .npz file")
     shown = sys.stderr.isatty() if progress is None else progress
-    if file is not None and all(rereadable):
-        job = Extraction(file, inputs, aligner, settings, block_lines, form, counting, overwrite=overwrite)
+    if file is not None and rereadable:
+        job = Extraction(file, inputs, aligner, settings, block_lines, counting, overwrite=overwrite)
         with bars.progress(0) if shown else bars.hidden():
-            return run_job(job, backend, restart=restart, report=report, log=log)
+            return run_job(job, backend, restart=restart, report=report)
     if backend != "local":
         raise InvalidInputError("got a stream; several workers need files or URLs as input and output")
     report("a run from or to a stream cannot be resumed: if interrupted, it starts over")
-    blocks = cut(inputs, block_lines)
-    if pause is not None and live:
-        blocks = cut_at_pauses(inputs, streams[0], block_lines, pause)
     with bars.line_bar("aligning", source, shown=shown) as done:
-        return _align_through(blocks, aligner, form, counting, file, out, report, done)
+        return _align_through(cut(inputs, block_lines), aligner, counting, file, out, report, done)
 
 
 class Extraction(Job[ExtractionCounts]):
@@ -185,14 +162,13 @@ class Extraction(Job[ExtractionCounts]):
         aligner: BlockAligner,
         settings: Identity,
         block_lines: int,
-        form: Output = _PHARAOH,
         counting: Counting | None = None,
         *,
         overwrite: bool,
     ) -> None:
         super().__init__(file, {**settings, "block_lines": block_lines, "max_words": aligner.max_words})
         self._inputs, self._aligner, self._block_lines, self._overwrite = inputs, aligner, block_lines, overwrite
-        self._form, self._counting = form, counting
+        self._counting = counting
 
     def blocks(self) -> Iterator[Block]:
         """Find the blocks of the text."""
@@ -210,17 +186,11 @@ class Extraction(Job[ExtractionCounts]):
         """Return the number of bad lines."""
         return {"bad": _counts(notes).bad_lines}
 
-    def set_aside(self, block: Block) -> Record:
-        """Return a record of empty lines."""
-        counts = ExtractionCounts(lines=block.texts, set_aside=block.texts)
-        text = "".join(map(self._aligner.writing.nothing, range(block.first, block.last + 1)))
-        return Record({"counts": asdict(counts)}, text.encode())
-
     def finish(self, parts: Parts) -> ExtractionCounts:
         """Write the output, and return the counts of all lines."""
         with published(self.output, parts.journal, overwrite=self._overwrite) as file:
             records = parts.blocks() if self._counting is None else self._counting.reread(parts.blocks)
-            return _write(records, partial(self._form.write, file, suffix_of(self.output)))
+            return _write(records, partial(write_parts, file, suffix_of(self.output)))
 
 
 def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSource], *, replace: bool) -> str | None:
@@ -269,7 +239,6 @@ def _counts(notes: Mapping[str, Any]) -> ExtractionCounts:
 def _align_through(
     blocks: Iterator[Block],
     aligner: BlockAligner,
-    form: Output,
     counting: Counting | None,
     file: str | None,
     out: str | PathLike[str] | IO[bytes],
@@ -293,7 +262,7 @@ def _align_through(
                 opened.write(content)
                 opened.flush()
 
-    write = stream if file is None else partial(_write_file, file, form)
+    write = stream if file is None else partial(write_text, file)
     if counting is None:
         return _write(records(), write)
     with TemporaryFile() as spool:
@@ -307,11 +276,6 @@ def _align_through(
                 yield Record(notes, spool.read(size))
 
         return _write(counting.reread(reread), write)
-
-
-def _write_file(file: str, form: Output, contents: Iterator[bytes]) -> None:
-    with whole_file(file) as opened:
-        form.write(opened, suffix_of(file), contents)
 
 
 def _write(records: Iterator[Record], write: Callable[[Iterator[bytes]], None]) -> ExtractionCounts:

@@ -128,12 +128,12 @@ def test_a_choice_is_made_once_on_the_first_pairs(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_other_setting_is_read_in_the_last_layer() -> None:
-    sources, targets, links = translations(2)
+    sources, targets, _ = translations(2)
     pairs = list(zip(sources, targets, strict=True))
     method = ToyMethod(entries)
     maps = dict(word_maps(ToyModel(), ToyTokenizer(), pairs, attention_maps(method), settings=BOTH))
     split = dict(word_maps(ToyModel(), ToyTokenizer(), pairs, attention_maps(method, per_head=True), settings=BOTH))
-    recipe = Recipe(other=0.8)
+    recipe = Recipe(combination="sum")
     for layer in (0, 1, 2, -1):
         expected = [recipe({"AWI": maps[i]["AWI"][layer], "AWO": maps[i]["AWO"][2]}, "AWI") for i in range(len(pairs))]
         assert toy(layer, recipe=recipe).align(sources, targets) == expected
@@ -146,7 +146,6 @@ def test_the_other_setting_is_read_in_the_last_layer() -> None:
     assert toy(0, recipe=recipe).align(sources, targets) != toy(0).align(sources, targets)
     expected = [recipe({"AWO": maps[i]["AWO"][1], "AWI": maps[i]["AWI"][2]}, "AWO") for i in range(len(pairs))]
     assert toy(1, "AWO", recipe=recipe).align(sources, targets) == expected
-    assert toy(recipe=Recipe(other=0.1)).align(sources, targets) == links
 
 
 def test_empty_sides_have_no_links() -> None:
@@ -278,14 +277,12 @@ def expected(combine: str, forward: WordMap, reverse: WordMap) -> Alignment:
         agreed = np.sqrt(by_target * by_source.T)
         return mutual_argmax(np.where(agreed > least, agreed, 0), null=False)
 
-    if combine == "mutual":
-        return read(forward, reverse)
     if combine == "add":
         both = sinkhorn(forward + reverse.T, null=False)
         return read(both, both.T)
     if combine == "multiply":
         rows = reverse.T / reverse.T.sum(1, keepdims=True)
-        both = sinkhorn(smoothed_product([forward, rows], [1, 1], null=False), null=False)
+        both = sinkhorn(smoothed_product(forward, rows, null=False), null=False)
         return read(both, both.T)
     links, others = read(forward, forward.T), read(reverse, reverse.T)
     return SYMMETRIZATIONS[combine](links, Alignment((j, i) for i, j in others))
@@ -322,7 +319,7 @@ def test_probabilities_are_those_of_the_combined_map() -> None:
     assert {scored.probabilities for scored in merged} == {None}
 
 
-@pytest.mark.parametrize("combine", ["add", "mutual", "union"])
+@pytest.mark.parametrize("combine", ["add", "union"])
 def test_pairs_that_one_side_refuses(combine: str) -> None:
     pairs = [PAIRS[0], (["bad"], ["A"]), (["a"], ["B", "bad"]), ([], ["A"]), PAIRS[1]]
     found = BidirectionalAligner(one(1), one(2), combine).align_pairs(pairs)
@@ -430,12 +427,11 @@ def test_other_languages_are_refused() -> None:
 @pytest.mark.parametrize(
     ("recipes", "options", "message"),
     [
-        (("hmm", "hmm"), {"combine": "best"}, "got combine='best', expected one of add, multiply, mutual, "),
+        (("hmm", "hmm"), {"combine": "best"}, "got combine='best', expected one of add, multiply, intersection, "),
         (("hmm", "product"), {}, "two aligners with different recipes"),
         (("paper", "paper"), {}, "combine='add' and a recipe with a null column"),
-        (("product", "product"), {"combine": "mutual"}, "the decoder mutual-argmax, which has no probabilities"),
         (("hmm", "hmm"), {"combine": "grow-diag", "count_text": True}, "a lexicon and combine='grow-diag'"),
-        (("hmm", "hmm"), {"combine": "mutual", "lexicon": Lexicon()}, "a lexicon and combine='mutual'"),
+        (("hmm", "hmm"), {"combine": "union", "lexicon": Lexicon()}, "a lexicon and combine='union'"),
         (("paper", "paper"), {"combine": "union", "count_text": True}, "a lexicon and combine='union'"),
     ],
 )

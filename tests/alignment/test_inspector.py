@@ -15,7 +15,7 @@ from alignment.inspector import NO_SOURCE, Inspector, source_shares
 from alignment.links import calibrated
 from alignment.teacher_forcing import attention_maps, teacher_forced_batches, word_maps
 from alignment.translation import emitted_steps, target_log_probabilities
-from captum_norm import ALTI, InvalidInputError, NormAttribution, NormMeter
+from captum_norm import InvalidInputError, NormAttribution, NormMeter
 from tests.alignment.translation_models import PAIRS, made
 
 SIDES = [source for source, _ in PAIRS], [target for _, target in PAIRS]
@@ -39,20 +39,11 @@ def share_by_hand(model: Any, tokenizer: Any, pair: Any) -> float:
     return float(np.mean(share[emitted_steps(batch.target[0])]))
 
 
-def alti_by_hand(model: Any, tokenizer: Any, pair: Any) -> float:
-    """The source's share by ALTI+, encoder included."""
-    (batch,) = teacher_forced_batches(model, tokenizer, [pair])
-    source = ALTI(model).source_and_prefix(batch.inputs).source[0]
-    return float(source.sum(-1)[emitted_steps(batch.target[0])].mean())
-
-
 @pytest.mark.parametrize(("name", "seed", "layer"), [("Marian", 0, 1), ("NLLB", 1, 0), ("T5", 2, 1)])
 def test_measures_are_as_defined(name: str, seed: int, layer: int, tmp_path: Path) -> None:
     model, tokenizer = made(name, tmp_path, seed)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    found = Inspector(model, tokenizer, layer=layer, head=HEAD, all_measures=True, alti=True, max_tokens=80).inspect(
-        *SIDES
-    )
+    found = Inspector(model, tokenizer, layer=layer, head=HEAD, all_measures=True, max_tokens=80).inspect(*SIDES)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())
     aligner = WordAligner(model, tokenizer, layer=layer, head=HEAD, recipe="hmm")
@@ -70,7 +61,6 @@ def test_measures_are_as_defined(name: str, seed: int, layer: int, tmp_path: Pat
             scores[index].mean(),
             scores[index][-1],
             share_by_hand(model, tokenizer, pair),
-            alti_by_hand(model, tokenizer, pair),
             link_entropy(maps[index]["AWI"][0, HEAD]),
             by_source.mean(),
             by_target.mean(),
@@ -99,9 +89,6 @@ def test_doubtful_pairs_alone_go_through_the_model_again(tmp_path: Path, monkeyp
             other, information=None, exchange=None, flags=()
         )
     assert sum(one.information is not None for one in some) == 1
-    for limit in ({"information": 0.9}, {"exchange": -9.0}):  # a limit is worth what is measured
-        limited = Inspector(model, tokenizer, layer=LAYER, head=HEAD, limits=limit).inspect(*SIDES)
-        assert [replace(one, flags=()) for one in limited] == [replace(one, flags=()) for one in every]
 
 
 def test_unusable_pairs_are_reported(tmp_path: Path) -> None:
@@ -118,8 +105,6 @@ def test_unusable_pairs_are_reported(tmp_path: Path) -> None:
         inspector.inspect([["das"]], [["the"], ["a"]])
     with pytest.raises(InvalidInputError, match="pair 0: got the string 'das Haus'"):
         inspector.inspect(["das Haus"], [["the"]])
-    with pytest.raises(InvalidInputError, match="got a limit of gaps"):
-        Inspector(model, tokenizer, limits={"gaps": 1})
 
 
 @pytest.mark.parametrize("seed", range(3))

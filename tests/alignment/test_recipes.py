@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from alignment import word_maps as steps
-from alignment.decoding import DECODERS, argmax, mutual_argmax, mutual_posterior, threshold
+from alignment.decoding import argmax, link_probabilities, mutual_argmax, probable_links
 from alignment.links import Alignment
 from alignment.recipes import MEAN_ERROR, RECIPES, Recipe
 from alignment.selection import Setting
@@ -32,17 +32,11 @@ def rows(word_map: WordMap) -> WordMap:
     return divided
 
 
-def product(this: WordMap, other: WordMap, weight: float = 1.0) -> WordMap:
+def product(this: WordMap, other: WordMap) -> WordMap:
     """Of maps with uniform ones mixed in."""
     uniform = 1 / this.shape[1]
-    multiplied: WordMap = (rows(this) + uniform) * (weight * rows(other) + uniform)
+    multiplied: WordMap = (rows(this) + uniform) * (rows(other) + uniform)
     return multiplied
-
-
-def distances(this: WordMap) -> WordMap:
-    """From the diagonal, null column left out."""
-    targets, sources = this.shape[0], this.shape[1] - 1
-    return np.array([[abs((t + 1) / targets - (s + 1) / sources) for s in range(sources)] for t in range(targets)])
 
 
 def balanced(this: WordMap, other: WordMap) -> WordMap:
@@ -56,30 +50,15 @@ EXPECTED: dict[str, Callable[[WordMap, WordMap], Alignment]] = {
     "sinkhorn": lambda this, _: argmax(steps.sinkhorn(this)),
     "balanced": lambda this, other: mutual_argmax(steps.sinkhorn(rows(this) + rows(other))),
     "product": lambda this, other: mutual_argmax(balanced(this, other), null=False),
-    "hmm": lambda this, other: mutual_posterior(
-        balanced(this, other), jump_penalty=0.35, min_probability=0.3, null=False
+    "hmm": lambda this, other: probable_links(
+        link_probabilities(balanced(this, other), jump_penalty=0.35, null=False), 0.3
     ),
-    "other": lambda this, other: argmax(rows(this) + 0.3 * rows(other)),
-    "multiplied": lambda this, other: argmax(product(this, other, 0.3)),
-    "prior": lambda this, _: argmax(np.column_stack([this[:, :-1] * np.exp(-4 * distances(this)), this[:, -1]])),
+    "sum": lambda this, other: argmax(rows(this) + rows(other)),
     "no null": lambda this, _: argmax(this[:, :-1], null=False),
-    "prior without null": lambda this, _: argmax(this[:, :-1] * np.exp(-4 * distances(this)), null=False),
-    "threshold": lambda this, _: Alignment((s, t) for t, s in np.argwhere(rows(this)[:, :-1] > 0.2)),
-    "everything": lambda this, other: threshold(
-        steps.sinkhorn(steps.diagonal_prior(rows(this) + 0.5 * rows(other), strength=2)), share=0.2
-    ),
 }
 """What a recipe is said to do, step by step."""
 
-OWN = {
-    "other": Recipe(other=0.3),
-    "prior": Recipe(prior=4),
-    "multiplied": Recipe(other=0.3, combination="product"),
-    "no null": Recipe(null=False),
-    "prior without null": Recipe(null=False, prior=4),
-    "threshold": Recipe(decoder="threshold", options={"share": 0.2}),
-    "everything": Recipe(other=0.5, prior=2, sinkhorn=True, decoder="threshold", options={"share": 0.2}),
-}
+OWN = {"sum": Recipe(combination="sum"), "no null": Recipe(null=False)}
 ALL = {**RECIPES, **OWN}
 
 
@@ -98,7 +77,7 @@ def test_recipes_step_by_step(name: str) -> None:
 
 def test_the_maps_needed_are_enough() -> None:
     maps = random_maps(0)
-    both = ("balanced", "product", "hmm", "other", "multiplied", "everything")
+    both = ("balanced", "product", "hmm", "sum")
     for name, recipe in ALL.items():
         needed = recipe.settings("AWO")
         assert set(needed) == ({"AWO", "AWI"} if name in both else {"AWO"})
@@ -108,14 +87,10 @@ def test_the_maps_needed_are_enough() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"decoder": "viterbi"}, f"got the decoder 'viterbi'; expected one of {', '.join(DECODERS)}"),
-        ({"combination": "mean"}, "got the combination 'mean'; expected sum or product"),
-        ({"other": -0.5}, "got other -0.5, expected a finite number ≥ 0"),
-        ({"prior": -1}, "got prior -1, expected a finite number ≥ 0"),
-        ({"other": float("nan")}, "got other nan, expected a finite number ≥ 0"),
-        ({"prior": float("inf")}, "got prior inf, expected a finite number ≥ 0"),
-        ({"decoder": "threshold"}, "the options do not match the decoder threshold: missing a required .*argument: 's"),
-        ({"options": {"share": 0.1}}, "the options do not match the decoder argmax: got an unexpected keyword argumen"),
+        ({"decoder": "viterbi"}, "got the decoder 'viterbi'; expected one of argmax, mutual-argmax, mutual-posterior"),
+        ({"combination": "mean"}, "got the combination 'mean'; expected None, sum or product"),
+        ({"decoder": "mutual-posterior"}, r"got the options {} of mutual-posterior; expected \['jump_penalty', 'min_p"),
+        ({"options": {"share": 0.1}}, "got the options {'share': 0.1} of argmax; expected none"),
     ],
 )
 def test_what_is_no_recipe_is_refused(options: dict[str, Any], message: str) -> None:

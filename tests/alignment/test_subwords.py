@@ -1,41 +1,36 @@
 """Word ids of pieces, by hand and from real tokenizers, and word maps of piece maps."""
 
 import unicodedata
+from collections.abc import Callable
 
-import numpy as np
 import pytest
 
-from alignment import (
-    PIECE_SCHEMES,
-    PieceScheme,
-    merge_pieces,
-    word_ids_from_offsets,
-    word_ids_from_pieces,
-)
+from alignment import word_ids_from_offsets, word_ids_from_pieces
+from alignment.subwords import sentencepiece_text
 from captum_norm import InvalidInputError
 
-# Scheme, pieces, words, word ids. S is the special piece </s>.
-S = "</s>"
-BY_HAND: list[tuple[str, str, str, list[int | None]]] = [
-    ("sentencepiece", "▁die ▁H äus er </s>", "die Häuser", [0, 1, 1, 1, None]),
-    ("sentencepiece", "die ▁H äus er </s>", "die Häuser", [0, 1, 1, 1, None]),  # no dummy prefix
-    ("sentencepiece", "▁ die ▁ Häuser ▁", "die Häuser", [0, 0, 1, 1, 1]),  # lone marks
-    ("sentencepiece", "die▁ H äuser▁", "die Häuser", [0, 1, 1]),  # white space as suffix
-    ("sentencepiece", "▁a <0xE2> <0x98> <0x83> b ▁c", "a☃b c", [0, 0, 0, 0, 0, 1]),  # byte fallback
-    ("sentencepiece", "▁a <unk> b ▁ <unk> </s>", "a☃☃b ☃", [0, 0, 0, 1, 1, None]),
-    ("subword-nmt", "die H@@ äus@@ er </s>", "die Häuser", [0, 1, 1, 1, None]),
-    ("subword-nmt", "a@@ @@@ b", "a@ b", [0, 0, 1]),
-    ("end-of-word", "die</w> H äus er</w>", "die Häuser", [0, 1, 1, 1]),
-    ("wordpiece", "die H ##äus ##er [UNK] .", "die Häuser ☃☃☃ .", [0, 1, 1, 1, 2, 3]),
-    ("wordpiece", "[UNK] [UNK]", "☃☃ ☃☃", [0, 1]),
-    ("byte-level", "die ĠH Ã ¤ us er", "die Häuser", [0, 1, 1, 1, 1, 1]),
-    ("byte-level", "die Ġ Häuser".replace("ä", "Ã¤"), "die Häuser", [0, 1, 1]),
+# Mark, pieces, words, word ids.
+BY_HAND = [
+    ("▁", "▁die ▁H äus er", "die Häuser", [0, 1, 1, 1]),
+    ("▁", "die ▁H äus er", "die Häuser", [0, 1, 1, 1]),  # no dummy prefix
+    ("▁", "▁ die ▁ Häuser ▁", "die Häuser", [0, 0, 1, 1, 1]),  # lone marks
+    ("▁", "die▁ H äuser▁", "die Häuser", [0, 1, 1]),  # white space as suffix
+    ("▁", "▁a <0xE2> <0x98> <0x83> b ▁c", "a☃b c", [0, 0, 0, 0, 0, 1]),  # byte fallback
+    ("▁", "▁a <unk> b ▁ <unk>", "a☃☃b ☃", [0, 0, 0, 1, 1]),
+    ("▁", "", "", []),
+    ("@@", "die H@@ äus@@ er", "die Häuser", [0, 1, 1, 1]),
+    ("@@", "a@@ @@@ b", "a@ b", [0, 0, 1]),
+    ("</w>", "die</w> H äus er</w>", "die Häuser", [0, 1, 1, 1]),
 ]
 
 
-@pytest.mark.parametrize(("scheme", "pieces", "words", "expected"), BY_HAND)
-def test_word_ids_by_hand(scheme: str, pieces: str, words: str, expected: list[int | None]) -> None:
-    assert word_ids_from_pieces(words.split(), pieces.split(), PIECE_SCHEMES[scheme], special={S}) == expected
+def text_of(mark: str) -> Callable[[str], bytes]:
+    return sentencepiece_text if mark == "▁" else lambda piece: piece.removesuffix(mark).encode()
+
+
+@pytest.mark.parametrize(("mark", "pieces", "words", "expected"), BY_HAND)
+def test_word_ids_by_hand(mark: str, pieces: str, words: str, expected: list[int]) -> None:
+    assert word_ids_from_pieces(words.split(), pieces.split(), text_of(mark)) == expected
 
 
 def test_words_are_compared_after_the_tokenizers_normalisation() -> None:
@@ -44,13 +39,8 @@ def test_words_are_compared_after_the_tokenizers_normalisation() -> None:
 
     words = ["Ｈａｕｓ", "\u200a", "½", "…", "1\u00a0000"]
     pieces = ["▁haus", "▁1", "⁄", "2", "▁...", "▁1", "▁000"]
-    ids = word_ids_from_pieces(words, pieces, PIECE_SCHEMES["sentencepiece"], normalize=normalize)
+    ids = word_ids_from_pieces(words, pieces, sentencepiece_text, normalize=normalize)
     assert ids == [0, 2, 2, 2, 3, 4, 4]
-
-
-def test_a_scheme_of_ones_own() -> None:
-    scheme = PieceScheme(lambda piece: piece.strip("|").encode())
-    assert word_ids_from_pieces(["ab", "c"], ["|a", "b|", "|c|"], scheme) == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +49,6 @@ def test_a_scheme_of_ones_own() -> None:
         ("▁die ▁Maus", r"got the piece '▁Maus', expected 'Häuser' of word 1 \('Häuser'\)"),
         ("▁die ▁Häu ▁sse", r"got the piece '▁sse', expected 'ser' of word 1"),
         ("▁die ▁Häuser ▁am", "got the piece '▁am' after the last word"),
-        ("▁die ▁Häuser </s>", "got the piece '</s>' after the last word, expected the end; name the special pieces"),
         ("▁die ▁Häu", "got no more piece, expected 'ser' of word 1"),
         ("▁dieHäuser", "got the piece '▁dieHäuser', expected 'die' of word 0"),
         ("▁die <unk> ▁Häuser", "got the piece '▁Häuser', expected 'äuser' of word 1"),
@@ -68,18 +57,7 @@ def test_a_scheme_of_ones_own() -> None:
 )
 def test_word_where_the_texts_part_is_named(pieces: str, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        word_ids_from_pieces(["die", "Häuser"], pieces.split(), PIECE_SCHEMES["sentencepiece"])
-
-
-def test_piece_of_another_tokenizer_is_named() -> None:
-    with pytest.raises(InvalidInputError, match="got '▁' in the piece '▁die', which byte-level BPE never writes"):
-        word_ids_from_pieces(["die"], ["▁die"], PIECE_SCHEMES["byte-level"])
-
-
-def test_sentence_without_words() -> None:
-    assert word_ids_from_pieces([], [S], PIECE_SCHEMES["sentencepiece"], special={S}) == [None]
-    assert word_ids_from_pieces([], [], PIECE_SCHEMES["sentencepiece"]) == []
-    assert word_ids_from_offsets([], [(0, 0)], [1]) == [None]
+        word_ids_from_pieces(["die", "Häuser"], pieces.split(), sentencepiece_text)
 
 
 def test_offsets_with_spaces_on_either_side() -> None:
@@ -102,34 +80,3 @@ def test_offsets_with_spaces_on_either_side() -> None:
 def test_offsets_that_do_not_fit_are_refused(offsets: list[tuple[int, int]], mask: list[int], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         word_ids_from_offsets(["ab", "c", "de"], offsets, mask)
-
-
-@pytest.mark.parametrize("leading", [(), (3,), (2, 4)])
-def test_merging_sums_over_source_and_averages_over_target_pieces(leading: tuple[int, ...]) -> None:
-    source_ids, target_ids = (
-        [None, 0, 0, 2, None],
-        [None, 1, 1, 0, 1, None],
-    )  # source word 1 and target word 2: no piece
-    maps = np.random.default_rng(0).random((*leading, 6, 5))
-    merged = merge_pieces(maps, target_ids, source_ids, target_words=3, source_words=3)
-    assert merged.shape == (*leading, 3, 4)
-    for index in np.ndindex(*leading):
-        for target in range(3):
-            rows = [row for row, word in zip(maps[index].tolist(), target_ids, strict=True) if word == target]
-            for column, source in enumerate([0, 1, 2, None]):
-                sums = [sum(x for x, word in zip(row, source_ids, strict=True) if word == source) for row in rows]
-                mean = sum(sums) / len(sums) if sums else 0
-                assert merged[(*index, target, column)] == pytest.approx(mean, rel=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("target_ids", "source_ids", "message"),
-    [
-        ([0], [0, 1], r"got a map of shape \(2, 2\), expected \(\.\.\., 1, 2\)"),
-        ([0, 2], [0, 1], r"got word ids \[0, 2\], expected indices of 2 words"),
-        ([0, 1], [-1, 1], r"got word ids \[-1, 1\]"),
-    ],
-)
-def test_ids_that_do_not_fit_are_refused(target_ids: list[int], source_ids: list[int], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        merge_pieces(np.ones((2, 2)), target_ids, source_ids, target_words=2, source_words=2)

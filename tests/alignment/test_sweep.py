@@ -27,7 +27,6 @@ from alignment.sweep import (
     head_figure,
     layer_figure,
     records,
-    spread_tables,
     sweep,
     tables,
 )
@@ -267,26 +266,6 @@ def test_table_of_correlations(swept: Sweep) -> None:
 def test_heads_of_one_rate_correlate_with_nothing(swept: Sweep) -> None:
     alike = with_rates(swept, lambda: 30.0)
     assert [row[1:3] for row in rows(tables(alike)[3])[2:]] == [["–", "–"]] * len(SETTINGS)
-
-
-def test_tables_of_several_models(swept: Sweep) -> None:
-    models = [other_rates(swept, seed) for seed in range(3)]
-    layers, rules, against = map(rows, spread_tables(models))
-    assert " ".join(layers[0]).endswith("the paper's recipe, mean ± population SD of 3 models")
-
-    def cell(numbers: list[float], digits: int = 1) -> list[str]:
-        return [f"{np.mean(numbers):.{digits}f}", "±", f"{np.std(numbers):.{digits}f}"]
-
-    def rates(place: Choice) -> list[float]:
-        return [model.results[Reading("norm", place)].score.aer for model in models]
-
-    places = [Choice(setting, layer) for setting in SETTINGS for layer in range(LAYERS)]
-    assert layers[2] == ["norms", *(part for place in places for part in cell(rates(place)))]
-    assert rules[2] == ["auto", *cell(rates(swept.chosen["auto"]))]
-    pairs = [model.norm_correlation("AWI") for model in models]
-    assert against[3][1:7] == [*cell([one.spearman for one in pairs], 2), *cell([one.pearson for one in pairs], 2)]
-    with pytest.raises(InvalidInputError, match="got models of 2 layers of 2 heads and 3 layers of 2 heads"):
-        spread_tables([swept, replace(swept, layers=3)])
 
 
 @pytest.mark.parametrize(("table", "rule"), list(enumerate(AUTO_RULES)))

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from alignment import Alignment, Markup, parse_markup, project_spans, split_text, split_words, transfer_tags
-from alignment.tags import NestedSpan, Span, TextWord, project_nested, split_spaces
+from alignment import Alignment, Markup, parse_markup, project_spans, split_text, transfer_tags
+from alignment.tags import NestedSpan, Span, TextWord, project_nested
 from captum_norm import InvalidInputError
 from tests.fuzzing import FACTOR, damaged, limited
 
@@ -68,8 +68,6 @@ def test_words_lie_where_they_say_and_hold_all_that_is_seen() -> None:
             unseen = html.unescape(rest.replace("&#0;", " "))
             assert all(character.isspace() or unicodedata.category(character) in ("Cc", "Cf") for character in unseen)
             assert words == sorted(words, key=lambda word: word.start)
-        spaced = split_spaces(text)
-        assert [text[word.start : word.end] for word in spaced] == split_words(text)
 
 
 Links = list[tuple[int, int]]
@@ -296,13 +294,6 @@ def test_transferred_tags(source: str, target: str, links: str, expected: str) -
     assert parse_markup(expected).text == target
 
 
-def test_a_single_tag_within_a_given_word_goes_behind_it() -> None:
-    source, target = parse_markup("la maison<fn/>, bleue"), "the blue house,"
-    words = split_spaces(source.text), split_spaces(target)
-    links = Alignment([(0, 0), (1, 2), (2, 1)])
-    assert transfer_tags(source, target, links, *words) == "the blue house,<fn/>"
-
-
 def test_apostrophes_end_words_by_language() -> None:
     found = transferred("the <b>hour</b>", "l'heure", "0-0 1-1", ("en", "fr"))
     assert found == "l'<b>heure</b>"
@@ -373,10 +364,7 @@ def drawn_case(draw: random.Random) -> tuple[str, str, list[TextWord], list[Text
     source = "".join(drawn_content(draw))
     target = "".join(draw.choices(TEXTS, k=draw.choice((0, 1, 4, 10))))
     markup = parse_markup(source)
-    if draw.random() < 0.5:
-        words = split_text(markup.text, draw.choice(("en", "fr", None)), breaks=markup.breaks), split_text(target)
-    else:
-        words = split_spaces(markup.text), split_spaces(target)
+    words = split_text(markup.text, draw.choice(("en", "fr", None)), breaks=markup.breaks), split_text(target)
     count = draw.choice((0, 1, 5, 15)) if all(words) else 0
     links = [(draw.randrange(len(words[0])), draw.randrange(len(words[1]))) for _ in range(count)]
     return source, target, *words, Alignment(links)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
-from alignment import WordMap, diagonal_prior, normalize_rows, sinkhorn, smoothed_product, weighted_sum
+from alignment import WordMap, normalize_rows, sinkhorn, smoothed_product
 from captum_norm import InvalidInputError
 
 SHAPES = [(1, 1), (1, 4), (5, 1), (4, 4), (3, 7), (12, 5)]  # T, S
@@ -75,56 +75,24 @@ def test_sinkhorn_does_not_depend_on_the_scale_of_a_column(smallest: float) -> N
     np.testing.assert_allclose(found, expected, rtol=1e-8)
 
 
-def test_diagonal_prior_is_that_of_its_formula() -> None:
-    word_map = random_map(4, 3, 5 + 1)
-    expected = [
-        [word_map[t - 1, s - 1] * math.exp(-2.5 * abs(t / 3 - s / 5)) for s in range(1, 6)] + [0.4 * word_map[t - 1, 5]]
-        for t in range(1, 4)
-    ]
-    np.testing.assert_allclose(diagonal_prior(word_map, strength=2.5, null_factor=0.4), expected, rtol=1e-14)
-    np.testing.assert_array_equal(diagonal_prior(word_map, strength=0), word_map)
-    without_null = diagonal_prior(word_map[:, :-1], strength=2.5, null=False)
-    np.testing.assert_allclose(without_null, np.array(expected)[:, :-1], rtol=1e-14)
-
-
-def test_weighted_sum_adds_entry_by_entry() -> None:
-    maps = [random_map(seed, 3, 4) for seed in range(3)]
-    weights = [1, -0.25, 3]
-    total = weighted_sum(maps, weights)
-    for t in range(3):
-        for s in range(4):
-            assert total[t, s] == pytest.approx(maps[0][t, s] - maps[1][t, s] / 4 + 3 * maps[2][t, s], rel=1e-14)
-
-
 @pytest.mark.parametrize("null", [True, False])
-@pytest.mark.parametrize("weights", [(1, 1), (0.25, 4), (1, 0, 2)])
-def test_smoothed_product_is_the_product_of_mixtures(weights: tuple[float, ...], null: bool) -> None:
-    maps = [random_map(seed, 4, 5) for seed in range(len(weights))]
+def test_smoothed_product_is_the_product_of_mixtures(null: bool) -> None:
+    maps = [random_map(seed, 4, 5) for seed in range(2)]
     maps[0][1] = 0  # undecided: uniform
     for word_map in maps:
         word_map[2] = 0  # nothing is known
-    found = smoothed_product(maps, weights, null=null)
+    found = smoothed_product(*maps, null=null)
     for t in (0, 1, 3):
         factors = []
-        for weight, word_map in zip(weights, maps, strict=True):
+        for word_map in maps:
             total = math.fsum(word_map[t].tolist())
             shares = [value / total if total else 0.2 for value in word_map[t].tolist()]
-            factors.append([(weight * share + 0.2) / (weight + 1) for share in shares])
+            factors.append([(share + 0.2) / 2 for share in shares])
         products = [math.prod(column) for column in zip(*factors, strict=True)]
         assert found[t].tolist() == pytest.approx([value / math.fsum(products) for value in products], rel=1e-13)
     assert not found[2].any()
-
-
-@pytest.mark.parametrize("combine", [weighted_sum, smoothed_product])
-@pytest.mark.parametrize(
-    ("maps", "weights"),
-    [([], []), ([np.ones((2, 3))], [1, 2]), ([np.ones((2, 3)), np.ones((3, 2))], [1, 1])],
-)
-def test_maps_that_do_not_fit_are_refused(
-    combine: Callable[[list[WordMap], list[float]], WordMap], maps: list[WordMap], weights: list[float]
-) -> None:
-    with pytest.raises(InvalidInputError, match="all of one shape, and a weight for each"):
-        combine(maps, weights)
+    with pytest.raises(InvalidInputError, match=r"got maps of shapes \(4, 5\) and \(5, 4\), expected one shape"):
+        smoothed_product(maps[0], maps[1].T)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +100,7 @@ def test_maps_that_do_not_fit_are_refused(
     [
         normalize_rows,
         sinkhorn,
-        pytest.param(lambda word_map: diagonal_prior(word_map, strength=1), id="diagonal_prior"),
-        pytest.param(lambda word_map: smoothed_product([word_map], [1]), id="smoothed_product"),
+        pytest.param(lambda word_map: smoothed_product(word_map, word_map), id="smoothed_product"),
     ],
 )
 @pytest.mark.parametrize(
@@ -152,17 +119,10 @@ def test_what_is_no_map_is_refused(
         transform(word_map)
 
 
-def test_negative_factors_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"got strength -1, expected a finite number ≥ 0"):
-        diagonal_prior([[1.0, 1.0]], strength=-1)
-    with pytest.raises(InvalidInputError, match=r"got weight -1, expected a finite number ≥ 0"):
-        smoothed_product([[[1.0, 1.0]]], [-1])
-
-
 @pytest.mark.parametrize("shape", [(0, 4), (3, 1), (0, 1)])
 def test_sentences_without_words_are_defined(shape: tuple[int, int]) -> None:
     word_map = np.ones(shape)
-    for result in (normalize_rows(word_map), sinkhorn(word_map), diagonal_prior(word_map, strength=1)):
+    for result in (normalize_rows(word_map), sinkhorn(word_map)):
         np.testing.assert_array_equal(result, word_map)
 
 
@@ -171,7 +131,5 @@ def test_maps_are_left_as_they_were() -> None:
     before = word_map.copy()
     normalize_rows(word_map)
     sinkhorn(word_map)
-    diagonal_prior(word_map, strength=1)
-    weighted_sum([word_map], [2])
-    smoothed_product([word_map], [2])
+    smoothed_product(word_map, word_map)
     np.testing.assert_array_equal(word_map, before)

@@ -1,14 +1,13 @@
 """What the options on maps and links become, and what is said of those that make no sense."""
 
 import argparse
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from alignment.commands import aligners
 from alignment.fairseq.loading import load_shipped_model
-from alignment.recipes import RECIPES, Recipe
+from alignment.recipes import RECIPES
 from alignment.selection import Choice
 from captum_norm import (
     InvalidInputError,
@@ -49,29 +48,6 @@ def test_a_scope_that_the_method_has_not(shipped: tuple[Any, Any]) -> None:
         aligners.word_aligner(*shipped, parsed("--scope=atb"))
 
 
-@pytest.mark.parametrize(
-    ("words", "recipe"),
-    [
-        ("--recipe=hmm", RECIPES["hmm"]),
-        ("--recipe=hmm --prior=0.5", replace(RECIPES["hmm"], prior=0.5)),
-        ("--recipe=balanced --no-null --combination=product", RECIPES["product"]),
-        ("--recipe=product --null --combination=sum", RECIPES["balanced"]),
-        ("--recipe=balanced --no-sinkhorn --other=0", Recipe(decoder="mutual-argmax")),
-        (
-            "--recipe=paper --sinkhorn --decoder=threshold:share=0.25",
-            Recipe(sinkhorn=True, decoder="threshold", options={"share": 0.25}),
-        ),
-        (
-            "--recipe=paper --decoder=mutual-hmm:jump_penalty=1e-1",
-            Recipe(decoder="mutual-hmm", options={"jump_penalty": 0.1}),
-        ),
-        ("--recipe=hmm --decoder=argmax", replace(RECIPES["hmm"], decoder="argmax", options={}, combined_options={})),
-    ],
-)
-def test_recipes(shipped: tuple[Any, Any], words: str, recipe: Recipe) -> None:
-    assert aligners.word_aligner(*shipped, parsed(*words.split())).recipe == recipe
-
-
 def test_what_is_left_to_decide_is_decided_once(shipped: tuple[Any, Any]) -> None:
     aligner = aligners.word_aligner(*shipped, parsed("--setting=auto"))
     pairs = [(FRENCH[1].split(), ENGLISH[1].split())]
@@ -96,7 +72,7 @@ def test_identity_says_what_decides_the_links(shipped: tuple[Any, Any]) -> None:
         "recipe": str(RECIPES["mutual"]),
         "max_tokens": 123,
     }
-    options = parsed("--recipe=paper", "--decoder=mutual-argmax")
+    options = parsed("--recipe=mutual")
     identity = aligners.identity(options, aligners.word_aligner(*shipped, options))
     assert identity["recipe"] == str(RECIPES["mutual"])
     assert identity["maps"] is None
@@ -109,7 +85,7 @@ def test_identity_says_what_decides_the_links(shipped: tuple[Any, Any]) -> None:
         ("--layer=1.5", "argument --layer: got 1.5; expected"),
         ("--head=every", "argument --head: got every; expected a number, auto or all"),
         ("--method=saliency", "argument --method: invalid choice: 'saliency'"),
-        ("--decoder=threshold:share", "argument --decoder: got share=; expected a number, as in threshold:share=0.2"),
+        ("--recipe=best", "argument --recipe: invalid choice: 'best'"),
     ],
 )
 def test_options_that_are_refused(words: str, message: str) -> None:
@@ -125,11 +101,6 @@ def test_options_that_are_refused(words: str, message: str) -> None:
         ("--layer=-4 --head=all", "got layer -4; the model has 3"),
         ("--layer=0 --head=4", "got head 4; the model has 4: 0 to 3"),
         ("--method=attention-block --head=auto", "the method attention-block has no maps of single heads at the scope"),
-        ("--decoder=threshold:share=1", "got share 1.0, expected 0 ≤ share < 1"),
-        ("--decoder=best", "got the decoder 'best'; expected one of argmax, "),
-        ("--decoder=argmax:share=1", "the options do not match the decoder argmax: got an unexpected keyword argument"),
-        ("--decoder=threshold", "the options do not match the decoder threshold: missing a required"),
-        ("--prior=-1", "got prior -1.0, expected a finite number ≥ 0"),
     ],
 )
 def test_options_that_the_model_or_the_recipe_refuse(shipped: tuple[Any, Any], words: str, message: str) -> None:

@@ -1,6 +1,5 @@
 """The files that are scored: invalid lines, doubts about how a file is read, and published rates."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -29,35 +28,6 @@ def test_gold_of_tsv_has_the_sentences(run: Run, capsys: pytest.CaptureFixture[s
     for system, hint in (("beyond", "beyond:swapped"), ("one", "one:base1"), ("one:swapped", "one:base1")):
         assert cli.main(["evaluate", *gold, system]) == 2
         assert capsys.readouterr().err.endswith(f"; as {hint} all its links would lie inside the sentences\n")
-
-
-def test_what_is_invalid_is_skipped_and_counted(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of three pairs the second is without a valid gold line; of the first, links are skipped."""
-    Path("tsv").write_text("a b c\tx y z\t0-0 1-1 2p2 7-7\n\na\tx y\t0-1\n", encoding="utf-8")
-    Path("system").write_text("0-0 x 2-2 1-0 9-9\n0-0\n0-1\n", encoding="utf-8")
-    words = ["evaluate", "tsv", "system", "--gold-format=tsv", "--json"]
-    assert cli.main([*words, "--skip-invalid"]) == 0
-    output, error = capsys.readouterr()
-    assert rates(output) == [FORWARD]
-    assert json.loads(output)["gold"] == {"sentence_pairs": 2, "sure_links": 3, "possible_links": 4}
-    beyond = "tsv, line 1: got source index 7, expected 0 to 2, counted from 0; check base, swapped and the sentences"
-    malformed = "system, line 1: got 'x', expected i-j (sure) or ipj (possible)"
-    assert [line.removeprefix("norm-align: warning: ") for line in error.splitlines()] == [
-        f"tsv: skipped 1 link and 1 line, such as: {beyond}",
-        f"system: skipped 2 links, such as: {malformed}",
-        "skipped 1 of 3 sentence pairs with these lines",
-    ]
-    assert cli.main(words) == 2
-    assert "error: tsv, line 2: got 1 columns" in capsys.readouterr().err
-    assert run("forward", "--json", "--skip-invalid") == run("forward", "--json")
-
-
-def test_nothing_is_left_when_every_line_is_invalid(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("tsv").write_text("a\tx\t0-0\n\n", encoding="utf-8")
-    Path("system").write_bytes(b"\xff\n0-0\n")
-    assert cli.main(["evaluate", "tsv", "system", "--gold-format=tsv", "--skip-invalid"]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "norm-align: error: tsv: got no sentence pair with a valid line in all files, expected one"
 
 
 RWTH = DATA / "rwth-de-en"
@@ -106,22 +76,7 @@ def test_a_wrong_base_or_orientation_is_told_of(
     assert cli.main(["evaluate", f"{RWTH}/alignment.talp", file, *words, "--csv", "--bootstrap=0"]) == 0
     output, error = capsys.readouterr()
     assert len(output.splitlines()) == 2
-    lines = error.splitlines()
-    if "--gold-base=0" in options:
-        missed = "none of its 10534 links has the index 0; if it counts from 1, write --gold-base 1"
-        assert lines.pop(0) == f"norm-align: warning: {RWTH}/alignment.talp: {missed}"
-    assert lines == ([f"norm-align: warning: {path}: {told.format(path=path)}"] if told else [])
-
-
-@needs("rwth-de-en")
-def test_gold_read_as_a_system_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
-    """It counts from 1: against itself from 0, and against a gold with other links than its own."""
-    gold = f"{RWTH}/alignment.talp"
-    words = ["evaluate", gold, f"{gold}:talp", "--gold-base=1", "--csv", "--bootstrap=0"]
-    assert cli.main(words) == 0
-    assert f"{gold}: with indices one less its links would fit the gold far better" in capsys.readouterr().err
-    assert cli.main([*words, f"--source={RWTH}/test.de", f"--target={RWTH}/test.en"]) == 2
-    assert f"; as {gold}:base1:talp all its links would lie inside" in capsys.readouterr().err
+    assert error.splitlines() == ([f"norm-align: warning: {path}: {told.format(path=path)}"] if told else [])
 
 
 @needs("rwth-de-en")

@@ -62,10 +62,10 @@ def test_table(run: Printed, inspections: list[Inspection]) -> None:
 
 
 def test_json_and_all_measures(run: Printed) -> None:
-    found, told = run("fr", "bad", "--format=json", "--all-measures", "--alti", "--quiet", *CHOICE)
+    found, told = run("fr", "bad", "--format=json", "--all-measures", "--quiet", *CHOICE)
     records = [json.loads(line) for line in found]
     assert told == []
-    inspector = Inspector(*load_shipped_model("fr-en"), layer=0, head=2, all_measures=True, alti=True)
+    inspector = Inspector(*load_shipped_model("fr-en"), layer=0, head=2, all_measures=True)
     for number, record in enumerate(records, 1):
         (one,) = inspector.inspect([FRENCH[number - 1].split()], [TARGETS[number - 1].split()])
         assert list(record) == ["line", *MEASURES, "uncovered", "repeated", "flags", "source", "target"]
@@ -73,11 +73,6 @@ def test_json_and_all_measures(run: Printed) -> None:
         assert [record[name] for name in MEASURES] == pytest.approx([getattr(one, name) for name in MEASURES], abs=2e-4)
         assert tuple(record["uncovered"]) == one.uncovered
         assert (record["source"], record["target"]) == (FRENCH[number - 1].split(), TARGETS[number - 1].split())
-
-
-def test_limits(run: Printed) -> None:
-    found, _ = run("fr", "bad", "--limit=gap=2", "--limit=end_log_probability=-inf", *CHOICE)
-    assert [line.split("\t")[1] for line in found[1:]] == ["", "unrelated", "", "repeated", "", ""]
 
 
 def test_exchanged_files_are_named(run: Printed) -> None:
@@ -114,8 +109,6 @@ def test_raw_text(run: Printed) -> None:
     [
         (["-", "-"], "got - more than once; standard input can be read only once"),
         (["fr", "none"], "cannot read none: there is no such file"),
-        (["fr", "bad", "--limit=gaps=1"], "got a limit of gaps, expected one of information, gap"),
-        (["fr", "bad", "--limit=gap"], "argument --limit: got gap; expected a measure and a number, as in gap=0.5"),
         (["fr", "bad", "--head=all"], "argument --head: got all; expected a number or auto"),
         (["fr", "bad", "--layer=7", "--head=0"], "got layer 7; the model has 3: 0 to 2"),
         (["fr", "bad", "--layer=0", "--head=9"], "got head 9; the model has 4: 0 to 3"),

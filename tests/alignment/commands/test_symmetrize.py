@@ -61,7 +61,6 @@ def test_compressed_files_are_read_back(capfdbinary: pytest.CaptureFixture[bytes
         (["short", "reverse"], "short, line 3: got no such line, but reverse has one"),
         (["forward", "bad"], "bad, line 2: got '1p1', expected i-j"),
         (["forward", "reverse:base1"], "reverse, line 1: got the index 0, expected indices from 1; leave out :base1"),
-        (["forward", "reverse:talp"], "got reverse:talp; possible links (ipj) cannot be merged, give i-j"),
         (["-", "-"], "got - more than once; standard input can be read only once"),
         (["forward", "none"], "cannot read none: there is no such file"),
         (["forward", "reverse", "--out=forward", "--overwrite"], "cannot write forward: it is the input"),

@@ -1,8 +1,5 @@
 """``norm-align transfer-tags``: what the API gives, by a model's links and by given ones; bad input."""
 
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +14,6 @@ from tests.alignment.commands.texts import set_stdin, write
 
 SOURCE = ["<p>La <b>maison</b> est petite.</p>", "Le débat est clos.", "", "L'école de <i>l'Europe</i><br/>"]
 TARGET = ["The house is small.", "The  debate is closed .", "", "Europe's school"]
-LINKS = ["0-0 1-1 2-2 3-3", "0-0 1-1", "", "0-1 2-0"]
 TAGGED = ["<p>The <b>house</b> is small.</p>", TARGET[1], "", "<i>Europe's</i> school<br/>"]
 FIXED = ("--layer=0", "--head=2", "--reverse-head=0")  # as they are chosen
 ONE = ("--layer=0", "--head=2", "--reverse-model=none")
@@ -28,7 +24,6 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write("fr", SOURCE)
     write("en", TARGET)
-    write("links", LINKS)
 
 
 @pytest.fixture
@@ -36,16 +31,17 @@ def run(printed: Printed) -> Printed:
     return partial(printed, "transfer-tags")
 
 
-def test_given_links(run: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("fr", "en", "--alignments=links") == (TAGGED, ["4 lines; 0 bad lines"])
-    assert run("fr", "en", "--alignments=links", "--out=out", "--quiet") == ([], [])
-    assert Path("out").read_text(encoding="utf-8").split("\n") == [*TAGGED, ""]
+def test_files_and_streams(run: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, told = run("fr", "en", *ONE)
+    assert told == ["4 lines; 0 bad lines"]
+    assert run("fr", "en", *ONE, "--out=out", "--quiet") == ([], [])
+    assert Path("out").read_text(encoding="utf-8").split("\n") == [*found, ""]
     set_stdin(monkeypatch, SOURCE)
-    assert run("-", "en", "--alignments=links", "--out=out", "--overwrite", "--quiet") == ([], [])
-    assert Path("out").read_text(encoding="utf-8").split("\n") == [*TAGGED, ""]
-    set_stdin(monkeypatch, LINKS)
+    assert run("-", "en", *ONE, "--out=out", "--overwrite", "--quiet") == ([], [])
+    assert Path("out").read_text(encoding="utf-8").split("\n") == [*found, ""]
+    set_stdin(monkeypatch, TARGET)
     monkeypatch.setattr(command, "_BLOCK_LINES", 3)
-    assert run("fr", "en", "--alignments=-")[0] == TAGGED
+    assert run("fr", "-", *ONE)[0] == found
 
 
 def test_links_of_a_model_are_those_of_the_api(run: Printed) -> None:
@@ -89,24 +85,7 @@ def test_layer_and_head_are_chosen_on_the_first_lines(run: Printed, monkeypatch:
     assert told == ["forward: chose AWI layer 0 head 2", "reverse: chose AWI layer 0 head 0", "4 lines; 0 bad lines"]
     set_stdin(monkeypatch, SOURCE)
     _, again = run("-", "en")
-    assert again[0].startswith("layer and head are chosen on the first lines, which are waited for; give --layer")
-    assert again[1:] == told
-
-
-def test_a_line_is_answered_while_input_pauses() -> None:
-    arguments = ["transfer-tags", "-", "en", "--alignments=links", "--quiet"]
-    script = f"import sys; from alignment import cli; sys.exit(cli.main({arguments}))"
-    with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        for source, tagged in zip(SOURCE, TAGGED, strict=True):
-            process.stdin.write(f"{source}\n".encode())
-            process.stdin.flush()
-            assert process.stdout.readline() == f"{tagged}\n".encode()
-        process.stdin.close()
-        assert process.wait() == 0
+    assert again == told
 
 
 REFUSED = [
@@ -114,11 +93,7 @@ REFUSED = [
     (["fr", "tagged"], "tagged, line 1: got '<p>' at character 1 of the translation, expected text without tags"),
     (["fr", "short"], "short, line 3: got no such line, but fr has one; expected equally many in both"),
     (["bad"], "bad, line 4: got '</i>'"),
-    (["fr", "en", "--alignments=links", "--out=en", "--overwrite"], "cannot write en: it is the input"),
-    (["fr", "en", "--alignments=beyond"], "beyond, line 4: got the link 9-0 of 3 source and 2 target words"),
-    (["fr", "en", "--alignments=talp"], "talp, line 1: got '1p1', expected i-j"),
-    (["fr", "--alignments=links"], "got --alignments without TARGET; give the translations whose words they link"),
-    (["fr", "en", "--alignments=links", "--combine=add", "--head=0"], "got --alignments and --combine and --head;"),
+    (["fr", "en", "--out=en", "--overwrite"], "cannot write en: it is the input"),
     (["-", "-"], "got - more than once; standard input can be read only once"),
     (["fr", "en", *ONE, "--max-words=4"], "fr, line 1: got 5 words on the source side, expected at most 4"),
     (["fr", "en", *ONE, "--combine=add"], "got --combine and only one model"),
@@ -131,8 +106,6 @@ def test_what_is_refused_leaves_nothing(refused: Refused, words: list[str], mess
     write("bad", [*SOURCE[:3], "<b>abcd</i></b>"])
     write("tagged", TAGGED)
     write("short", TARGET[:2])
-    write("beyond", [*LINKS[:3], "9-0"])
-    write("talp", ["1p1", *LINKS[1:]])
     refused(message, "transfer-tags", *words)
     if not any(word.startswith("--out") for word in words):
         refused(message, "transfer-tags", *words, "--out=out")
@@ -140,8 +113,9 @@ def test_what_is_refused_leaves_nothing(refused: Refused, words: list[str], mess
 
 def test_bad_lines_may_stay_empty(run: Printed) -> None:
     write("fr", ["<b>a", *SOURCE[1:3], SOURCE[3]])
-    found, told = run("fr", "en", "--alignments=links", "--bad-lines=empty")
-    assert found == ["", *TAGGED[1:]]
+    found, told = run("fr", "en", *ONE, "--bad-lines=empty")
+    assert (found[0], found[2]) == ("", "")
+    assert all(found[index] for index in (1, 3))
     assert told[0].startswith("fr, line 1: got '<b>' at character 1, which nothing closes; expected tags in pairs")
     assert told[1:] == ["4 lines; 1 bad lines"]
     found, told = run("fr", "en", *ONE, "--bad-lines=empty", "--max-words=4")

@@ -6,15 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
 
 from alignment import cli
 from alignment.aligner import WordAligner
 from alignment.commands import translate as command
 from alignment.fairseq.loading import load_shipped_model
 from alignment.formats import format_pharaoh
-from alignment.normalization import normalize_words, tokenize
 from alignment.translation import translate
 from tests.alignment.commands.conftest import Printed, Refused
 from tests.alignment.commands.texts import ENGLISH, FRENCH, set_stdin, write
@@ -67,11 +64,6 @@ def test_columns(run: Printed, translations: list[list[str]]) -> None:
     found, told = run("fr", "--alignments", "--setting=auto", "--recipe=mutual")
     assert found == [" ||| ".join(row) for row in zip(texts, links, strict=True)]
     assert told == [f"chose {aligner.choice}", "6 lines; 0 bad lines"]
-    found, _ = run("fr", "--alignments", "--setting=auto", "--recipe=mutual", "--with-source")
-    assert found == [" ||| ".join(row) for row in zip(FRENCH, texts, links, strict=True)]
-    write("pairs", run("fr", "--with-source")[0])
-    assert cli.main(["extract", "pairs", "--setting=auto", "--recipe=mutual", "--out=links"]) == 0
-    assert Path("links").read_text(encoding="ascii").splitlines() == links
 
 
 def test_a_page_has_the_links_printed(
@@ -120,46 +112,16 @@ def test_a_translation_that_cannot_be_aligned_is_printed(
     assert told[1] == "2 lines; 1 bad lines"
 
 
-def scores(hypotheses: list[str], references: list[str], tokenizer: str) -> list[str]:
-    metrics = (BLEU(tokenize=tokenizer, force=True), CHRF())
-    found = [metric.corpus_score(hypotheses, [references]) for metric in metrics]
-    return [
-        score.format(signature=metric.get_signature().format()) for score, metric in zip(found, metrics, strict=True)
-    ]
-
-
-def test_scores_are_those_of_sacrebleu(run: Printed) -> None:
-    raw = ["The house\u2019s small.", *ENGLISH[1:]]
-    write("raw", raw)
-    found, told = run("fr", "--references=raw", "--tokenize")
-    normal = [" ".join(normalize_words(tokenize(line, "en"), "en")) for line in raw]
-    assert normal[0] == "the house 's small ."
-    assert told[-2:] == scores(found, normal, "none")
-    assert told[-2].startswith("BLEU|nrefs:1|case:mixed|eff:no|tok:none|smooth:exp|version:")
-    assert run("fr", "--references=en", "--quiet", "--bleu-tokenizer=char")[1] == scores(
-        found, [line.lower() for line in ENGLISH], "char"
-    )
-
-
 def test_raw_text(run: Printed) -> None:
     write("raw", ["L\u2019école est petite, n\u2019est-ce pas ?"])
-    found, _ = run("raw", "--tokenize", "--with-source")
-    assert found[0].startswith("L' école est petite , n' est-ce pas ? ||| ")
-    assert (
-        found[0].split(" ||| ")[1].split()
-        == translate(*load_shipped_model("fr-en"), [["L'", "école", "est", "petite", ",", "n'", "est-ce", "pas", "?"]])[
-            0
-        ]
-    )
+    words = ["L'", "école", "est", "petite", ",", "n'", "est-ce", "pas", "?"]
+    assert run("raw", "--tokenize")[0] == list(map(" ".join, translate(*load_shipped_model("fr-en"), [words])))
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["none"], "cannot read none: there is no such file"),
-        (["--references=-"], "got - more than once; standard input can be read only once"),
-        (["fr", "--references=one"], "got 6 lines to translate and 1 references, expected equally many"),
-        (["fr", "--references=empty"], "empty: got no line, expected references"),
         (["fr", "--alignments", "--layer=5"], "got layer 5; the model has 3"),
         (["fr", "--model=model.pt", "--data=.", "--tokenize"], "--tokenize is for the shipped models"),
     ],
@@ -168,19 +130,7 @@ def test_what_is_refused_is_one_sentence(refused: Refused, words: list[str], mes
     torch.save({"model": weights(), "args": argparse.Namespace(**settings())}, "model.pt")
     write_dictionary(Path("dict.fr.txt"), SOURCE)
     write_dictionary(Path("dict.en.txt"), TARGET)
-    write("empty", [])
-    write("one", ["a"])
     refused(message, "translate", *words)
-
-
-def test_references_of_a_pipe_are_counted_in_the_end(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, translations: list[list[str]]
-) -> None:
-    set_stdin(monkeypatch, FRENCH[:1])
-    assert cli.main(["translate", "--references=en", "--quiet"]) == 2
-    output, error = capsys.readouterr()
-    assert output.split() == translations[0]
-    assert error == "norm-align: error: got 1 lines to translate and 6 references, expected equally many\n"
 
 
 def test_nothing_to_translate(run: Printed) -> None:

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 import pytest
 
-from alignment import Alignment, GoldAlignment, GoldFormat, parse_talp, read_gold
+from alignment import Alignment, GoldAlignment, GoldFormat, read_gold
 from alignment.formats.gold import scan_gold
 from captum_norm import InvalidInputError
 from tests.fuzzing import bounded, limited
@@ -76,41 +76,6 @@ def test_tsv_has_the_sentences_that_its_links_are_checked_against() -> None:
         read_gold(io.StringIO("a\t\t0-0\n"), format="tsv")
     # Sentences that are given go first.
     assert read_gold(io.StringIO(content), format="tsv", sources=["a b", "a"], targets=["x", "x y"]) == gold
-
-
-@pytest.mark.parametrize(
-    ("format", "content", "gold", "told"),
-    [
-        ("talp", b"0-0 x 9-0\n\xff\n1-1\n", ["0-0", None, "1-1"], ["line 1: got 'x'", "line 1: got source index 9"]),
-        ("alibi", b"a 0-0 0:0\na 0-0\nb 1-1\n", ["0-0", None, "1-1"], ["line 1: got '0:0'"]),
-        ("tsv", b"a b\tx y\t0-0 2-1\n\na b\tx y\t1-1\n", ["0-0", None, "1-1"], ["line 1: got source index 2"]),
-        (
-            "naacl",
-            b"1 1 1\n\xff\n9 1 1\n1 0 1\n3 2 2\n3 x 1\n",
-            ["0-0", "", "1-1"],
-            ["line 2: got byte 0xff", "line 3: got sentence number 9", "line 6: got '3 x 1'", "line 4: got source"],
-        ),
-    ],
-)
-def test_what_is_invalid_can_be_left_out(
-    format: GoldFormat,  # noqa: A002
-    content: bytes,
-    gold: list[str | None],
-    told: list[str],
-) -> None:
-    errors: list[InvalidInputError] = []
-    texts = ["a b"] * 3
-    base: Literal[0, 1] | None = 0 if format == "talp" else None
-    found = scan_gold(
-        io.BytesIO(content), format=format, base=base, sources=texts, targets=texts, on_error=errors.append
-    )
-    for pair, expected in zip(found.pairs, gold, strict=True):
-        if expected is None:
-            assert "line 2: got" in str(pair)
-        else:
-            assert pair == parse_talp(expected)
-    for error, beginning in zip(errors, told, strict=True):
-        assert str(error).startswith(f"<stream>, {beginning}")
 
 
 MALFORMED: list[tuple[GoldFormat, Literal[0, 1] | None, str, str]] = [
