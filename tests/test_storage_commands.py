@@ -38,14 +38,8 @@ def test_extract_from_and_to_a_bucket(
     options = ["--recipe=mutual", "--layer=0"]
     assert alignment.cli.main(["extract", "fr", "en", "--out=links", *options]) == 0
     remote = ["extract", "s3://bucket/fr", "s3://bucket/en", "--out=s3://bucket/links", *options]
-    status = ["extract", "--status=s3://bucket/links"]
-    assert alignment.cli.main(status) == 2
-    assert "there is neither s3://bucket/links nor s3://bucket/links.parts" in capsys.readouterr().err
     assert alignment.cli.main(remote) == 0
     assert place_of("s3://bucket/links").read() == Path("links").read_bytes()
-    capsys.readouterr()
-    assert alignment.cli.main(status) == 0
-    assert capsys.readouterr() == ("s3://bucket/links is complete\n", "")
     assert alignment.cli.main(remote) == 2
     told = capsys.readouterr().err
     assert "s3://bucket/links exists already" in told
@@ -58,7 +52,7 @@ def test_extract_from_and_to_a_bucket(
         assert alignment.cli.main(["extract", *words, *options]) == 2
         told = capsys.readouterr().err
         assert message in told.splitlines()[-1]
-    assert names("s3://bucket") == ["en", "fr", "links", "links.manifest.json"]
+    assert names("s3://bucket") == ["en", "fr", "links"]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from captum_norm.commands.shared import (
     natural,
     output_folder,
     positive,
-    status_of,
 )
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL
@@ -57,7 +56,6 @@ class AnalyzeOptions(Layouts, Workers):
         parse=partial(output_folder, urls=True),
         metavar="FOLDER",
     )
-    status: bool = option("show how far the run in --out is, and do nothing else", False)
     restart: bool = option("discard an unfinished run", False)
     seed: int = option("the seed for masking tokens", 0, parse=natural, metavar="N")
     mask_rate: float | None = option(
@@ -73,12 +71,6 @@ def _run(options: AnalyzeOptions) -> None:
     from captum_norm.commands.terminal import Terminal
 
     console = Terminal()
-    if options.status:
-        if options.out is None:
-            raise InvalidInputError("got --status, but no --out; name the folder of the run")
-        console.say(status_of(f"{options.out}/{options.analysis}"))
-        return
-
     from captum_norm.lab.analysis.corpus import SAMPLE, Corpus
     from captum_norm.lab.analysis.engine import analyze
     from captum_norm.loading import load, on_device
@@ -115,7 +107,6 @@ def _run(options: AnalyzeOptions) -> None:
             restart=options.restart,
             backend=backend,
             device=device,
-            log=options.log,
             model_name=options.model,
             command=" ".join(["captum-norm", *sys.argv[1:]]),
             save=save,

@@ -13,9 +13,9 @@ from captum_norm.commands.program import Options, option
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL, Precision, Quantization
 from captum_norm.methods import METHODS, import_method
-from captum_norm.runs import Backend, Journal, RayBackend, describe
+from captum_norm.runs import Backend, RayBackend
 from captum_norm.runs.job import MOST_CORES
-from captum_norm.text.files import check_file, check_folder, is_url, place_of, write_whole
+from captum_norm.text.files import check_file, check_folder, is_url, write_whole
 from captum_norm.text.lines import read_text
 
 _MOST_DIGITS = 9
@@ -246,10 +246,6 @@ class Workers(Options, title="the workers"):
         0.0,
         metavar="N",
     )
-    skip_bad_blocks: bool = option(
-        "set aside a block whose workers died as often as that, rather than end the run", False
-    )
-    log: Path | None = option("append the run's events", metavar="FILE.jsonl", parse=output_path(".jsonl"))
 
     def backend(self, threads: int | None = None) -> Backend:
         """Where the run takes place: here, unless workers or a cluster are asked for."""
@@ -260,27 +256,11 @@ class Workers(Options, title="the workers"):
             address=self.ray or None,
             cpus_per_worker=self.cpus_per_worker or threads or 1,
             gpus_per_worker=self.gpus_per_worker,
-            skip_bad_blocks=self.skip_bad_blocks,
         )
 
     def worker_device(self, device: str) -> str:
         """The device of the model: that of ``--device``, or cuda if each worker has a GPU."""
         return "cuda" if self.gpus_per_worker and device == "cpu" else device
-
-
-def status_of(output: str) -> str:
-    """Describe how far the run that makes an output is, in a line.
-
-    Raises:
-        InvalidInputError: there is neither a run nor its output.
-    """
-    journal = Journal(output if is_url(output) else str(Path(output).resolve()), {})
-    if journal.has_job():
-        status = journal.read_status()
-        return f"{output}: {'started a moment ago' if status is None else describe(status)}"
-    if place_of(output).kind() == "file" or Path(output).exists():
-        return f"{output} is complete"
-    raise InvalidInputError(f"there is neither {output} nor {journal.folder}, the folder of its run")
 
 
 def text_option() -> Any:

@@ -1,9 +1,7 @@
 """Cuts text files into blocks of lines, which any process can read by itself."""
 
 import hashlib
-import queue
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import NamedTuple
@@ -119,42 +117,9 @@ def cut(sources: Sequence[TextSource], size: int) -> Iterator[Block]:
             before another.
     """
     readers = [LineReader(source) for source in sources]
-    yield from _blocks(sources, readers, lambda: [list(islice(reader.lines, size)) for reader in readers])
-
-
-def cut_at_pauses(sources: Sequence[TextSource], live: int, size: int, pause: float) -> Iterator[Block]:
-    """Cut texts that are read in parallel into blocks; a block ends when the stream among them pauses.
-
-    While the stream flows, or lines are waiting when the last block is done, blocks have ``size`` lines.
-
-    Args:
-        sources: the texts.
-        live: the index of the stream.
-        size: the most lines of a block.
-        pause: seconds without a new line after which a block ends.
-
-    Raises:
-        InvalidInputError: see :func:`cut`.
-    """
-    readers = [LineReader(source) for source in sources]
-    waiting = queue.Queue[bytes | BaseException | None](size)
-    threading.Thread(target=_read, args=(readers[live].lines, waiting), daemon=True).start()
-
-    def sides() -> list[list[bytes]]:
-        lines = _taken(waiting, size, pause)
-        number = len(lines) or 1
-        return [lines if place == live else list(islice(reader.lines, number)) for place, reader in enumerate(readers)]
-
-    yield from _blocks(sources, readers, sides)
-
-
-def _blocks(
-    sources: Sequence[TextSource], readers: Sequence[LineReader], read: Callable[[], list[list[bytes]]]
-) -> Iterator[Block]:
-    """Make blocks of the lines that are read of each source at a time."""
     first = 1
     for index in count():
-        sides = read()
+        sides = [list(islice(reader.lines, size)) for reader in readers]
         lengths = [len(lines) for lines in sides]
         if min(lengths) < max(lengths):
             if index == 0:
@@ -166,35 +131,6 @@ def _blocks(
             return
         yield block_of(index, first, len(sides[0]), sides, readers)
         first += len(sides[0])
-
-
-def _read(lines: Iterator[bytes], waiting: "queue.Queue[bytes | BaseException | None]") -> None:
-    """Put lines into the queue, then None; or the error that ends them."""
-    try:
-        for line in lines:
-            waiting.put(line)
-    except BaseException as error:  # noqa: BLE001 - raised where the lines are used
-        waiting.put(error)
-    else:
-        waiting.put(None)
-
-
-def _taken(waiting: "queue.Queue[bytes | BaseException | None]", size: int, pause: float) -> list[bytes]:
-    """The lines until the next pause, at least one; none at the end."""
-    lines: list[bytes] = []
-    while len(lines) < size:
-        try:
-            line = waiting.get(timeout=pause if lines else None)
-        except queue.Empty:
-            break
-        if isinstance(line, bytes):
-            lines.append(line)
-            continue
-        if lines or line is None:
-            waiting.put(line)  # what ends the stream, for the next call
-            break
-        raise line
-    return lines
 
 
 def _encoded(line: str | bytes) -> bytes:

@@ -1,15 +1,11 @@
 """What a job is: blocks of text, work on each, a result of all; where it runs, and how far it is."""
 
-import json
 import math
-import socket
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Never, TypeVar
 
 from captum_norm import bars
@@ -28,9 +24,6 @@ MOST_CORES = 1024
 FAN_IN = 64
 """The number of records that are combined at a time."""
 
-STATUS_SECONDS = 5.0
-"""The interval at which the status is saved and logged."""
-
 
 @dataclass(frozen=True)
 class RayBackend:
@@ -43,7 +36,6 @@ class RayBackend:
         cpus_per_worker: the number of cores for each worker, and of its threads.
         gpus_per_worker: the number, or share, of GPUs for each worker.
         retries: how often a block is begun again whose worker died.
-        skip_bad_blocks: whether to set a block aside that was begun as often as that, rather than to end the run.
 
     Raises:
         InvalidInputError: a number is out of range.
@@ -54,7 +46,6 @@ class RayBackend:
     cpus_per_worker: float = 1
     gpus_per_worker: float = 0
     retries: int = 2
-    skip_bad_blocks: bool = False
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -140,14 +131,6 @@ class Job(ABC, Generic[Result]):
         """Numbers of a block to add up beside the progress bar, by name."""
         return {}
 
-    def set_aside(self, block: Block) -> Record:
-        """Return the record that stands for a block that no worker survives.
-
-        Raises:
-            InvalidInputError: the job cannot do without any block.
-        """
-        raise InvalidInputError(f"{type(self).__name__} needs all blocks: {block} cannot be set aside")
-
 
 @dataclass(frozen=True)
 class Parts:
@@ -197,7 +180,7 @@ class Step(NamedTuple):
 def finished_step(job: Job[Any], journal: Journal, block: Block) -> Step | None:
     """Return a block's step if it is finished, and not to be computed again."""
     notes = journal.finished(block)
-    if notes is None or notes.get("set_aside") or job.redo(notes):
+    if notes is None or job.redo(notes):
         return None
     return Step(notes, fresh=False, messages=[])
 
@@ -215,20 +198,15 @@ def finish_block(job: Job[Any], journal: Journal, work: Work, block: Block) -> S
 class Monitor:
     """Counts what is done of a job, and shows it in the bar; ``report`` is called with messages for the user."""
 
-    def __init__(
-        self, job: Job[Any], journal: Journal, log: Path | None, report: Callable[[str], None], bar: "tqdm[Never]"
-    ) -> None:
-        self.job, self.journal, self.report, self._log, self._bar = job, journal, report, log, bar
+    def __init__(self, job: Job[Any], report: Callable[[str], None], bar: "tqdm[Never]") -> None:
+        self.job, self.report, self._bar = job, report, bar
         self.workers = 1
-        self.blocks = self.texts = self.retries = self.set_aside = 0
-        self._handed = self._fresh = 0
+        self.blocks = self.retries = 0
+        self._handed = 0
         self._counts = Counter[str]()
-        self._start = self._shown = time.monotonic()
-        self._first: float | None = None
 
     def handed(self, block: Block) -> None:
         """A block was found and handed to a worker."""
-        self._first = time.monotonic() if self._first is None else self._first  # workers take a while to load the job
         self._handed += block.texts
         if block.share:
             self._bar.total = round(self._handed / block.share)
@@ -236,8 +214,6 @@ class Monitor:
     def done(self, block: Block, step: Step) -> None:
         """A block is finished."""
         self.blocks += 1
-        self.texts += block.texts
-        self._fresh += block.texts if step.fresh else 0
         self._counts.update(self.job.counts(step.notes))
         for message in step.messages:
             self.report(message)
@@ -247,68 +223,11 @@ class Monitor:
     def retry(self, what: str, reason: str) -> None:
         """A worker died, and what it did is begun again."""
         self.retries += 1
-        self.event("retry", what=what, reason=reason)
+        self.report(f"a worker died; {what} is begun again: {reason}")
 
     def tick(self) -> None:
-        """Refresh what is shown, and every few seconds what is stored."""
+        """Refresh what is shown."""
         shown: dict[str, int] = dict(self._counts)
         if self.workers != 1:
             shown |= {"workers": self.workers, "retries": self.retries}
         self._bar.set_postfix(shown, refresh=False)
-        if time.monotonic() - self._shown >= STATUS_SECONDS:
-            self._shown = time.monotonic()
-            status = self.status()
-            self.journal.write_status(status)
-            self.event("progress", **status)
-
-    def status(self) -> dict[str, Any]:
-        """How far the job is."""
-        now = time.monotonic()
-        working = 0.0 if self._first is None else now - self._first
-        speed = self._fresh / working if working else 0.0
-        total = self._bar.total
-        return {
-            "job": self.job.title,
-            "unit": self.job.unit,
-            "blocks": self.blocks,
-            "texts": self.texts,
-            "estimated_texts": total,
-            "texts_per_second": round(speed, 3),
-            "seconds": round(now - self._start, 1),
-            "seconds_left": round((total - self.texts) / speed) if total and speed else None,
-            "workers": self.workers,
-            "retries": self.retries,
-            "blocks_set_aside": self.set_aside,
-            "counts": dict(self._counts),
-            "host": socket.gethostname(),
-            "time": time.time(),
-        }
-
-    def event(self, name: str, **facts: Any) -> None:
-        """Append an event to the log; raises InvalidInputError if it cannot be written."""
-        if self._log is None:
-            return
-        try:
-            # Names that are not Unicode become escapes of JSON.
-            with self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{json.dumps({'event': name, 'time': time.time(), **facts}, ensure_ascii=False)}\n")
-        except OSError as error:
-            raise InvalidInputError(f"cannot write the log {self._log}: {error.strerror or error}") from error
-
-
-def describe(status: Mapping[str, Any]) -> str:
-    """Describe the status of a job in a line."""
-    unit, total, left = status["unit"], status["estimated_texts"], status["seconds_left"]
-    of = f" of about {total:,}" if total else ""
-    parts = [
-        f"{status['texts']:,}{of} {unit} in {status['blocks']:,} blocks",
-        f"{status['texts_per_second']:,.0f} {unit}/s",
-        f"{status['workers']} worker{'s' * (status['workers'] != 1)}",
-        f"{status['retries']} retries",
-        *(f"{number:,} {name}" for name, number in status["counts"].items()),
-    ]
-    if status["blocks_set_aside"]:
-        parts.append(f"{status['blocks_set_aside']:,} blocks set aside")
-    if left is not None:
-        parts.append(f"about {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left")
-    return f"{', '.join(parts)}; {max(0, time.time() - status['time']):.0f} s ago on {status['host']}"

@@ -31,7 +31,7 @@ SAVE_SECONDS = 5.0
 
 _FORMAT = 3
 _READ_AHEAD = 16
-_JOB, _LOCK, _STATUS = "job.json", "lock", "status.json"
+_JOB, _LOCK = "job.json", "lock"
 
 _BEFORE_JOB = re.compile(r"lock|\.job\.json\.[0-9a-f]+\.tmp")
 _OURS = re.compile(
@@ -209,18 +209,6 @@ class Journal:
             while indices := list(islice(left, _READ_AHEAD)):
                 yield from pool.map(read, indices)
 
-    def write_status(self, status: Mapping[str, Any]) -> None:
-        """Save how far the run is, for :meth:`read_status`."""
-        with self.as_input_error():
-            (self._folder / _STATUS).write(json.dumps(status, indent=1).encode())
-
-    def read_status(self) -> Mapping[str, Any] | None:
-        """Read how far a run is; None if there is no run, or it has not said so yet."""
-        with self.as_input_error(), suppress(ValueError):
-            status = json.loads(self._read(_STATUS) or b"null")
-            return status if isinstance(status, dict) else None
-        return None
-
     def remove(self) -> None:
         """Remove the files of the run, and the folder if it is then empty; call this while it is open."""
         with self.as_input_error():
@@ -288,8 +276,6 @@ class Journal:
 def published(output: str, journal: Journal, *, overwrite: bool) -> Iterator[BinaryIO]:
     """Open the output for writing; it appears when the context ends.
 
-    At a URL, a manifest follows it: ``OUTPUT.manifest.json`` with its size, its SHA-256 and the identity of the run.
-
     Args:
         output: its path or URL.
         journal: the journal of the run.
@@ -302,20 +288,15 @@ def published(output: str, journal: Journal, *, overwrite: bool) -> Iterator[Bin
     # In the folder of the run, which a later run clears; another name for each process, since one that was believed
     # dead may still be writing.
     temporary: Any = place_of(journal.folder) / f"merged-{token_hex(4)}"
-    with journal.as_input_error():
-        with place.replacing(temporary) as stream:
-            yield stream
-            if not overwrite and place.kind() is not None:
-                stream.flush()
-                sha256 = stream.sha256.hexdigest() if isinstance(stream, Writer) else _sha256(temporary)
-                # A worker that died when it had published the output leaves the same content.
-                if _sha256(place) != sha256:
-                    message = f"{output} has come to exist; move it away and start again: no work is lost"
-                    raise InvalidInputError(message)
-        if isinstance(stream, Writer):
-            manifest = {"output": output, "bytes": stream.bytes, "sha256": stream.sha256.hexdigest()}
-            text = json.dumps({**manifest, "job": journal.job}, indent=1)
-            place_of(f"{output}.manifest.json").write(text.encode())
+    with journal.as_input_error(), place.replacing(temporary) as stream:
+        yield stream
+        if not overwrite and place.kind() is not None:
+            stream.flush()
+            sha256 = stream.sha256.hexdigest() if isinstance(stream, Writer) else _sha256(temporary)
+            # A worker that died when it had published the output leaves the same content.
+            if _sha256(place) != sha256:
+                message = f"{output} has come to exist; move it away and start again: no work is lost"
+                raise InvalidInputError(message)
 
 
 def _sha256(place: Place) -> str:

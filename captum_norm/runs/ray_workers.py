@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.runs.blocks import Block
 from captum_norm.runs.job import Job, Monitor, Parts, RayBackend, Step, finish_block, finished_step
-from captum_norm.runs.journal import Journal, Record
+from captum_norm.runs.journal import Journal
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
@@ -176,19 +176,8 @@ class _Driver:
         call.deaths += 1
         if call.deaths <= self._backend.retries:
             self._again.append(call)
-        elif call.method == "work" and self._backend.skip_bad_blocks:
-            yield call, self._set_aside(*call.arguments)
         else:
-            advice = "; set such blocks aside with --skip-bad-blocks (skip_bad_blocks=True)" * (call.method == "work")
-            raise InvalidInputError(f"{call} killed {call.deaths} workers ({reason}){advice}")
-
-    def _set_aside(self, block: Block) -> Step:
-        record = self._job.set_aside(block)
-        notes = {**record.notes, "set_aside": True}
-        self._journal.finish(block, Record(notes, record.content))
-        self._monitor.set_aside += 1
-        message = f"{block} killed {self._backend.retries + 1} workers and are set aside"
-        return Step(notes, fresh=False, messages=[message])
+            raise InvalidInputError(f"{call} killed {call.deaths} workers ({reason})")
 
     def _scale(self) -> None:
         """Start workers, as many as are missing."""

@@ -1,11 +1,7 @@
 """Runs a job: in this process, or by workers on Ray."""
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from os import PathLike
-from pathlib import Path
 from typing import TypeVar
 
 from captum_norm import bars
@@ -24,7 +20,6 @@ def run_job(
     restart: bool = False,
     save: Callable[[Result], object] = lambda _: None,
     report: Callable[[str], None] = lambda _: None,
-    log: str | PathLike[str] | None = None,
 ) -> Result:
     r"""Finish all blocks of a job exactly once, even if processes are killed, and return its result.
 
@@ -39,7 +34,6 @@ def run_job(
         restart: whether to discard the work of an unfinished run.
         save: called with the result; unfinished work is removed once it returns.
         report: called with messages about the run.
-        log: a file for the events of the run, to which lines of JSON are appended.
 
     Raises:
         InvalidInputError: another run is active, or the unfinished one has another identity or other text; the folder
@@ -48,6 +42,7 @@ def run_job(
 
     Example:
         >>> import tempfile
+        >>> from pathlib import Path
         >>> from captum_norm.runs import Job, Record, cut
         >>> class Letters(Job[int]):
         ...     def blocks(self):
@@ -73,19 +68,8 @@ def run_job(
     journal = Journal(job.output, job.identity, report)
     with journal.locked(restart=restart):
         with bars.bar(job.title, None, job.unit) as bar, bars.hidden():
-            monitor = Monitor(job, journal, None if log is None else Path(log), report, bar)
-            monitor.event("started", output=job.output, identity=dict(job.identity), process=os.getpid())
-            try:
-                result = run(journal, monitor)
-                save(result)
-            except BaseException as error:
-                with suppress(InvalidInputError):  # the log's, which would hide this one
-                    monitor.event("failed", error=f"{type(error).__name__}: {error}", **monitor.status())
-                raise
-            try:
-                monitor.event("finished", **monitor.status())
-            except InvalidInputError as error:  # the output is complete
-                report(str(error))
+            result = run(journal, Monitor(job, report, bar))
+            save(result)
         journal.remove()
     return result
 

@@ -180,8 +180,7 @@ def _print_analysis(result: AnalysisResult, console: Console) -> None:
     """Print the description of an analysis and its tables, except long ones."""
     corpus = result.metadata["corpus"]
     size = f"{corpus['texts']:,} text{'s' * (corpus['texts'] != 1)} of {corpus['name']}, {corpus['tokens']:,} tokens"
-    left_out = f"; {corpus['set_aside']:,} texts were set aside" if "set_aside" in corpus else ""
-    _say(console, f"{result.analysis}: {result.metadata['model']}, {size}{left_out}")
+    _say(console, f"{result.analysis}: {result.metadata['model']}, {size}")
     console.print(Text(result.description), "", sep="\n")
     for table in result.tables:
         if len(table.rows) > _MOST_ROWS:

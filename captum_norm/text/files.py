@@ -276,34 +276,8 @@ def place_of(name: str | PathLike[str]) -> Place:
     return Remote(fspath(name)) if is_url(name) else Local(fspath(name))
 
 
-@contextmanager
-def whole_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a file for writing; readers never see an incomplete file.
-
-    The content goes to a temporary file in the same folder, which replaces the file at the end of the context, or is
-    removed if the context raises.
-
-    Args:
-        path: the path or URL of the file, whose folder must exist. The target of a symbolic link is replaced, not the
-            link.
-
-    Raises:
-        OSError: the folder does not exist or cannot be written to; an older file is unchanged.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with whole_file(folder + "/note.txt") as file:
-        ...         _ = file.write(b"hello")
-        ...     Path(folder, "note.txt").read_bytes()
-        b'hello'
-    """
-    with place_of(path).replacing() as file:
-        yield file
-
-
 def write_whole(path: str | PathLike[str], content: bytes) -> Path:
-    """Write a file atomically, see :func:`whole_file`; returns its path."""
+    """Write a file such that readers never see an incomplete one; returns its path."""
     place_of(path).write(content)
     return Path(path)
 
@@ -401,10 +375,10 @@ class _Reader(RawIOBase):
 
 
 class Writer(RawIOBase):
-    """Writes into an open file of fsspec, and leaves it open; counts and hashes the bytes."""
+    """Writes into an open file of fsspec, and leaves it open; hashes the bytes."""
 
     def __init__(self, file: Any, url: str) -> None:
-        self._file, self._url, self.bytes, self.sha256 = file, url, 0, hashlib.sha256()
+        self._file, self._url, self.sha256 = file, url, hashlib.sha256()
 
     def writable(self) -> bool:
         return True
@@ -412,6 +386,5 @@ class Writer(RawIOBase):
     def write(self, content: Any, /) -> int:
         with as_oserror(self._url):
             written: int = self._file.write(content)
-        self.bytes += len(content)
         self.sha256.update(content)
         return written

@@ -119,8 +119,7 @@ def raw_lines(source: TextSource, name: str | None = None, first: int = 1) -> It
     """Yield the lines of a text as they are, with line ends; strings if the source is a stream of text.
 
     Raises:
-        InvalidInputError: the file cannot be read, a compressed one is damaged, a line is longer than 64 MiB, or a
-            stream of text (rather than of bytes) is not UTF-8.
+        InvalidInputError: the file cannot be read, a compressed one is damaged, or a line is longer than 64 MiB.
     """
     called = source_name(source) if name is None else name
     number = first
@@ -138,9 +137,6 @@ def raw_lines(source: TextSource, name: str | None = None, first: int = 1) -> It
                 yield line
         except InvalidInputError:
             raise
-        except UnicodeDecodeError as error:
-            message = f"got a stream of text that is not UTF-8 ({error.reason}); pass the stream of bytes"
-            raise InvalidInputError(f"{called}, line {number}: {message}") from error
         except (OSError, ValueError, EOFError, lzma.LZMAError, zlib.error, MemoryError) as error:
             # Errors that gzip and bz2 raise themselves have no errno.
             if isinstance(error, ValueError) or (isinstance(error, OSError) and error.errno is not None):

@@ -1,6 +1,5 @@
 """Jobs of one's own."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -60,41 +59,6 @@ def plain(numbers: list[float]) -> float:
     return found
 
 
-def test_a_log_that_cannot_be_written_neither_hides_what_failed_nor_the_result(tmp_path: Path) -> None:
-    path, log, told = tmp_path / "text", tmp_path / "logs" / "log", list[str]()
-    path.write_text("1\n2\n3\n")
-
-    def lose_log(_: object) -> None:
-        log.unlink()
-        log.parent.rmdir()
-
-    class Failing(Sum):
-        def worker(self) -> Callable[[Attempt], Record]:
-            def fail(_: Attempt) -> Record:
-                lose_log(_)
-                raise InvalidInputError("no number")
-
-            return fail
-
-    with pytest.raises(InvalidInputError, match=r"cannot write the log .*log: No such file or directory"):
-        run_job(Sum(str(path)), log=log)
-    log.parent.mkdir()
-    with pytest.raises(InvalidInputError, match="no number"):
-        run_job(Failing(str(path)), log=log)
-    log.parent.mkdir()
-    assert run_job(Sum(str(path)), save=lose_log, report=told.append, log=log) == 6
-    assert told == [f"cannot write the log {log}: No such file or directory"]
-    assert sorted(tmp_path.iterdir()) == [path]
-
-
-def test_names_that_are_not_unicode_are_logged(tmp_path: Path) -> None:
-    path, log = tmp_path / "text\udc80", tmp_path / "log"
-    path.write_text("1\n")
-    run_job(Sum(str(path)), log=log)
-    first, _ = map(json.loads, log.read_text(encoding="utf-8").splitlines())
-    assert first["output"] == str(path)
-
-
 def test_what_cannot_be_loaded_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     class Failing(Sum):
         def worker(self) -> Callable[[Attempt], Record]:
@@ -107,5 +71,3 @@ def test_what_cannot_be_loaded_is_refused_before_anything_is_written(tmp_path: P
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(InvalidInputError, match=r'got the backend \'slurm\'; expected "local", "ray" or a RayBackend'):
         run_job(Sum(str(path)), "slurm")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match=r"Sum needs all blocks: lines 1 to 1 of the input cannot be set aside"):
-        Sum(str(path)).set_aside(next(cut([path], 1)))

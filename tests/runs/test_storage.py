@@ -1,20 +1,17 @@
 """Runs from and to paths and URLs: in a folder, by path and by URL, in memory and in an S3 bucket."""
 
 import gzip
-import hashlib
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import alignment.cli
 from alignment import Alignment
 from alignment.pipeline import ExtractionCounts, extract
 from captum_norm import InvalidInputError
 from captum_norm.runs import Journal, journal, published
-from captum_norm.text.files import is_url, place_of
+from captum_norm.text.files import place_of
 from tests.runs import extractions
 from tests.runs.extractions import Batch, align, expected, interrupt, run, scored
 
@@ -43,11 +40,7 @@ def check_result(place: str, pairs: list[tuple[str, str]]) -> None:
     """Check that the output is there as if nothing had happened, and nothing else."""
     out = place_of(f"{place}/out").read()
     assert out.decode() == expected(pairs)
-    assert names(place) == ["out", *["out.manifest.json"] * is_url(place), "text"]
-    if is_url(place):
-        manifest = json.loads(place_of(f"{place}/out.manifest.json").read())
-        assert manifest["bytes"] == len(out)
-        assert manifest["sha256"] == hashlib.sha256(out).hexdigest()
+    assert names(place) == ["out", "text"]
 
 
 @pytest.mark.parametrize("sides", [1, 2])
@@ -68,16 +61,7 @@ def test_the_output_is_that_of_a_local_run(place: str, tmp_path: Path, packed: s
     assert counts[0] == counts[1]
     out = place_of(f"{place}/out{packed}").read()
     assert out == (tmp_path / f"out{packed}").read_bytes()
-    made = [f"out{packed}"]
-    if is_url(place):
-        made.append(f"out{packed}.manifest.json")
-        assert json.loads(place_of(f"{place}/{made[1]}").read()) == {
-            "output": f"{place}/out{packed}",
-            "bytes": len(out),
-            "sha256": hashlib.sha256(out).hexdigest(),
-            "job": {"layer": 1, "block_lines": 4, "max_words": 8},
-        }
-    assert names(place) == sorted([*(url.rpartition("/")[2] for url in urls), *made])
+    assert names(place) == sorted([*(url.rpartition("/")[2] for url in urls), f"out{packed}"])
 
 
 def test_finished_blocks_are_neither_aligned_nor_counted_again(place: str) -> None:
@@ -262,13 +246,6 @@ def test_a_file_where_the_folder_should_be_is_refused(place: str) -> None:
     with pytest.raises(InvalidInputError, match="not an unfinished run: it is not a folder; move it away"):
         run(source, out)
     assert place_of(f"{out}.parts").read() == b"of the user"
-
-
-def test_the_status_of_a_run_is_told(place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    source, out = put_text(f"{place}/text", PAIRS), f"{place}/out"
-    interrupt(source, out, 1)
-    assert alignment.cli.main(["extract", f"--status={out}"]) == 0
-    assert capsys.readouterr() == (f"{out}: started a moment ago\n", "")
 
 
 def test_results_are_read_ahead_in_order(place: str) -> None:

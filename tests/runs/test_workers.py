@@ -1,6 +1,5 @@
 """Workers on Ray make the output of one process, whatever happens to them."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +8,10 @@ from typing import Any
 import pytest
 
 from alignment.formats.output import Output
-from alignment.pipeline import ExtractionCounts, extract
+from alignment.pipeline import extract
 from alignment.pipeline.blocks import BlockAligner, LinkWriting
 from captum_norm.errors import InvalidInputError
-from captum_norm.runs import Journal, RayBackend, describe, ray_workers, run_job
+from captum_norm.runs import RayBackend, ray_workers, run_job
 from tests.object_store import free_port
 from tests.runs import extractions
 from tests.runs.aligners import Deadly, DeadlyAfterwards, DyingAtTheEnd, Unloadable
@@ -23,21 +22,14 @@ from tests.runs.test_jobs import Sum
 @pytest.mark.parametrize("lines", [0, 1, 150])
 def test_workers_make_the_output_of_one_process(tmp_path: Path, ray: RayBackend, lines: int) -> None:
     pairs = extractions.text(lines)
-    source, out, log = write_text(tmp_path / "text", pairs), tmp_path / "out", tmp_path.with_suffix(".jsonl")
+    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
     told: list[str] = []
     alone: list[str] = []
     counts = extract(source, None, align, out, block_lines=4, max_words=8, report=alone.append)
-    options: dict[str, Any] = {"backend": ray, "log": log, "overwrite": True, "report": told.append}
+    options: dict[str, Any] = {"backend": ray, "overwrite": True, "report": told.append}
     assert extract(source, None, align, out, block_lines=4, max_words=8, **options) == counts
     check_result(source, out, pairs)
     assert sorted(told) == sorted(alone)
-    first, *_, last = map(json.loads, log.read_text(encoding="utf-8").splitlines())
-    assert (first["event"], first["output"], first["identity"]) == (
-        "started",
-        str(out),
-        {"block_lines": 4, "max_words": 8},
-    )
-    assert (last["event"], last["texts"], last["blocks"]) == ("finished", lines, -(-lines // 4))
 
 
 def test_a_run_goes_on_with_any_number_of_workers(tmp_path: Path, ray: RayBackend) -> None:
@@ -66,14 +58,12 @@ def test_relative_paths_are_those_of_the_driver(
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_a_block_whose_worker_died_is_done_elsewhere(tmp_path: Path, ray: RayBackend, deaths: int) -> None:
     source, out = write_text(tmp_path / "text", [*[("a b", "c")] * 30, ("kill", "d")]), tmp_path / "out"
-    log = tmp_path.with_suffix(".jsonl")
-    run(source, out, align=Deadly("kill", lives(tmp_path, deaths)), backend=ray, log=log)
+    told: list[str] = []
+    run(source, out, align=Deadly("kill", lives(tmp_path, deaths)), backend=ray, report=told.append)
     assert out.read_text() == expected([*[("a b", "c")] * 30, ("kill", "d")])
-    events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    reasons = [event["reason"] for event in events if event["event"] == "retry"]
-    assert len(reasons) == deaths
-    assert all("worker process has died" in reason for reason in reasons)
-    assert events[-1]["retries"] == deaths
+    retries = [message for message in told if message.startswith("a worker died; lines 29 to 31 of the input ")]
+    assert len(retries) == deaths
+    assert all("worker process has died" in message for message in retries)
 
 
 def lives(folder: Path, number: int) -> Path:
@@ -84,49 +74,13 @@ def lives(folder: Path, number: int) -> Path:
     return found
 
 
-def test_a_block_that_kills_every_worker_is_named_and_can_be_set_aside(tmp_path: Path, ray: RayBackend) -> None:
+def test_a_block_that_kills_every_worker_is_named(tmp_path: Path, ray: RayBackend) -> None:
     pairs = [("a b", "c")] * 30
     pairs[13] = ("kill", "d")
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
     deadly = Deadly("kill", lives(tmp_path, 100))
-    with pytest.raises(
-        InvalidInputError,
-        match=rf"^lines 13 to 16 of the input \({source}\) killed 3 workers \(.*\); set such blocks aside with",
-    ):
+    with pytest.raises(InvalidInputError, match=rf"^lines 13 to 16 of the input \({source}\) killed 3 workers \(.*\)$"):
         run(source, out, align=deadly, backend=ray)
-    told: list[str] = []
-    counts = extract(
-        source,
-        None,
-        deadly,
-        out,
-        block_lines=4,
-        max_words=8,
-        backend=replace(ray, skip_bad_blocks=True, retries=0),
-        report=told.append,
-    )
-    assert counts == ExtractionCounts(lines=30, links=26, set_aside=4)
-    assert "lines 13 to 16 of the input killed 1 workers and are set aside" in told
-    lines = expected(pairs).splitlines(keepends=True)
-    assert out.read_text() == "".join([*lines[:12], *["\n"] * 4, *lines[16:]])
-
-
-def test_blocks_set_aside_are_tried_again_by_the_next_run(tmp_path: Path, ray: RayBackend) -> None:
-    pairs = [("a b", "c")] * 12
-    pairs[5] = ("kill", "d")
-    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
-    deadly = Deadly("kill", lives(tmp_path, 2))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Journal, "remove", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(source, out, align=deadly, backend=replace(ray, skip_bad_blocks=True, retries=1))
-    out.unlink()
-    run(source, out)
-    assert out.read_text() == expected(pairs)
-
-
-def interrupted(_: Journal) -> None:
-    raise KeyboardInterrupt
 
 
 def test_a_worker_that_dies_before_it_says_that_a_block_is_finished_is_not_the_fault_of_that_block(
@@ -144,11 +98,10 @@ def test_a_worker_that_dies_when_it_has_published_the_output_has_published_it(tm
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
     aligner = BlockAligner(align, LinkWriting(Output()), 8, stop=False)
     job = DyingAtTheEnd(lives(tmp_path, 2), str(out), [str(source)], aligner, {}, 4, overwrite=False)
-    log = tmp_path.with_suffix(".jsonl")
-    assert run_job(job, ray, log=log).lines == 9
+    told: list[str] = []
+    assert run_job(job, ray, report=told.append).lines == 9
     check_result(source, out, pairs)
-    last = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
-    assert (last["event"], last["retries"]) == ("finished", 2)
+    assert sum(message.startswith("a worker died; the step finish is begun again") for message in told) == 2
 
 
 def test_workers_that_cannot_load_the_job_end_it(tmp_path: Path, ray: RayBackend, monkeypatch: Any) -> None:
@@ -239,25 +192,3 @@ def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: py
 def test_numbers_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         RayBackend(**options)
-
-
-def test_the_status_of_a_run_is_described() -> None:
-    status = {
-        "unit": "lines",
-        "blocks": 1024,
-        "texts": 2_097_152,
-        "estimated_texts": 8_400_000,
-        "texts_per_second": 812.4,
-        "seconds_left": 7761,
-        "workers": 8,
-        "retries": 2,
-        "blocks_set_aside": 1,
-        "counts": {"bad": 17},
-        "host": "node",
-        "time": 0,
-    }
-    assert re.fullmatch(
-        r"2,097,152 of about 8,400,000 lines in 1,024 blocks, 812 lines/s, 8 workers, 2 retries, 17 bad, "
-        r"1 blocks set aside, about 2:09:21 left; \d+ s ago on node",
-        describe(status),
-    )

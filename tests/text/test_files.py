@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.text import files
-from captum_norm.text.files import check_file, check_folder, is_url, place_of, whole_file, write_whole
+from captum_norm.text.files import check_file, check_folder, is_url, place_of, write_whole
 from captum_norm.text.lines import is_regular_file, plain_size, read_lines, read_range
 from tests.object_store import DENIED, FULL, ObjectStore, Refusal, Request
 
@@ -70,7 +70,7 @@ def test_hostile_names_are_names(place: str, name: str) -> None:
     for other in ("a", "ab", "abc"):
         write_whole(f"{place}/{other}", b"other")
     write_whole(url, b"one\n")
-    with whole_file(url) as file:
+    with place_of(url).replacing() as file:
         file.write(b"1\n")
     assert list(read_lines(url)) == [(1, "1")]
     assert names(place) == sorted({"a", "ab", "abc", name})
@@ -108,7 +108,7 @@ def test_nothing_is_published_if_writing_is_interrupted(
     monkeypatch.setattr(files, "_PART_BYTES", 5 << 20)
     place_of(f"{place}/a").write(b"old")
     for name in ("a", "b"):
-        with pytest.raises(error), whole_file(f"{place}/{name}") as file:
+        with pytest.raises(error), place_of(f"{place}/{name}").replacing() as file:
             file.writelines(interrupted(size, error))
     gc.collect()
     assert names(place) == ["a"]

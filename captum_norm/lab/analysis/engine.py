@@ -55,7 +55,6 @@ def analyze(
     restart: bool = False,
     backend: Backend = "local",
     device: str | None = None,
-    log: str | PathLike[str] | None = None,
     model_name: str | None = None,
     command: str | None = None,
     save: Callable[[AnalysisResult], object] = lambda _: None,
@@ -85,7 +84,6 @@ def analyze(
         backend: where blocks are computed, see :func:`captum_norm.runs.run_job`; a cluster needs an ``out`` that all of
             its nodes reach.
         device: the device that workers move the model to; None for where it is.
-        log: a file for the events of the run, see there.
         model_name: the model's name in results; its class if None.
         command: the command line, for the metadata.
         save: called with the result; unfinished work is removed once it returns.
@@ -160,7 +158,7 @@ def analyze(
             results.append(job.result(record, metadata))
             save(results[0])
 
-        run_job(job, backend, restart=restart, save=evaluate, report=report, log=log)
+        run_job(job, backend, restart=restart, save=evaluate, report=report)
         return results[0]
 
 
@@ -258,15 +256,10 @@ class AnalysisJob(Job[Record]):
         counts = Counter[str]()
         for record in records:
             counts.update(record.notes["counts"])
-            if record.content:  # else the block was set aside
-                restore(part, record.content)
-                for name, statistic in total.items():
-                    statistic.join(part[name].parts)
+            restore(part, record.content)
+            for name, statistic in total.items():
+                statistic.join(part[name].parts)
         return Record({"counts": counts}, dump(total))
-
-    def set_aside(self, block: Block) -> Record:
-        """Return a record of nothing but the number of texts that were left out."""
-        return Record({"counts": {"set_aside": block.texts}}, b"")
 
     def finish(self, parts: Parts) -> Record:
         """Add up the statistics of all blocks."""
@@ -275,8 +268,6 @@ class AnalysisJob(Job[Record]):
     def result(self, record: Record, metadata: Mapping[str, Any]) -> AnalysisResult:
         """Evaluate the statistics of all blocks."""
         counts = record.notes["counts"]
-        if "texts" not in counts:
-            raise InvalidInputError("all blocks of the corpus were set aside; nothing is left to analyze")
         analysis = self.kind(self.context)
         restore(analysis.statistics, record.content)
         return replace(analysis.result(), metadata={**metadata, "corpus": metadata["corpus"] | counts})

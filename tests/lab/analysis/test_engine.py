@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.lab.analysis.corpus import Corpus, Encoder
-from captum_norm.lab.analysis.engine import AnalysisJob, analyze
-from captum_norm.lab.analysis.norms import Dispersion, SpecialTokens
+from captum_norm.lab.analysis.corpus import Corpus
+from captum_norm.lab.analysis.engine import analyze
+from captum_norm.lab.analysis.norms import Dispersion
 from captum_norm.lab.analysis.results import AnalysisResult
 from captum_norm.lab.analysis.statistics import Analysis
 from captum_norm.loading import load_tokenizer
-from captum_norm.runs import RayBackend, run_job
+from captum_norm.runs import RayBackend
 from tests.lab.analysis.processes import run, start
-from tests.lab.analysis.small import TEXTS, bert, tokenizer, write_texts
+from tests.lab.analysis.small import bert, tokenizer, write_texts
 from tests.runs.clock import Clock, killed_after
 from tests.runs.damage import tree
 
@@ -38,28 +38,6 @@ def test_killed_and_started_again_or_by_workers_is_the_same(tmp_path: Path, name
         for file in files:
             if not file.endswith((".png", ".pdf")):
                 assert (other / file).read_bytes() == (whole / file).read_bytes(), file
-
-
-def test_blocks_set_aside_are_left_out_and_counted(tmp_path: Path) -> None:
-    class Survivors(AnalysisJob):
-        def worker(self) -> Any:
-            work = super().worker()
-            return lambda attempt: self.set_aside(attempt.block) if attempt.block.index in bad else work(attempt)
-
-    def result(corpus: Path, **metadata: Any) -> AnalysisResult:
-        encoder = Encoder(tokenizer(), 512)
-        job = Survivors(str(tmp_path / "out"), {}, SpecialTokens, bert(), encoder, Corpus(corpus), 64, 3)
-        return job.result(run_job(job), {"corpus": metadata})
-
-    bad = {1}
-    found = result(write_texts(tmp_path / "text"))
-    bad = set()
-    rest = result(write_texts(tmp_path / "rest", TEXTS[:3] + TEXTS[6:]), set_aside=3)
-    assert found.tables == rest.tables
-    assert found.metadata == rest.metadata
-    bad = {0, 1, 2, 3}
-    with pytest.raises(InvalidInputError, match="all blocks of the corpus were set aside; nothing is left to analyze"):
-        result(tmp_path / "text")
 
 
 @pytest.mark.long
