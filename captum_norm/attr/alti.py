@@ -92,7 +92,7 @@ class ALTI(AttentionMapAttribution):
 def alti_map(layer: Layer) -> Tensor:
     """Compute c_ij of one layer, (B, Q, K)."""
     whole, weights = layer.output, layer.scaled_weights
-    size, most = whole.abs().sum(-1), layer.budget.piece_elements(whole)
+    size, most = whole.abs().sum(-1), layer.options.budget.piece_elements(whole)
     distances = torch.stack(
         [
             l1_distances(y, alphas, values, layer.projection, most)

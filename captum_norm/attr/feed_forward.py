@@ -75,7 +75,7 @@ def feed_forward_norms(layer: Layer, scopes: Sequence[Scope]) -> tuple[dict[Scop
     block, tensors, dtype = layer.block, layer.recorded, layer.dtype
     network, behind = cast(FeedForwardBlock, block.feed_forward), cast(FeedForwardTensors, tensors.behind)
     batch, _, queries, _ = layer.call.query.shape
-    numbers = layer.budget.granted(layer.call.value.device, VECTOR_BYTES) // dtype.itemsize // 2
+    numbers = layer.options.budget.granted(layer.call.value.device, VECTOR_BYTES) // dtype.itemsize // 2
 
     def rows(tensor: Tensor) -> Tensor:
         return tensor.to(dtype).flatten(0, 1)  # (N, D), N = B·Q
@@ -135,8 +135,7 @@ def feed_forward_norms(layer: Layer, scopes: Sequence[Scope]) -> tuple[dict[Scop
 
 def _queries(layer: Layer, fitting: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield the weights of real queries, (n, H, K), their examples and positions, (n,), in chunks that fit."""
-    for part, made in layer.parts(advancing=False):
-        weights = layer.gated(made, part)
+    for part, _, weights in layer.parts(advancing=False):
         real = weights.new_ones(len(weights), weights.shape[2], dtype=torch.bool)
         if layer.real is not None:
             real = layer.real[part.examples, part.rows].to(real.device)

@@ -195,7 +195,7 @@ def block_importances(layer: Layer) -> tuple[Tensor, dict[FlowPart, Tensor]]:
         behind, block = _network_of(layer)
         carry, whole = block.carry("atb_ff_res", whole.dtype), behind.total
         vectors["feed-forward"] = carry.vector(behind.written, None, carry.scales(behind.written, whole))
-    most = layer.budget.piece_elements(whole)
+    most = layer.options.budget.piece_elements(whole)
     near = torch.stack(
         [
             head_nearness(y, alphas, values, layer.projection, most, channels=layer.channels)

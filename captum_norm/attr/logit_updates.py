@@ -159,8 +159,7 @@ def block_updates(layer: Layer, reading: HeadReading, directions: tuple[Tensor, 
     heads = g.new_zeros(len(g), layer.call.query.shape[1])
     keys = g.new_zeros(len(g), layer.call.key.shape[2])
     places = list(zip(reading.examples.tolist(), reading.positions.tolist(), strict=True))
-    for part, made in layer.parts():
-        weights = layer.gated(made, part)
+    for part, _, weights in layer.parts():
         first, start = part.examples.start, part.rows.start
         for n, (example, position) in enumerate(places):
             if first <= example < first + len(weights) and start <= position < start + weights.shape[2]:

@@ -321,7 +321,7 @@ def layer_results(model: nn.Module, layer: Layer, request: Request) -> LayerResu
         results.mixing_ratio |= ratios
         results.deltas.append((delta, layer.block.precision(formed)))
     if collect is not None:
-        for part, weights in layer.parts():
+        for part, weights, _ in layer.parts():
             collect(part, weights)
     if request.weights:
         _measure_weights(layer, results, per_head=request.per_head)

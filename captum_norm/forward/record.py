@@ -6,6 +6,7 @@ against the output that its own function returned.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -16,15 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import NotEnoughMemoryError, UnsupportedModelError
-from captum_norm.functional import (
-    Baseline,
-    Carry,
-    Scales,
-    length,
-    own_keys,
-    random_directions,
-    relative_error,
-)
+from captum_norm.functional import Baseline, Carry, Scales, length, own_keys, random_directions, relative_error
+from captum_norm.functional.vectors import DIRECTIONS
 from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block, fold_gate, multiplied
@@ -98,15 +92,16 @@ class BlockTensors:
     behind: FeedForwardTensors | None = None
 
     def rows(self, rows: slice, dtype: torch.dtype) -> "BlockTensors":
-        """Slice query positions; all tensors but the context in another dtype and on one device.
+        """Slice query positions, in another dtype and on one device.
 
         Where two devices share a model, a layer receives its inputs on that of the layer before.
         """
         device = self.projected.device
         normed = None if self.normed is None else self.normed[:, rows].to(device, dtype)
-        projected, residual, total = (t[:, rows].to(device, dtype) for t in (self.projected, self.residual, self.total))
+        tensors = (self.context, self.projected, self.residual, self.total)
+        context, projected, residual, total = (tensor[:, rows].to(device, dtype) for tensor in tensors)
         behind = None if self.behind is None else self.behind.rows(rows, device, dtype)
-        return BlockTensors(self.context[:, rows], projected, residual, total, normed, behind)
+        return BlockTensors(context, projected, residual, total, normed, behind)
 
 
 @dataclass(frozen=True)
@@ -137,7 +132,7 @@ class Layer:
     Attributes:
         place: where it is in the model.
         call: its attention call, with a gate on attention's output folded into weights and values.
-        attended: what the model's own attention function returned, (B, Q, H, d).
+        attended: what the model's own attention function returned, (B, Q, H, d); times a gate as the model computed it.
         made: the weights that this function made, (B, H, Q, K), or None if it makes none.
         real: True at real queries, (B, Q), or None if all are.
         options: how to compute.
@@ -149,8 +144,9 @@ class Layer:
         block: the block's parts, such as ``block.projection`` and ``block.layout``; not set where attention weights
             alone are recorded.
         recorded: the block's tensors in the model's dtype, likewise.
-        ahead: whether the first query attends to later keys, noted as weights are made.
-        disagreements: of the output that follows from these weights and the model's, likewise.
+        ahead: whether the first query attends to later keys, (), noted as weights are made.
+        difference: length of the difference of Σ_j α_ij v_j and what the model computed, and the length of the latter,
+            (B, Q) each, likewise.
     """
 
     place: Place
@@ -166,18 +162,13 @@ class Layer:
     scope: Scope = "atb"
     block: Block = field(init=False)
     recorded: BlockTensors = field(init=False)
-    ahead: list[Tensor] = field(default_factory=list)
-    disagreements: list[Tensor] = field(default_factory=list)
+    ahead: Tensor | None = None
+    difference: tuple[Tensor, Tensor] | None = None
 
     @property
     def cross(self) -> bool:
         """Whether the keys are positions of another sequence than the queries."""
         return self.call.cross
-
-    @property
-    def budget(self) -> MemoryBudget:
-        """How much memory pieces of a computation may take."""
-        return self.options.budget
 
     def at(self, scope: Scope) -> "Layer":
         """The same layer, with another scope for :attr:`carry`."""
@@ -205,53 +196,58 @@ class Layer:
         return replace(tensors, **copies)
 
     @cached_property
-    def _parts(self) -> list[Part]:
-        return list(parts_of(self.attention, self.budget, self.call.query.shape[1]))
-
-    @cached_property
     def attention(self) -> AttentionCall:
-        """The attention call without a gate; heads are strided views, which the product of every part would copy."""
-        own = self.call.ungated or self.call
-        heads = {name: getattr(own, name).contiguous() for name in ("query", "key")}
-        return replace(own, **heads)
+        """The attention call without a gate, laid out in memory as the product of every part would copy it."""
+        call = self.call.ungated or self.call
+        return replace(call, query=call.query.contiguous(), key=call.key.mT.contiguous().mT)
 
-    def parts(self, *, advancing: bool = True) -> Iterator[tuple[Part, Tensor]]:
-        """Yield the attention weights of some rows at a time, (examples, H, rows, K), without a gate.
+    def parts(self, *, advancing: bool = True) -> Iterator[tuple[Part, Tensor, Tensor]]:
+        """Yield the attention weights of some rows at a time, (examples, H, rows, K), without and with a gate.
 
         Args:
             advancing: tell the progress bar.
         """
-        call = self.attention
-        signs = random_directions(call.value.shape[-1], call.value)
-        seen, narrow = self.attended @ signs, replace(call, value=call.value @ signs)
+        dtype = torch.promote_types(self.call.value.dtype, torch.float32)
+        values, attended = self.call.value.detach().to(dtype), self.attended.detach().to(dtype)
+        if values.shape[-1] > DIRECTIONS:
+            signs = random_directions(values.shape[-1], values)
+            values, attended = values @ signs, attended @ signs
+        values = replace(self.call, value=values).values_by_head
+        error, size = (values.new_empty(attended.shape[:2]) for _ in range(2))
+        self.difference = error, size
+        # What the function itself would make of its weights does not count.
+        attention = replace(self.attention, value=self.attention.value[..., :0])
         for part in self._parts:
             if self.made is None:
-                # The module's parameters (sinks) may have been offloaded since.
-                with loaded(call.module):
-                    output, weights = narrow.part(part).run()
+                # Its parameters (sinks) may have been offloaded since.
+                with loaded(attention.module) if attention.module._parameters else nullcontext():
+                    _, weights = attention.part(part).run()
             else:
                 weights = self.made[part.examples, :, part.rows]
-                output = (weights @ narrow.values_by_head[part.examples].to(weights.dtype)).transpose(1, 2)
-            self.disagreements.append(_disagreement(output, seen[part], self.real, part))
+            gated = weights
+            if self.gate is not None:
+                factors = self.gate[part.examples, ..., part.rows]
+                gated = (weights.to(factors.dtype).unsqueeze(2) * factors.unsqueeze(-1)).flatten(1, 2)
+            output, seen = (gated.detach().to(dtype) @ values[part.examples]).transpose(1, 2), attended[part]
+            error[part] = torch.linalg.vector_norm(output - seen, dim=(2, 3))
+            size[part] = torch.linalg.vector_norm(seen, dim=(2, 3))
             if part.rows.start == 0 and self.first == 0:
-                self.ahead.append(weights[:, :, 0, self.past + 1 :].detach().any())
-            yield part, weights
+                ahead = weights[:, :, 0, self.past + 1 :].detach().any()
+                self.ahead = ahead if part.examples.start == 0 or self.ahead is None else self.ahead | ahead
+            yield part, weights, gated
             if advancing:
                 self.advance(weights.shape[0] * weights.shape[2])
 
-    def gated(self, weights: Tensor, part: Part) -> Tensor:
-        """Multiply the attention weights of a part by the gate, if there is one."""
-        if self.gate is None:
-            return weights
-        factors = self.gate[part.examples, ..., part.rows]
-        return (weights.to(factors.dtype).unsqueeze(2) * factors.unsqueeze(-1)).flatten(1, 2)
+    @cached_property
+    def _parts(self) -> list[Part]:
+        return list(parts_of(self.attention, self.options.budget, self.call.query.shape[1]))
 
     @cached_property
     def weights(self) -> Tensor:
         """Attention weights α, (B, H, Q, K), times the gate if there is one."""
         made = self.values.new_empty(*self.call.query.shape[:3], self.call.key.shape[2])
-        for part, weights in self.parts():
-            made[part.examples, :, part.rows] = self.gated(weights, part).to(self.dtype)
+        for part, _, gated in self.parts():
+            made[part.examples, :, part.rows] = gated.to(self.dtype)
         return made
 
     @cached_property
@@ -340,21 +336,16 @@ class Layer:
         return self.block.projection.weight(self.dtype)
 
 
-def _disagreement(made: Tensor, own: Tensor, real: Tensor | None, part: Part) -> Tensor:
-    """Return the largest relative difference of two attention outputs, (B, Q, H, k), over real queries.
+def _largest(error: Tensor, size: Tensor, real: Tensor | None) -> Tensor:
+    """Return the largest relative difference of two attention outputs at real queries, from lengths (B, Q).
 
     Relative to a query's own output, or to the mean of all if that is larger: values may cancel. Queries whose own
     output is not finite, as where every key is masked, are left out; where only the other one is not, it is infinite.
     """
-    own = own.flatten(2).float()
-    error, size = torch.linalg.vector_norm(made.flatten(2).float() - own, dim=-1), torch.linalg.vector_norm(own, dim=-1)
-    compared = size.isfinite()
-    if real is not None:
-        compared = compared & real[part.examples, part.rows].to(size.device)
+    compared = size.isfinite() if real is None else size.isfinite() & real.to(size.device)
     mean = size.where(compared, 0).sum() / compared.sum().clamp(min=1)
     error = error / torch.maximum(size, mean).clamp(min=torch.finfo(size.dtype).tiny)
-    worst: Tensor = error.where(compared, 0).detach().nan_to_num(torch.inf).amax()
-    return worst
+    return error.where(compared, 0).detach().nan_to_num(torch.inf).amax()
 
 
 class Recording(NamedTuple, Generic[Result]):
@@ -504,14 +495,14 @@ class _Recorder(Generic[Result]):
                 if block.gated:
                     attended, received = layer.attended.flatten(2), layer.recorded.context
                     layer.call, layer.gate = fold_gate(layer.call, attended, received)
+                    layer.attended = received.unflatten(2, (layer.call.value.shape[1], -1))
                 self._reduced(layer)
 
     def _reduced(self, layer: Layer) -> None:
         self.results.setdefault(layer.place.role, []).append((layer.place.index, self.reduce(layer)))
-        if layer.disagreements:  # else nothing was made of its weights
-            ahead = torch.stack(layer.ahead).any() if layer.ahead else None
-            worst = torch.stack(layer.disagreements).max()
-            self.checks.append((layer.place, layer.call.module, layer.call.value.dtype, ahead, worst))
+        if layer.difference is not None:  # else nothing was made of its weights
+            worst = _largest(*layer.difference, layer.real)
+            self.checks.append((layer.place, layer.call.module, layer.attention.value.dtype, layer.ahead, worst))
 
     def finished(self) -> Recording[Result]:
         """Return the results, once all layers were seen to their ends and their weights were the model's."""

@@ -1,6 +1,15 @@
 """The mathematics: tensors in, tensors out, independent of models and Captum."""
 
-from captum_norm.functional.carry import Carry, Scales
+from captum_norm.functional.carry import (
+    Carry,
+    Normalization,
+    Scales,
+    apply_linear,
+    apply_transposed,
+    inverse_scale,
+    normalize,
+    scaled,
+)
 from captum_norm.functional.contributions import (
     BIAS_SHARES,
     add_bias,
@@ -24,14 +33,6 @@ from captum_norm.functional.feed_forward import (
     neuron_outputs,
     secant_slope,
     written_by,
-)
-from captum_norm.functional.normalization import (
-    Normalization,
-    apply_linear,
-    apply_transposed,
-    inverse_scale,
-    normalize,
-    scaled,
 )
 from captum_norm.functional.segments import segment_vectors
 from captum_norm.functional.vectors import (

@@ -9,20 +9,87 @@ neither). With the statistics of their whole inputs frozen, the norms are linear
 
     part of o_i  ↦  part M_b M_f / (σ_b σ_f)        part of x_i  ↦  part M_f / σ_f
 
-with M the linear part of a norm and 1/σ one number per query. :func:`block_rows` measures each query's own vector, its
-mixing ratio and its completeness error.
+with M the linear part of a norm and 1/σ one number per query. A gain alone (layer scale, a residual multiplier) is a
+norm without statistics.
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from captum_norm.functional.normalization import Normalization, apply_linear, inverse_scale
-from captum_norm.functional.vectors import lengths, ratio
+from captum_norm.functional.vectors import length, ratio
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """Parameters of a LayerNorm or RMSNorm, or a gain alone.
+
+    Attributes:
+        centered: True for LayerNorm (the mean is subtracted), False for RMSNorm.
+        gain: γ, (D,) or a scalar; None for one.
+        bias: β, (D,), or None.
+        eps: ε, added to the mean square under the root.
+        statistics: False for a gain alone, which divides by nothing.
+    """
+
+    centered: bool
+    gain: Tensor | None
+    bias: Tensor | None
+    eps: float
+    statistics: bool = True
+
+
+def scaled(norm: Normalization | None, factor: Tensor) -> Normalization:
+    """Multiply a normalisation by a factor, (D,) or a scalar; for None, return the factor as a gain."""
+    if norm is None:
+        return Normalization(centered=False, gain=factor, bias=None, eps=0.0, statistics=False)
+    gain = factor if norm.gain is None else norm.gain * factor
+    return replace(norm, gain=gain, bias=None if norm.bias is None else norm.bias * factor)
+
+
+def inverse_scale(norm: Normalization, whole: Tensor) -> Tensor:
+    """Compute 1/σ of a normalisation's whole input, (..., D) -> (..., 1); of a gain alone it is 1.
+
+    σ is sqrt(variance + ε) for LayerNorm (biased variance), sqrt(mean square + ε) for RMSNorm.
+    """
+    if not norm.statistics:
+        return torch.ones_like(whole[..., :1])
+    if norm.centered:
+        whole = whole - whole.mean(dim=-1, keepdim=True)
+    spread = whole.square().mean(dim=-1, keepdim=True)
+    return torch.rsqrt(spread + norm.eps)
+
+
+def apply_linear(norm: Normalization, part: Tensor) -> Tensor:
+    """Apply the linear part of a normalisation, without 1/σ and β.
+
+    Multiplied by :func:`inverse_scale` of the whole input, this is the share of ``part`` in the normalised output:
+    γ ⊙ (part − mean(part)) / σ [Kobayashi et al. 2021].
+
+    Args:
+        norm: the normalisation.
+        part: (..., D).
+
+    Returns:
+        γ ⊙ (part − mean(part)), or γ ⊙ part for RMSNorm; (..., D).
+    """
+    if norm.centered:
+        part = part - part.mean(dim=-1, keepdim=True)
+    return part if norm.gain is None else part * norm.gain
+
+
+def apply_transposed(norm: Normalization, direction: Tensor) -> Tensor:
+    """Apply the transpose of :func:`apply_linear`, (..., D): ⟨direction, apply_linear(part)⟩ = ⟨result, part⟩."""
+    direction = direction if norm.gain is None else direction * norm.gain
+    return direction - direction.mean(dim=-1, keepdim=True) if norm.centered else direction
+
+
+def normalize(norm: Normalization, whole: Tensor) -> Tensor:
+    """Normalise as the model does, (..., D) -> (..., D)."""
+    output = apply_linear(norm, whole) * inverse_scale(norm, whole)
+    return output if norm.bias is None else output + norm.bias
 
 
 @dataclass(frozen=True)
@@ -76,6 +143,13 @@ class Carry:
             part = part if norm is None else apply_linear(norm, part)
         return part
 
+    def transposed(self, directions: Tensor) -> Tensor:
+        """Multiply directions (D, k) by (M_b M_f)ᵀ: parts times the result are their carried selves times these."""
+        rows = directions.T
+        for norm in (self.second, self.final, self.branch):
+            rows = rows if norm is None else apply_transposed(norm, rows)
+        return rows.T
+
     def final_bias(self, scales: Scales) -> Tensor | None:
         """Return what the norms after the residual sum add, (D,), or (B, Q, D) if there are two, or None."""
         bias = None if self.final is None else self.final.bias
@@ -110,73 +184,34 @@ class Carry:
         )
 
 
-@dataclass(frozen=True)
-class CarriedAttention:
-    """Each query's attention output, split into its own part and that of others, times M_b M_f, not divided by σ."""
-
-    own: Tensor  # Σ_h α_ii f_h(x_i), (B, Q, D); others is Σ_{j≠i} Σ_h α_ij f_h(x_j)
-    own_norm: Tensor  # ‖own‖, (B, Q)
-    others_norm: Tensor  # ‖others‖, (B, Q)
-    sketch: Tensor  # projection of their sum on the random directions, (B, Q, k)
-
-    @classmethod
-    def of(cls, carry: Carry, own: Tensor, others: Tensor, directions: Tensor) -> "CarriedAttention":
-        """Carry both parts, (B, Q, D) each, and project their sum on the random directions, (D, k)."""
-        own, others = carry.linear(own), carry.linear(others)
-        own_norm, others_norm = lengths(own, others)
-        return cls(own, own_norm, others_norm, (own + others) @ directions)
-
-
-class BlockRows(NamedTuple):
-    """Results for some query positions, each (B, Q)."""
-
-    own_norm: Tensor  # ‖v_ii‖, residual included if the carry adds it
-    mixing_ratio: Tensor  # ‖Σ_{j≠i} v_ij‖ / (‖Σ_{j≠i} v_ij‖ + ‖v_ii‖)
-    error: Tensor  # estimate of ‖Σ_j v_ij + bias − reference‖
-    reference: Tensor  # ‖reference‖
-    attention_error: Tensor  # the error of attention's output alone, where no residual can hide it, not divided by σ
-    attention: Tensor  # its scale, ‖own‖ + ‖others‖ + ‖bias‖, likewise
-
-
-def block_rows(
+def measure_end(
     carry: Carry,  # the scope's steps
     scales: Scales,
-    attention: CarriedAttention,  # carried by the same norms
-    bias: tuple[Tensor, Tensor] | None,  # b M_b M_f Ω, (k,), and ‖b M_b M_f‖, with b the output projection's bias
-    sketch: Tensor,  # Σ_j Σ_h α_ij f_h(x_j) M_b M_f Ω, (B, Q, k)
-    directions: Tensor,  # Ω, (D, k)
+    own: Tensor,  # Σ_h α_ii f_h(x_i) M_b M_f, (B, Q, D)
+    others: Tensor,  # ‖Σ_{j≠i} Σ_h α_ij f_h(x_j) M_b M_f‖, (B, Q)
+    sketch: Tensor,  # attention's output o M_b M_f Ω, (B, Q, k)
     residual: Tensor,  # x, (B, Q, D)
     reference: Tensor,  # what the model computed at the scope's end, (B, Q, D)
-) -> BlockRows:
-    """Carry a block's tensors to the end of a scope and measure them there."""
-    total, attention_size = sketch, attention.own_norm + attention.others_norm
-    if bias is not None:
-        total, attention_size = total + bias[0], attention_size + bias[1]
+    directions: Tensor,  # Ω, (D, k)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Measure a block's parts at the end of a scope.
+
+    Returns:
+        ‖v_ii‖, the residual included if the scope adds it, and the mixing ratio, (B, Q) each; and on the directions,
+        (B, Q, k), what all parts lack to the reference, and the reference.
+    """
+    behind = replace(scales, branch=None)
     if scales.branch is not None:
-        total = total * scales.branch
+        own, sketch = own * scales.branch, sketch * scales.branch
+        others = others * scales.branch.squeeze(-1)
     if carry.branch is not None and carry.branch.bias is not None:
-        total = total + carry.linear_final(carry.branch.bias) @ directions
-    own = attention.own
+        sketch = sketch + carry.linear_final(carry.branch.bias) @ directions
     if carry.residual:
         stream = carry.linear_final(residual)
-        total = total + stream @ directions
-        own = own + stream if scales.branch is None else torch.addcmul(stream, own, scales.branch)
-    total = replace(scales, branch=None).divide(total)
-    final_bias = carry.final_bias(scales)
-    if final_bias is not None:
-        total = total + final_bias @ directions
-    own_norm, reference_norm, error, attention_error = lengths(
-        own, reference, total - reference @ directions, sketch - attention.sketch
-    )
+        own, sketch = own + stream, sketch + stream @ directions
+    sketch, bias, whole = behind.divide(sketch), carry.final_bias(scales), reference @ directions
+    sketch = sketch if bias is None else sketch + bias @ directions
     # The residual belongs to v_ii alone.
-    others_norm = scales.divide(attention.others_norm.unsqueeze(-1)).squeeze(-1)
-    joined = replace(scales, branch=None) if carry.residual else scales
-    own_norm = joined.divide(own_norm.unsqueeze(-1)).squeeze(-1)
-    return BlockRows(
-        own_norm=own_norm,
-        mixing_ratio=ratio(others_norm, own_norm),
-        error=error / math.sqrt(directions.shape[-1]),
-        reference=reference_norm,
-        attention_error=attention_error / math.sqrt(directions.shape[-1]),
-        attention=attention_size,
-    )
+    scale = behind.divide(torch.ones_like(sketch[..., :1])).squeeze(-1)
+    own_norm = length(own) * scale
+    return own_norm, ratio(others * scale, own_norm), sketch - whole, whole

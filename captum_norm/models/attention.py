@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from captum_norm.models.precision import accumulation_dtype
-
 EagerAttention = Callable[..., tuple[Tensor, Tensor]]
 """From a module, queries, keys, values and a mask to output, (B, Q, H, d), and weights, (B, H, Q, K)."""
 
@@ -170,7 +168,7 @@ def scaled_dot_product(
 
     As its kernels do, in float32 or better.
     """
-    dtype, group = accumulation_dtype(query.dtype), query.shape[1] // key.shape[1]
+    dtype, group = torch.promote_types(query.dtype, torch.float32), query.shape[1] // key.shape[1]
     if group > 1:
         key, value = (heads.repeat_interleave(group, dim=1) for heads in (key, value))
     # There are fewer queries than scores to scale.

@@ -16,7 +16,7 @@ from captum_norm.functional import Carry, Normalization, Use, scaled
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site, Stage
 from captum_norm.models.networks import DenseReader, ExpertsReader, Routing
-from captum_norm.models.offloading import loaded
+from captum_norm.models.offloading import loaded, version_of, versions_of
 from captum_norm.models.precision import accumulation_dtype, least_precise
 from captum_norm.models.projections import NormReader, Projection
 
@@ -220,6 +220,14 @@ class Block:
         return attention, attention if self.feed_forward is None else least_precise(
             attention, *self.feed_forward.dtypes
         )
+
+    def version(self) -> object:
+        """Return what changes when a weight of the projection, or of what its output passes, is replaced or written."""
+        second = None if self.feed_forward is None else self.feed_forward.final_norm
+        norms = (self.branch_norm, self.norm_behind, second)
+        versions = [self.projection.version(), *(versions_of(norm.module) for norm in norms if norm is not None)]
+        factor = None if self.branch_factor is None else self.branch_factor.stored
+        return versions, version_of(factor) if isinstance(factor, Tensor) else factor
 
     def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
         """Return the steps of a scope up to the end of the attention block, or to the norm after it."""

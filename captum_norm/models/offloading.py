@@ -125,6 +125,32 @@ def loaded(module: nn.Module) -> Iterator[None]:
         hook.post_forward(module, None)
 
 
+def tensor_of(module: nn.Module, name: str) -> Tensor | None:
+    """Return a parameter or buffer of a module as it stores it, perhaps offloaded or sharded; None if it has none."""
+    value = getattr(module, name, None)
+    return value if isinstance(value, Tensor) else None
+
+
+def loaded_tensors(module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
+    """Return a module's weight and bias, loaded if they are offloaded or sharded; None for what it has not."""
+    weight, bias = tensor_of(module, "weight"), tensor_of(module, "bias")
+    first = bias if weight is None else weight  # a module's parameters are offloaded or sharded together
+    if first is None or not is_elsewhere(module, first):
+        return weight, bias
+    with loaded(module):
+        return tensor_of(module, "weight"), tensor_of(module, "bias")
+
+
+def versions_of(module: nn.Module) -> object:
+    """Return what changes when a module's weight or bias is replaced or written to."""
+    return [version_of(tensor_of(module, name)) for name in ("weight", "bias")]
+
+
+def version_of(tensor: Tensor | None) -> object:
+    """Return what changes when a tensor is replaced or written to."""
+    return None if tensor is None else (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+
+
 def _whole(tensor: Any) -> Any:
     """A sharded parameter as a tensor of its own."""
     tensor = tensor.detach()

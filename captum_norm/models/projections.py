@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from captum_norm.functional import Elementwise, Normalization, normalize
 from captum_norm.models.hooks import unobserved
 from captum_norm.models.layouts import Site
-from captum_norm.models.offloading import is_elsewhere, is_sharded, loaded
+from captum_norm.models.offloading import is_sharded, loaded_tensors, tensor_of, version_of, versions_of
 from captum_norm.models.precision import accumulation_dtype, epsilon_of, least_precise
 from captum_norm.models.probes import (
     FAILURES,
@@ -71,27 +71,6 @@ def reproduces(computed: Tensor, actual: Tensor, *summands: Tensor, precision: t
     # Rounding errors of the elements add up in quadrature, so a few units in the last place bound the whole vector.
     rounding = 4 * torch.finfo(precision or actual.dtype).eps
     return bool((error <= rounding * sum(sizes)).all())
-
-
-def tensor_of(module: nn.Module, name: str) -> Tensor | None:
-    """Return a parameter or buffer of a module as it stores it, perhaps offloaded or sharded; None if it has none."""
-    value = getattr(module, name, None)
-    return value if isinstance(value, Tensor) else None
-
-
-def _loaded_tensors(module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-    """Return a module's weight and bias, loaded if they are offloaded or sharded; None for what it has not."""
-    weight, bias = tensor_of(module, "weight"), tensor_of(module, "bias")
-    first = bias if weight is None else weight  # a module's parameters are offloaded or sharded together
-    if first is None or not is_elsewhere(module, first):
-        return weight, bias
-    with loaded(module):
-        return tensor_of(module, "weight"), tensor_of(module, "bias")
-
-
-def version_of(tensor: Tensor | None) -> object:
-    """Return what changes when a tensor is replaced or written to."""
-    return None if tensor is None else (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,13 +138,13 @@ def _stored(module: nn.Module, dtype: torch.dtype, outputs: int, *, transposed: 
     sharded = is_sharded(module)
 
     def read() -> tuple[Tensor, Tensor | None]:
-        weight, bias = _loaded_tensors(module)
+        weight, bias = loaded_tensors(module)
         matrix = cast(Tensor, weight)
         return matrix.T if transposed else matrix, bias
 
     def version() -> object:
         # Shards change, and the memory of whole weights is used again.
-        return object() if sharded else [version_of(tensor_of(module, name)) for name in ("weight", "bias")]
+        return object() if sharded else versions_of(module)
 
     return Projection(module, outputs, dtype, dtype, read, version, transposed)
 
@@ -310,7 +289,7 @@ class NormReader:
 
     def read(self, dtype: torch.dtype, device: torch.device | None = None) -> Normalization:
         """Return the normalisation with the module's present parameters, on its own device if none is given."""
-        stored = _loaded_tensors(self.module)
+        stored = loaded_tensors(self.module)
         weight, bias = (None if tensor is None else tensor.to(device, dtype) for tensor in stored)
         return self.normalization(weight, bias)
 

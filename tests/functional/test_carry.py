@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from captum_norm import functional as F
-from captum_norm.functional.carry import CarriedAttention, block_rows
+from captum_norm.functional.carry import measure_end
 from tests import oracle
 
 
@@ -50,7 +50,6 @@ def test_carried_norms_equal_the_direct_ones(
     own_weights = weights.diagonal(dim1=-2, dim2=-1)
     own = torch.einsum("bhq,bhqd,hde->bqe", own_weights, values, projection)
     directions = F.random_directions(model_width, stream)
-    carried = CarriedAttention.of(carry, own, attention - own, directions)
 
     form = F.key_gram(values.transpose(1, 2), F.weight_gram(carry.linear(projection)))
     fast = scales.divide(F.summed_norms(weights, form))
@@ -58,20 +57,18 @@ def test_carried_norms_equal_the_direct_ones(
     exact = direct.norm(dim=-1)
     torch.testing.assert_close(fast[:, off_diagonal], exact[:, off_diagonal], rtol=1e-11, atol=1e-12)
 
-    sketch = carry.linear(attention) @ directions
+    sketch = projected @ carry.transposed(directions)
+    torch.testing.assert_close(sketch, carry.linear(projected) @ directions)
     wrong = 1e-3 * random(batch, keys, model_width)
     reference = direct.sum(2) + constant - wrong
-    carried_bias = carry.linear(bias)
-    given = (carried_bias @ directions, carried_bias.norm())
-    rows = block_rows(carry, scales, carried, given, sketch, directions, stream, reference)
-    torch.testing.assert_close(rows.own_norm, exact[:, ~off_diagonal].reshape(batch, keys), rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(rows.mixing_ratio, oracle.mixing_ratio(direct), rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(rows.error, F.estimated_length(wrong @ directions), rtol=1e-8, atol=1e-9)
-    torch.testing.assert_close(rows.reference, reference.norm(dim=-1))
-    assert rows.attention_error.max() < 1e-10
-    off = block_rows(carry, scales, carried, given, sketch + wrong @ directions, directions, stream, reference)
-    torch.testing.assert_close(off.attention_error, F.estimated_length(wrong @ directions), rtol=1e-8, atol=1e-9)
-    assert (rows.attention >= carry.linear(projected).norm(dim=-1) * (1 - 1e-12)).all()
+    others = carry.linear(attention - own).norm(dim=-1)
+    own_norm, ratio, lacking, whole = measure_end(
+        carry, scales, carry.linear(own), others, sketch, stream, reference, directions
+    )
+    torch.testing.assert_close(own_norm, exact[:, ~off_diagonal].reshape(batch, keys), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(ratio, oracle.mixing_ratio(direct), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(lacking, wrong @ directions, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(whole, reference @ directions)
 
 
 @pytest.mark.parametrize("centered", [True, False])

@@ -36,10 +36,10 @@ from captum_norm.models.networks import (
     routing_of,
     stacked_maps,
 )
-from captum_norm.models.offloading import is_elsewhere
+from captum_norm.models.offloading import is_elsewhere, tensor_of
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.probes import affine_test, may_be_affine
-from captum_norm.models.projections import NormReader, Projection, read_step, tensor_of
+from captum_norm.models.projections import NormReader, Projection, read_step
 
 Step = NormReader | Projection | Elementwise | ExpertsReader | Tensor
 """What a module computes; a tensor is the bias of an affine map."""
