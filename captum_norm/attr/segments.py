@@ -59,7 +59,10 @@ class LayerSegments:
     def vectors(self, layer: Layer) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield what some rows receive from some segments, (B, rows, segments, D), residual connections included."""
         weights = self.added(layer.scaled_weights.transpose(1, 2)).transpose(1, 2)
-        keys, most = None if self.each else members(self.numbers, self.count), layer.options.budget.piece_elements(weights)
+        keys, most = (
+            None if self.each else members(self.numbers, self.count),
+            layer.options.budget.piece_elements(weights),
+        )
         residual = layer.carry.residual and not layer.cross
         queries = layer.weights.shape[2]
         own = self.numbers[:, self.numbers.shape[1] - queries :] if residual else self.numbers
