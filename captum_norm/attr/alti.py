@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from captum_norm.attr.base import AttentionMapAttribution
-from captum_norm.attr.segments import LayerSegments
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.record import Layer
+from captum_norm.forward.segments import Segments
 from captum_norm.functional import l1_distances, nearness, own_keys
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.inputs import Inputs
@@ -79,7 +79,7 @@ class ALTI(AttentionMapAttribution):
         """Compute c_ij of one layer, (B, Q, K)."""
         return alti_map(layer)
 
-    def segment_map(self, layer: Layer, segments: LayerSegments) -> Tensor:
+    def segment_map(self, layer: Layer, segments: Segments) -> Tensor:
         """Compute c_ig of segments' summed vectors, (B, Q or 1, G); keys in no segment share a row as one more."""
         each, whole = segments.with_rest(), segments.added(layer.output)
         distances = each.measured(layer, lambda rows, vectors: vectors.sub_(whole[:, rows].unsqueeze(2)).abs_().sum(-1))

@@ -12,13 +12,13 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.attr.layer_maps import LayerMap, check_layers, checked_map, scores_of_inputs, stacked_maps
-from captum_norm.attr.segments import LayerSegments
 from captum_norm.checks import check_bool, check_choice, check_count, quoted
 from captum_norm.errors import InvalidInputError, MethodError, UnsupportedModelError
 from captum_norm.forward.checks import delta_for, finite_results
 from captum_norm.forward.head import ObservedHead
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, as_layers, as_segments, refuse_towers
+from captum_norm.forward.segments import Segments
 from captum_norm.forward.session import MeterOptions, Session, refuse_unknown
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
@@ -338,7 +338,7 @@ class AttentionMapAttribution(Attribution, ABC):
         """
         raise MethodError(f"{type(self).__name__} defines neither layer_map nor maps_of")
 
-    def segment_map(self, layer: Layer, segments: LayerSegments) -> Tensor:  # noqa: ARG002 - of a method's own
+    def segment_map(self, layer: Layer, segments: Segments) -> Tensor:  # noqa: ARG002 - of a method's own
         """Compute the map of one layer's segments, (B, Q or 1, G), for a method that is ``segmented``."""
         raise MethodError(f"{type(self).__name__} defines no segment_map")
 
@@ -348,7 +348,7 @@ class AttentionMapAttribution(Attribution, ABC):
         if request.segments is None:
             return checked_map(self.layer_map, f"{name}.layer_map", layer)
         examples, _, queries, _ = layer.call.query.shape
-        segments = LayerSegments.of(request.segments, examples, layer.call.key.shape[2], layer.call.query.device)
+        segments = request.segments.among(examples, layer.call.key.shape[2], layer.call.query.device)
         shape = (examples, 1 if segments.together else queries, segments.count)
         return checked_map(partial(self.segment_map, segments=segments), f"{name}.segment_map", layer, shape)
 

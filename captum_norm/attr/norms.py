@@ -13,14 +13,14 @@ from captum_norm.attr.feed_forward import feed_forward_norms
 from captum_norm.attr.layer_maps import LayerMap, stack_name
 from captum_norm.attr.layer_norms import LayerResults, layer_norms
 from captum_norm.attr.measurements import Measurements, assemble
-from captum_norm.attr.segments import LayerSegments, segment_norms
 from captum_norm.checks import check_bool, check_count, check_entries, quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError, UnsupportedScopeError
 from captum_norm.forward.checks import expect_complete, finite_results
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, as_layers
+from captum_norm.forward.segments import Segments
 from captum_norm.forward.session import MeterOptions, Session, refuse_unknown
-from captum_norm.functional import own_keys, ratio
+from captum_norm.functional import length, own_keys, ratio
 from captum_norm.models.attention import Part
 from captum_norm.models.blocks import check_scopes
 from captum_norm.models.call import ModelCall
@@ -72,9 +72,9 @@ class ScopedNorms(AttentionMapAttribution):
         norms = results.norms[self.scope] if results.head_norms is None else results.head_norms
         return LayerMap(norms, delta, precision, results.discrepancy, results.mixing_ratio[self.scope])
 
-    def segment_map(self, layer: Layer, segments: LayerSegments) -> Tensor:
+    def segment_map(self, layer: Layer, segments: Segments) -> Tensor:
         """Compute the norms of the segments' sums in one layer."""
-        return segment_norms(layer.at(self.scope), segments)
+        return segments.measured(layer.at(self.scope), lambda _, vectors: length(vectors))
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Aggregate maps over layers; the rollout of ``attn`` adds the residual connection that its vectors lack."""

@@ -9,7 +9,6 @@ from torch import Tensor
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.layer_maps import LayerMap, maps_of_call, of_last_rows
 from captum_norm.attr.norms import layer_results
-from captum_norm.attr.segments import summed_columns
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, layer_indices
@@ -85,7 +84,7 @@ class AttentionWeights(AttentionMapAttribution):
         if request.segments is None:
             return LayerMap(weights, mixing_ratio=ratio)
         together = request.segments.together
-        return LayerMap(summed_columns(weights, request.segments), mixing_ratio=None if together else ratio)
+        return LayerMap(request.segments.summed(weights), mixing_ratio=None if together else ratio)
 
 
 class AttentionRollout(AttentionWeights):
@@ -141,10 +140,9 @@ class AttentionRollout(AttentionWeights):
         if segments is None:
             return maps
         encoder, decoder, cross = (
-            None if stack is None else summed_columns(stack, segments)
-            for stack in (maps.encoder, maps.decoder, maps.cross)
+            None if stack is None else segments.summed(stack) for stack in (maps.encoder, maps.decoder, maps.cross)
         )
-        towers = {name: summed_columns(stack, segments) for name, stack in maps.towers.items()}
+        towers = {name: segments.summed(stack) for name, stack in maps.towers.items()}
         return replace(maps, encoder=encoder, decoder=decoder, cross=cross, towers=towers, segmented=True)
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:

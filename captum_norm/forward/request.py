@@ -10,6 +10,7 @@ from torch import Tensor
 
 from captum_norm.checks import check_bool, check_entries, check_indices, quoted
 from captum_norm.errors import InvalidInputError, NotEnoughMemoryError, UnsupportedModelError
+from captum_norm.forward.segments import Segments
 from captum_norm.memory import free_bytes, readable
 from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
@@ -19,21 +20,6 @@ from captum_norm.results.stacks import STACKS
 
 # Tensors as large as a map that exist beside it: the mask, and two in the making.
 TRANSIENT_MAPS = 3
-
-
-@dataclass(frozen=True, eq=False)
-class Segments:
-    """Groups of keys whose vectors are added before a norm is taken.
-
-    Attributes:
-        numbers: the segment of each key, (B, K), −1 for none; None if each key is a segment of its own.
-        together: whether the vectors of all queries are added, too.
-        count: number of segments, G.
-    """
-
-    numbers: Tensor | None
-    together: bool
-    count: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,7 +90,7 @@ def as_segments(call: ModelCall, request: Request, segments: object, together: o
             'stacks=["cross"] for those of the source, or stacks=["decoder"]'
         )
     if segments is None:
-        return Segments(None, together)
+        return Segments(torch.empty(0, dtype=torch.long, device="cpu"), 0, together, each=True)
     if not isinstance(segments, Tensor) or segments.dim() != 2 or segments.is_floating_point() or segments.is_complex():
         raise InvalidInputError(f"got segments {quoted(segments)}; expected a tensor of integers, (batch, keys)")
     if len(segments) != call.batch or not segments.numel() or int(segments.min()) < -1 or int(segments.max()) < 0:
@@ -113,7 +99,7 @@ def as_segments(call: ModelCall, request: Request, segments: object, together: o
             f"got segments of shape {tuple(segments.shape)} {numbers} for {call.batch} examples; expected a number "
             "from 0 on for each key, and -1 for no segment"
         )
-    return Segments(segments.long(), together, int(segments.max()) + 1)
+    return Segments(segments.long(), int(segments.max()) + 1, together)
 
 
 def as_layers(layers: object) -> list[int] | None:

@@ -1,56 +1,54 @@
 """Maps whose columns are segments: groups of keys, whose vectors are added before a norm or distance is taken."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.record import Layer
-from captum_norm.forward.request import Segments
-from captum_norm.functional import length, segment_vectors
+from captum_norm.functional import segment_vectors
 from captum_norm.functional.segments import add_own, members
 
 
 @dataclass(frozen=True, eq=False)
-class LayerSegments:
-    """The segments of one layer's keys.
+class Segments:
+    """Groups of keys whose vectors are added before a norm is taken.
 
     Attributes:
         numbers: the segment of each key, (B, K); −1 for none.
         count: number of segments, G.
-        each: whether every key is a segment of its own.
         together: whether the vectors of all queries are added, too.
+        each: whether every key is a segment of its own; numbers and count are then known for a layer alone.
     """
 
     numbers: Tensor
     count: int
-    each: bool
     together: bool
+    each: bool = False
 
-    @classmethod
-    def of(cls, segments: Segments, batch: int, keys: int, device: torch.device) -> "LayerSegments":
-        """Take those requested, for as many keys.
+    def among(self, batch: int, keys: int, device: torch.device) -> "Segments":
+        """Take them for as many keys.
 
         Raises:
             InvalidInputError: if they are of another number of keys.
         """
-        if segments.numbers is None:
-            return cls(torch.arange(keys, device=device).expand(batch, -1), keys, True, segments.together)
-        if (positions := segments.numbers.shape[1]) != keys:
+        if self.each:
+            return replace(self, numbers=torch.arange(keys, device=device).expand(batch, -1), count=keys)
+        if (positions := self.numbers.shape[1]) != keys:
             raise InvalidInputError(
                 f"got segments of {positions} positions for a layer with {keys} keys; expected a number for each key, "
                 "-1 for no segment; of a model with several stacks choose those with these keys: stacks=[...]"
             )
-        return cls(segments.numbers.to(device), segments.count, False, segments.together)
+        return replace(self, numbers=self.numbers.to(device))
 
-    def with_rest(self) -> "LayerSegments":
+    def with_rest(self) -> "Segments":
         """Make a last segment of the keys that are in none."""
         if self.each:
             return self
         rest = self.numbers.masked_fill(self.numbers < 0, self.count)
-        return LayerSegments(rest, self.count + 1, False, self.together)
+        return replace(self, numbers=rest, count=self.count + 1)
 
     def added(self, rows: Tensor) -> Tensor:
         """Add queries, (B, Q, ...) -> (B, 1, ...), if they are explained together."""
@@ -82,20 +80,12 @@ class LayerSegments:
             made[:, rows, columns] = measure(rows, vectors)
         return made
 
-
-def segment_norms(layer: Layer, segments: LayerSegments) -> Tensor:
-    """Compute ‖Σ_{j in g} v_ij‖, or ‖Σ_i Σ_{j in g} v_ij‖ of queries together: (B, Q or 1, G)."""
-    return segments.measured(layer, lambda _, vectors: length(vectors))
-
-
-def summed_columns(maps: Tensor, segments: Segments) -> Tensor:
-    """Add the columns of each segment, and rows of queries together: (B, L, [H,] Q, K) -> (B, L, [H,] Q or 1, G)."""
-    asked = LayerSegments.of(segments, len(maps), maps.shape[-1], maps.device)
-    if asked.each:
-        summed = maps
-    else:
-        places = asked.numbers.masked_fill(asked.numbers < 0, asked.count)
-        places = places.reshape(len(maps), *[1] * (maps.dim() - 2), -1).expand(maps.shape)
-        whole = maps.new_zeros(*maps.shape[:-1], asked.count + 1)
-        summed = whole.scatter_add(-1, places, maps)[..., : asked.count]
-    return summed.sum(-2, keepdim=True) if asked.together else summed
+    def summed(self, maps: Tensor) -> Tensor:
+        """Add columns of each segment, and rows of queries together: (B, [H,] Q, K) -> (B, [H,] Q or 1, G)."""
+        groups, summed = self.among(len(maps), maps.shape[-1], maps.device), maps
+        if not groups.each:
+            places = groups.numbers.masked_fill(groups.numbers < 0, groups.count)
+            places = places.reshape(len(maps), *[1] * (maps.dim() - 2), -1).expand(maps.shape)
+            sums = maps.new_zeros(*maps.shape[:-1], groups.count + 1)
+            summed = sums.scatter_add(-1, places, maps)[..., : groups.count]
+        return summed.sum(-2, keepdim=True) if groups.together else summed
