@@ -145,11 +145,11 @@ def test_one_backward_pass_equals_propagated_vectors(name: str) -> None:
 def heads() -> dict[str, Any]:
     """Heads and activations that are functions in the model's code, or not zero at zero."""
     torch.manual_seed(0)
-    leaky: Any = hf.BertForSequenceClassification(hf.BertConfig(**TEXT))
-    # Gives its slope by position.
-    leaky.bert.encoder.layer[0].intermediate.intermediate_act_fn = torch.nn.LeakyReLU(0.2)
+    softplus: Any = hf.BertForSequenceClassification(hf.BertConfig(**TEXT))
+    # Gives its parameter by position.
+    softplus.bert.encoder.layer[0].intermediate.intermediate_act_fn = torch.nn.Softplus(2.0)
     return {
-        "leaky relu": leaky,
+        "softplus": softplus,
         "tanh as a function": hf.RobertaForSequenceClassification(hf.RobertaConfig(**TEXT)),
         "words": hf.BertForMaskedLM(hf.BertConfig(**TEXT | {"hidden_act": "gelu_new"})),
         "sigmoid": hf.BertForSequenceClassification(hf.BertConfig(**TEXT | {"hidden_act": "sigmoid"})),
