@@ -171,19 +171,19 @@ def test_measurements_of_a_padded_example_are_those_of_it_alone(name: str, side:
     examples = [families.inputs(name, seed, batch=1, length=length) for seed, length in enumerate((9, 5))]
     batch, mask = padded(examples, side)
     asked: Any = {"scopes": ["atb"], "weights": True, "head_norms": True}
-    (measured,) = meter.measure({"input_ids": batch, "attention_mask": mask}, **asked).values()
+    inputs: list[Any] = [{"input_ids": batch, "attention_mask": mask}, examples[1]]
+    measured, alone = (vars(*meter.measure(given, **asked).values()) for given in inputs)
     real = mask[1].bool()
-    assert torch.equal(measured.real, mask.bool())
-    assert measured.real_keys is not None
-    assert torch.equal(measured.real_keys, mask.bool())
-    (alone,) = meter.measure(examples[1], **asked).values()
-    pairs = {"atb": (measured.norms, alone.norms), "weights": (vars(measured), vars(alone))}
-    for key, (whole, own) in (pairs | {"head_norms": pairs["weights"]}).items():
-        torch.testing.assert_close(whole[key][1][..., real, :][..., real], own[key][0], rtol=1e-6, atol=1e-9)
-    ratios = [(measured.mixing_ratio[key], alone.mixing_ratio[key]) for key in ("atb", "weights")]
-    for rows, own_rows in (*ratios, (measured.residual_norm, alone.residual_norm)):
-        torch.testing.assert_close(rows[1][..., real], own_rows[0], rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(measured.transformed_norms[1][..., real], alone.transformed_norms[0])
+    assert torch.equal(measured["real"], mask.bool())
+    assert torch.equal(measured["real_keys"], mask.bool())
+    maps = [measured["norms"]["atb"], measured["weights"], measured["head_norms"]]
+    own_maps = [alone["norms"]["atb"], alone["weights"], alone["head_norms"]]
+    rows = [*measured["mixing_ratio"].values(), measured["residual_norm"], measured["transformed_norms"]]
+    own_rows = [*alone["mixing_ratio"].values(), alone["residual_norm"], alone["transformed_norms"]]
+    for whole, own in zip(maps, own_maps, strict=True):
+        torch.testing.assert_close(whole[1][..., real, :][..., real], own[0], rtol=1e-6, atol=1e-9)
+    for whole, own in zip(rows, own_rows, strict=True):
+        torch.testing.assert_close(whole[1][..., real], own[0], rtol=1e-6, atol=1e-9)
 
 
 # The first two take what "weights" does, the third has no chunks.

@@ -383,3 +383,9 @@ def test_segments_of_a_source() -> None:
     assert cross is not None
     assert result.segment_attr is not None
     assert torch.allclose(result.segment_attr, cross[0, :, 0].mean(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("aggregation", "unit"), [("mean", "mean norm"), ("rollout", "share of rollout")])
+def test_scores_are_named_by_what_puts_layers_together(aggregation: Any, unit: str) -> None:
+    generation = GenerationAttribution(NormAttribution(gpt2(), aggregation=aggregation), tokenizer())
+    assert generation.attribute("Anna owns", " a boat.").explained.unit == unit
