@@ -69,14 +69,13 @@ class AnalyzeOptions(Layouts, Workers):
 
 def _run(options: AnalyzeOptions) -> None:
     from captum_norm.commands.terminal import Terminal
-
-    console = Terminal()
     from captum_norm.lab.analysis.corpus import SAMPLE, Corpus
     from captum_norm.lab.analysis.engine import analyze
     from captum_norm.loading import load, on_device
     from captum_norm.show import write_report
     from captum_norm.show.terminal import print_result
 
+    console = Terminal()
     backend, device = options.backend(), options.worker_device(options.device)
     options.register_layouts()
     if options.out is not None:
