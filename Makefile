@@ -80,12 +80,10 @@ docs: $(INSTALLED) ## Build the documentation into docs/_build/html
 pictures: $(INSTALLED) ## Take the pictures of the documentation's gallery
 	$(BIN)/python -m benchmarks.pictures
 
-bench: $(INSTALLED) ## Time norms, methods, faithfulness scores, analyses, alignments and pages
+bench: $(INSTALLED) ## Time norms, methods, faithfulness scores, analyses and pages
 	$(BIN)/python -m benchmarks.norms
-	$(BIN)/python -m benchmarks.layers
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.analysis
-	$(BIN)/python -m benchmarks.alignment
 	$(BIN)/python -m benchmarks.page
 
 # Run once the version is in pyproject.toml and CHANGELOG.md. dist/ must be empty: what it then has is what was checked.
