@@ -36,7 +36,6 @@ _KINDS = (Dispersion, SpecialTokens, Frequency, MixingRatio, ExpansionRate, Comp
 ANALYSES: Mapping[str, type[Analysis]] = MappingProxyType({kind.name: kind for kind in _KINDS})
 """The analyses by their names on the command line."""
 
-BATCH_TOKENS = 4096
 BLOCK_TEXTS = 512
 
 
@@ -50,7 +49,7 @@ def analyze(
     seed: int = 0,
     mask_rate: float | None = None,
     max_length: int | None = None,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int = 4096,
     block_texts: int = BLOCK_TEXTS,
     restart: bool = False,
     backend: Backend = "local",

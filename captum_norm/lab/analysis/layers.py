@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -60,7 +60,7 @@ class ExpansionRate(Analysis):
 
     def result(self) -> AnalysisResult:
         """See :class:`Analysis`."""
-        rates, spectra = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+        rates = list[tuple[Any, ...]]()
         for layer, (read, scale) in enumerate(zip(self.context.prepared, self._scale.summary().mean, strict=True)):
             affine = read()
             # f(x) = x W + b is linear in (x, 1).
@@ -72,7 +72,6 @@ class ExpansionRate(Analysis):
                 norm = np.linalg.svd(affine.norm, compute_uv=False) * scale
             rate, norm_rate = (np.sqrt(np.mean(part**2)) for part in (values, norm))
             rates.append((layer, rate, values.max(), values.min(), norm_rate, norm.max(), rate * norm_rate))
-            spectra += [(layer, index, *pair) for index, pair in enumerate(zip_longest(values, norm), 1)]
         by_layer = table_of(
             "layers",
             "Expansion rate by layer",
@@ -87,21 +86,12 @@ class ExpansionRate(Analysis):
             },
             rates,
         )
-        spectrum = table_of(
-            "singular-values",
-            "Singular values by layer, in descending order",
-            {"layer": "layer", "index": "index", "f": "f", "norm": "LN"},
-            spectra,
-        )
         summary = {"mean expansion rate of f": np.mean([row[1] for row in rates])}
         norm_rates = np.array([row[4] for row in rates])
         if not np.isnan(norm_rates).all():
             summary["mean expansion rate of LN"] = np.nanmean(norm_rates)
-        plots = [
-            Plot("rate-by-layer", "line", by_layer.title, "layers", "layer", "rate"),
-            Plot("spectrum", "line", "Singular values of f", "singular-values", "index", "f", "layer"),
-        ]
-        return self._result(summary, [by_layer, spectrum], plots)
+        plots = [Plot("rate-by-layer", "line", by_layer.title, "layers", "layer", "rate")]
+        return self._result(summary, [by_layer], plots)
 
 
 class AffineMap(NamedTuple):

@@ -53,8 +53,6 @@ from captum_norm.versions import versions
 
 T = TypeVar("T")
 
-_FORWARD_PASSES = 3
-
 
 def compare(
     model: Explainable,
@@ -203,9 +201,9 @@ def _perturbed(
 
 
 def _forward_seconds(batch: Batch) -> float:
-    """Time the plain forward pass of some examples: the fastest of a few runs."""
+    """Time the plain forward pass of some examples: the fastest of three runs."""
     batch.inputs.run()
-    return min(timed(batch.inputs.run)[1] for _ in range(_FORWARD_PASSES))
+    return min(timed(batch.inputs.run)[1] for _ in range(3))
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
