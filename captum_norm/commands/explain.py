@@ -38,7 +38,7 @@ _NOT_OF_ANSWERS = ("target", "against", "layer", "position", "scope", "aggregati
 class Answers(Options, title="generated text: the text is a prompt, and what a language model answers is explained"):
     """The answer that is explained."""
 
-    generate: int | None = option("generate an answer of at most N tokens, greedily", metavar="N")
+    generate: int | None = option("generate an answer of at most N tokens, greedily", parse=positive, metavar="N")
     answer: str | None = option("explain this answer; a space before it is part of it", metavar="TEXT")
     chat: Path | None = option(
         'a conversation for the prompt, [{"role": "user", "content": "…"}, …], instead of the text',
@@ -221,8 +221,6 @@ def _answer(options: ExplainOptions) -> "GenerationResult":
 def _check_answer(options: ExplainOptions) -> None:
     if (options.generate is None) == (options.answer is None):
         raise InvalidInputError("give either --generate N or --answer TEXT, to say which answer is explained")
-    if options.generate is not None and options.generate < 1:
-        raise InvalidInputError(f"got --generate {options.generate}; expected at least 1")
     if options.chat is not None and options.texts:
         raise InvalidInputError("got a text and --chat; the conversation is the prompt: leave the text out")
     for name in _NOT_OF_ANSWERS:

@@ -134,7 +134,7 @@ def test_words_are_segments(
         (["--generate", "3", "--dtype", "float64", "--quantize", "int8"], "decides the dtype"),
         (["--generate", "3", "--answer", "a"], "either --generate N or --answer TEXT"),
         (["--segments", "line"], "either --generate N or --answer TEXT"),
-        (["--generate", "0"], "at least 1"),
+        (["--generate", "0"], "expected a number from 1"),
         (["--generate", "3", "--layer", "1"], "--layer"),
         (["--generate", "3", "--target", "1"], "--target"),
         (["--generate", "3", "--contrast", " b"], "explains no logit"),

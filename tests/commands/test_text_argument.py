@@ -146,16 +146,11 @@ def test_bad_input_is_one_sentence(words: list[str], model: str, capsys: pytest.
 
 
 ALIGN = [
-    *(["extract", f"{name}.txt"] for name in ("two", "nosuch", "latin", "utf16", "utf16le")),
-    ["extract", "two.txt", "nosuch.txt"],
-    ["extract", "utf16.txt", "two.txt"],
-    *(["extract", "two.txt", "two.txt", f"--out={out}"] for out in ("no/such", "folder", "/proc/x", "two.txt")),
-    *(["translate", f"{name}.txt"] for name in ("nosuch", "latin", "utf16", "utf16le")),
-    *(["translate", "two.txt", f"--references={name}.txt"] for name in ("nosuch", "latin", "utf16")),
-    *(["sweep", f"--out={out}"] for out in ("nosuch/folder", "two.txt", "/proc", "x" * 300)),
-    ["extract", "two.txt", "two.txt", f"--out={'x' * 300}"],
+    *(["extract", f"{name}.txt"] for name in ("two", "nosuch", "latin", "utf16")),
+    *(["extract", "two.txt", "two.txt", f"--out={out}"] for out in ("no/such", "folder", "x" * 300)),
+    ["translate", "two.txt", "--references=utf16.txt"],
+    *(["sweep", f"--out={out}"] for out in ("nosuch/folder", "two.txt")),
     ["evaluate", "two.txt", "x" * 300, "--gold-base=0"],
-    ["translate", "x" * 300],
 ]
 
 
