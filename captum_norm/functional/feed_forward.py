@@ -46,8 +46,8 @@ def secant_slope(function: Elementwise, origin: Tensor, point: Tensor) -> Tensor
     step = point - origin
     # Below this step the derivative at the midpoint is more accurate than the difference quotient.
     near = step.abs() < math.sqrt(torch.finfo(origin.dtype).eps) * (1 + origin.abs())
-    quotient = (function(point) - function(origin)) / torch.where(near, torch.ones_like(step), step)
-    return torch.where(near, derivative(function, origin + step / 2), quotient)
+    quotient = (function(point) - function(origin)) / step.masked_fill(near, 1)
+    return quotient.masked_scatter(near, derivative(function, (origin + step / 2)[near]))
 
 
 def gate_slopes(
