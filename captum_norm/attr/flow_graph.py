@@ -1,15 +1,10 @@
-"""Graphs of information flow as data: nodes, edges, NetworkX and JSON."""
+"""Graphs of information flow as data: nodes and edges."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.results.tables import json_text
-from captum_norm.text.files import write_whole
 
 FlowPart = Literal["residual", "attention", "feed-forward"]
 
@@ -48,26 +43,6 @@ class FlowEdge(NamedTuple):
     head: int | None
     importance: float
 
-    @property
-    def layer(self) -> int:
-        """The layer of the block."""
-        return self.target.layer
-
-    @property
-    def block(self) -> str:
-        """The block."""
-        return self.target.block
-
-    @property
-    def query(self) -> int:
-        """The position that receives the part."""
-        return self.target.position
-
-    @property
-    def key(self) -> int:
-        """The position that it comes from."""
-        return self.source.position
-
 
 @dataclass(frozen=True)
 class FlowGraph:
@@ -83,7 +58,7 @@ class FlowGraph:
     Example:
         >>> source, target = FlowNode("decoder", -1, "input", 0), FlowNode("decoder", 0, "attention", 0)
         >>> graph = FlowGraph((target, source), (FlowEdge(source, target, "residual", None, 0.7),), (target,), 0.1)
-        >>> graph.inputs(), graph.edges[0].block
+        >>> graph.inputs(), graph.edges[0].target.block
         ({FlowNode(stack='decoder', layer=-1, block='input', position=0): 0.7}, 'attention')
     """
 
@@ -93,17 +68,6 @@ class FlowGraph:
     threshold: float
     tokens: Sequence[str] | None = None
 
-    @property
-    def output(self) -> FlowNode:
-        """The node that the routes lead to, if there is only one.
-
-        Raises:
-            InvalidInputError: there are several.
-        """
-        if len(self.outputs) != 1:
-            raise InvalidInputError(f"got a graph to {len(self.outputs)} outputs; take one of them: graph.to(position)")
-        return self.outputs[0]
-
     def to(self, *positions: int) -> "FlowGraph":
         """Keep the routes to some of the output positions.
 
@@ -111,7 +75,7 @@ class FlowGraph:
             InvalidInputError: the graph does not lead to one of them.
         """
         places = {node.position: node for node in self.outputs}
-        for position in positions or (None,):
+        for position in positions:
             if position not in places:
                 known = ", ".join(map(str, places))
                 raise InvalidInputError(f"got position {position}; the graph leads to the positions {known}")
@@ -133,57 +97,3 @@ class FlowGraph:
         for edge in self.edges:
             reached[edge.source] += reached[edge.target] * edge.importance
         return {node: share for node, share in reached.items() if node.block == "input"}
-
-    def token(self, node: FlowNode) -> str | None:
-        """Return the text of a node's token, if it is known."""
-        first = "encoder" if any(node.stack == "encoder" for node in self.nodes) else self.outputs[0].stack
-        return self.tokens[node.position] if self.tokens and node.stack == first else None
-
-    def to_networkx(self) -> Any:
-        """Make a directed NetworkX multigraph, from inputs to the outputs.
-
-        Nodes are :class:`FlowNode` with the attributes ``stack``, ``layer``, ``block``, ``position`` and ``token``;
-        edges have ``part``, ``head``, ``layer``, ``block``, ``query``, ``key`` and ``importance``.
-
-        Returns:
-            a ``networkx.MultiDiGraph``.
-
-        Raises:
-            InvalidInputError: NetworkX is not installed.
-        """
-        try:
-            networkx: Any = import_module("networkx")
-        except ImportError as error:
-            raise InvalidInputError("to_networkx() needs the package networkx, which is not installed") from error
-        graph = networkx.MultiDiGraph(threshold=self.threshold)
-        for node in self.nodes:
-            graph.add_node(node, **node._asdict(), token=self.token(node))
-        # As arguments of add_edge, ``key`` would name the edge.
-        graph.add_edges_from((edge.source, edge.target, _facts(edge)) for edge in self.edges)
-        return graph
-
-    def to_json(self) -> str:
-        """Format as JSON: ``nodes``, indices of those that are ``outputs``, and ``edges`` from index to index."""
-        index = {node: place for place, node in enumerate(self.nodes)}
-        content = {
-            "threshold": self.threshold,
-            "outputs": [index[node] for node in self.outputs],
-            "nodes": [{**node._asdict(), "token": self.token(node)} for node in self.nodes],
-            "edges": [
-                {"source": index[edge.source], "target": index[edge.target], **_facts(edge)} for edge in self.edges
-            ],
-        }
-        return json_text(content)
-
-    def save(self, path: "str | os.PathLike[str]") -> Path:
-        """Write the JSON to a file; return its path.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        return write_whole(path, self.to_json().encode())
-
-
-def _facts(edge: FlowEdge) -> dict[str, Any]:
-    names = ("layer", "block", "part", "head", "query", "key", "importance")
-    return {name: getattr(edge, name) for name in names}

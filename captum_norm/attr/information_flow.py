@@ -53,9 +53,9 @@ class InformationFlow(AttentionMapAttribution):
         >>> from transformers import GPT2Config, GPT2LMHeadModel
         >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=4))
         >>> (graph,) = InformationFlow(model).graphs(torch.tensor([[7, 9, 3, 8]]), position=2, threshold=0.02)
-        >>> graph.output
-        FlowNode(stack='decoder', layer=1, block='feed-forward', position=2)
-        >>> all(edge.importance > 0.02 and edge.query <= 2 for edge in graph.edges)
+        >>> graph.outputs
+        (FlowNode(stack='decoder', layer=1, block='feed-forward', position=2),)
+        >>> all(edge.importance > 0.02 and edge.target.position <= 2 for edge in graph.edges)
         True
     """
 

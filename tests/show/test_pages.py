@@ -110,7 +110,7 @@ def test_edges_and_nodes_are_those_of_the_graph(model: tuple[nn.Module, Any]) ->
     )
     shown = flow_graph(graph, "information-flow")
     assert [tuple(node) for node in graph.nodes] == list(shown.nodes)
-    assert [(row, graph.nodes[index]) for row, index in shown.outputs] == [(1, graph.output)]
+    assert [(row, graph.nodes[index]) for row, index in shown.outputs] == [(1, graph.outputs[0])]
     assert len(graph.edges) == len(shown.edges) > 10
     for edge, (source, target, part, head, importance) in zip(graph.edges, shown.edges, strict=True):
         assert (graph.nodes[source], graph.nodes[target], part, head) == (
