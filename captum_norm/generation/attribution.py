@@ -105,12 +105,10 @@ class GenerationAttribution(Attribution):
         target: str | Sequence[int] | Tensor | None = None,
         *,
         gen_args: Mapping[str, Any] | None = None,
-        chat: bool = False,
         outputs: Span | str | None = None,
         contrast: str | Sequence[int] | Tensor | None = None,
         segments: Segmentation | None = None,
         hops: int = 0,
-        keep_template: bool = False,
         per_token: bool = True,
         graph_threshold: float | None = None,
     ) -> GenerationResult:
@@ -122,7 +120,6 @@ class GenerationAttribution(Attribution):
             target: the answer to explain, a text or token ids; None generates one.
             gen_args: arguments of the model's ``generate``; by default 25 new tokens, greedily. An answer ends at the
                 latest with the model's last position.
-            chat: put the text of a prompt into the chat template as a user's turn.
             outputs: the part of the answer to explain, by its text or as (start, end) in tokens; all of it if None.
             contrast: another answer: explained is the logit of the first token in which the answers differ less that
                 of the other answer's; for methods that explain outputs.
@@ -131,7 +128,6 @@ class GenerationAttribution(Attribution):
                 outputs before it takes the norm; scores of others are added.
             hops: hand importance on this many times from the answer's tokens before ``outputs``, such as a chain of
                 thought, to what these rest on [Pan et al. 2026]; scores below zero hand on nothing.
-            keep_template: keep scores of tokens that a chat template adds, which are 0 otherwise.
             per_token: False explains the outputs together alone, in one backward pass of a method that has them. A
                 method that averages the layers' maps of vectors then adds the vectors of all outputs before it takes
                 norms or distances: the span scores of FlashTrace [Pan et al. 2026] with ``ALTI``.
@@ -144,7 +140,7 @@ class GenerationAttribution(Attribution):
             InvalidInputError: prompt, answer, outputs, segments or contrast do not fit together or the model.
             CaptumNormError: see the method's ``attribute``.
         """
-        tokenized = read_prompt(prompt, self.tokenizer, chat=check_bool("chat", chat), continued=self._continued)
+        tokenized = read_prompt(prompt, self.tokenizer, continued=self._continued)
         answer = self._answer(tokenized, target, gen_args)
         texts = token_texts(answer, self.tokenizer)
         start, end = span_of(outputs, texts, "".join(texts))
@@ -165,12 +161,11 @@ class GenerationAttribution(Attribution):
         rows, deltas = answer_rows(self.method, inputs, answer[:end], slice(start, end), rival, together=together)
         tokens = [*token_texts(tokenized.ids, self.tokenizer), *self._start(), *texts[: end - 1]]
         template = torch.tensor(tokenized.template + [False] * (len(tokens) - len(tokenized.ids)))
-        hidden = torch.zeros_like(template) if check_bool("keep_template", keep_template) else template
-        scores = _of_inputs(rows, hidden)
+        scores = _of_inputs(rows, template)
         total = scores.sum(0)
         if hops:
             before, _ = answer_rows(self.method, inputs, answer[:end], slice(0, start))
-            between = _of_inputs(before, hidden).clamp(min=0)
+            between = _of_inputs(before, template).clamp(min=0)
             total = handed_on(total.clamp(min=0), between, len(tokens) - end + 1, hops)
         segment_attr = None
         if names is not None and not hops and _adds_vectors(self.method):
@@ -327,9 +322,9 @@ def _adds_vectors(method: Any) -> bool:
     return not _explains_output(method) and method.segmented and method.aggregation == "mean"
 
 
-def _of_inputs(scores: Tensor, hidden: Tensor) -> Tensor:
-    """Drop the scores of virtual tokens, which come first, and set those of hidden inputs to 0: (R, K)."""
-    return scores.detach().cpu()[:, -len(hidden) :].masked_fill(hidden, 0)
+def _of_inputs(scores: Tensor, template: Tensor) -> Tensor:
+    """Drop the scores of virtual tokens, which come first, and set those of a chat template to 0: (R, K)."""
+    return scores.detach().cpu()[:, -len(template) :].masked_fill(template, 0)
 
 
 def _segment_sums(scores: Tensor, numbers: Sequence[int], count: int) -> Tensor:

@@ -17,8 +17,8 @@ Message = Mapping[str, str]
 """A turn of a conversation: its ``role`` and its ``content``."""
 
 SegmentKind = Literal["word", "sentence", "line", "paragraph", "message"]
-Segmentation = SegmentKind | re.Pattern[str] | Sequence[str | Span]
-"""How to group a prompt's tokens: by kind, by a pattern between them, or one by one, each by its text or characters."""
+Segmentation = SegmentKind | Sequence[str]
+"""How to group a prompt's tokens: by kind, or as these pieces of its text, in their order."""
 
 # A sentence ends at a full stop, question or exclamation mark, with closing quotes, before a space; or at a line's end.
 _BETWEEN: Mapping[str, re.Pattern[str]] = MappingProxyType(
@@ -48,7 +48,7 @@ class Prompt:
         return [not any(_overlap(token, message) for message in self.messages) for token in self.offsets]
 
 
-def read_prompt(prompt: Any, tokenizer: Any, *, chat: bool = False, continued: bool = True) -> Prompt:
+def read_prompt(prompt: Any, tokenizer: Any, *, continued: bool = True) -> Prompt:
     """Tokenize a prompt, without a closing token if the model continues it: a text, messages, or token ids (1, N)."""
     if isinstance(prompt, Tensor):
         ids = prompt.reshape(-1).tolist() if prompt.dim() == 1 or (prompt.dim() == 2 and len(prompt) == 1) else []
@@ -58,8 +58,6 @@ def read_prompt(prompt: Any, tokenizer: Any, *, chat: bool = False, continued: b
             )
         return Prompt(ids)
     if isinstance(prompt, str):
-        if chat:
-            return _conversation([{"role": "user", "content": prompt}], tokenizer)
         plain = _tokenized(prompt, tokenizer, special=True, continued=continued)
         if not prompt.strip() or not plain.ids:
             raise InvalidInputError(f"got the prompt {quoted(prompt)}; expected some words")
@@ -246,44 +244,29 @@ def _segment_spans(text: str, parts: Sequence[Span], segmentation: Segmentation)
     """Find the characters of each segment: of a kind in each part of the text, or of a list in all of it."""
     if segmentation == "word":
         return [span for part in parts for span in word_spans(text, *part)]
+    spans: list[Span] = []
     if isinstance(segmentation, str):
         if segmentation not in _BETWEEN:
             raise InvalidInputError(
-                f"got segments={quoted(segmentation)}; expected word, {', '.join(_BETWEEN)}, message, a compiled "
-                "pattern between them, or a list of their texts or (start, end) in characters"
+                f"got segments={quoted(segmentation)}; expected word, {', '.join(_BETWEEN)}, message, or a list of "
+                "their texts"
             )
-        segmentation = _BETWEEN[segmentation]
-    spans: list[Span] = []
-    if isinstance(segmentation, re.Pattern):
         for start, end in parts:
-            matches = list(segmentation.finditer(text, start, end))
+            matches = list(_BETWEEN[segmentation].finditer(text, start, end))
             begins, ends = [start, *(match.end() for match in matches)], [*(match.start() for match in matches), end]
             pieces = [_stripped(text, *piece) for piece in zip(begins, ends, strict=True)]
             spans += [(first, last) for first, last in pieces if first < last]
-    else:
-        for piece in segmentation:
-            spans.append(_piece_span(piece, text, spans[-1][1] if spans else 0))
-    return spans
-
-
-def _piece_span(piece: object, text: str, start: int) -> Span:
-    """Find a segment by its text or characters, behind the segment before it."""
-    if isinstance(piece, str):
-        first = text.find(piece, start) if piece.strip() else -1
-        if first < 0:
+        return spans
+    texts: Sequence[object] = segmentation
+    for piece in texts:
+        behind = spans[-1][1] if spans else 0
+        if not isinstance(piece, str) or not piece.strip() or (first := text.find(piece, behind)) < 0:
             raise InvalidInputError(
-                f"the segment {quoted(piece)} is not in the prompt, or not behind the one before it; give the segments "
-                "in the prompt's order and its words"
+                f"the segment {quoted(piece)} is not in the prompt, or not behind the one before it; give the texts of "
+                "the segments in the prompt's order"
             )
-        return first, first + len(piece)
-    if isinstance(piece, Sequence) and len(piece) == 2 and all(isinstance(place, int) for place in piece):
-        first, last = piece
-        if start <= first < last <= len(text):
-            return first, last
-    raise InvalidInputError(
-        f"got the segment {quoted(piece)} of a prompt of {len(text)} characters; expected texts, or (start, end) in "
-        "characters, in order and without overlap"
-    )
+        spans.append((first, first + len(piece)))
+    return spans
 
 
 def _segment_of(text: str, token: Span, spans: Sequence[Span]) -> int:

@@ -58,7 +58,7 @@ class GenerationResult(Result, LLMAttributionResult):
         seq_attr: the scores of the inputs for all of these together, (K,): the sum of ``token_attr``, or with
             ``hops`` what this sum rests on.
         prompt_length: N.
-        template: which inputs a chat template added, whose scores are 0 unless they were kept, (K,).
+        template: which inputs a chat template added, whose scores are 0, (K,).
         segments: names of the segments of the prompt, if it was divided.
         segment_attr: the score of each segment for the R tokens together, (G,); None without segments.
         convergence_delta: the largest completeness error of the rows; None for a method without one.

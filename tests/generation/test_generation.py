@@ -242,15 +242,13 @@ def test_segments_add_up_what_their_tokens_have() -> None:
     assert result.top(1)[0][0] == result.segments[int(result.segment_attr.argmax())]
 
 
-def test_what_a_template_adds_has_no_score_unless_it_is_kept() -> None:
+def test_what_a_template_adds_has_no_score() -> None:
     generation = GenerationAttribution(NormAttribution(gpt2()), tokenizer())
-    turns = [{"role": "user", "content": "What does Anna own?"}]
-    result, kept = (generation.attribute(turns, "Anna owns a boat.", keep_template=keep) for keep in (False, True))
+    result = generation.attribute([{"role": "user", "content": "What does Anna own?"}], "Anna owns a boat.")
     template = torch.tensor(result.template)
     assert template.any()
     assert not result.seq_attr[template].any()
-    assert kept.seq_attr[template].all()
-    assert torch.equal(result.seq_attr[~template], kept.seq_attr[~template])
+    assert result.seq_attr[~template].all()
 
 
 @pytest.mark.parametrize("name", ["weights", "alti", "decompx", "alti-logit"])
@@ -308,7 +306,7 @@ def test_results_are_shown(per_token: bool) -> None:
         ({"target": ANSWER, "segments": "chapter"}, "expected word"),
         ({"target": [3, 9999]}, "the model's own tokenizer"),
         ({"target": [5] * 80}, "shorten the prompt"),
-        ({"target": ANSWER, "chat": "yes"}, "chat"),
+        ({"target": ANSWER, "per_token": "yes"}, "per_token"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str) -> None:

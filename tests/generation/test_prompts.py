@@ -74,8 +74,6 @@ def test_a_chat_template_marks_what_it_adds() -> None:
     assert texts_of(prompt, content) == "Anna owns a boat.What does Anna own?"
     assert [prompt.text[start:end] for start, end in prompt.messages] == ["Anna owns a boat.", "What does Anna own?"]
     assert prompt.roles == ["system", "user"]
-    alone = read_prompt("What does Anna own?", tokenizer(), chat=True)
-    assert alone.ids == read_prompt(TURNS[1:], tokenizer()).ids
     answer = read_answer("Anna owns a boat.", prompt, tokenizer())
     assert tokenizer().decode(prompt.ids + answer) == prompt.text + "Anna owns a boat."
 
@@ -134,7 +132,7 @@ def test_a_template_that_changes_the_words_is_refused() -> None:
             read_prompt(TURNS, tokenizer())
         tokenizer().chat_template = None
         with pytest.raises(InvalidInputError, match="no chat template"):
-            read_prompt("Anna", tokenizer(), chat=True)
+            read_prompt([{"role": "user", "content": "Anna"}], tokenizer())
     finally:
         tokenizer().chat_template = template
 
