@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from captum_norm.checks import check_bool, check_choice, check_count
 from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
-from captum_norm.forward.checks import delta_for, finite_results
+from captum_norm.forward.checks import finite_results
 from captum_norm.forward.gradients import gradients_through
 from captum_norm.functional import length
 from captum_norm.models.call import ModelCall
@@ -42,13 +42,8 @@ from captum_norm.models.outputs import (
 Reduction = Literal["l2", "sum"]
 """How a token's D numbers are reduced to one: by their Euclidean norm, or their sum."""
 
-# Arguments of a method's ``attribute`` that are not options, and how they are passed instead.
-_RESERVED = {
-    **dict.fromkeys(
-        ("inputs", "target", "additional_forward_args", "return_convergence_delta"), "an argument of attribute()"
-    ),
-    "baselines": "baseline=",
-}
+# Arguments of a method's ``attribute`` that are not options: those of ours, and ``baseline=``.
+_RESERVED = frozenset({"inputs", "target", "additional_forward_args", "return_convergence_delta", "baselines"})
 
 
 class TokenAttribution(Attribution):
@@ -123,11 +118,9 @@ class TokenAttribution(Attribution):
         self._make = method
         probe = method(model)
         parameters = inspect.signature(probe.attribute).parameters
-        unknown, given = options.keys() - parameters.keys(), options.keys() & _RESERVED.keys()
+        unknown = options.keys() - (parameters.keys() - _RESERVED)
         if unknown:
-            raise InvalidInputError(f"{type(probe).__name__}.attribute has no argument {min(unknown)!r}")
-        if given:
-            raise InvalidInputError(f"got the option {min(given)!r}; expected it as {_RESERVED[min(given)]}")
+            raise InvalidInputError(f"{type(probe).__name__}.attribute has no further argument {min(unknown)!r}")
         self._name = type(probe).__name__
         self._perturbs = isinstance(probe, PerturbationAttribution)
         # These use the baselines of the whole batch, so each example is explained alone.
@@ -225,34 +218,6 @@ class TokenAttribution(Attribution):
             return attributions
         deltas = [delta for _, delta in explained if delta is not None]
         return attributions, finite_results(self.model, torch.cat(deltas))
-
-    def compute_convergence_delta(
-        self,
-        attributions: Tensor | tuple[Tensor],
-        inputs: Inputs,
-        target: Target = None,
-        additional_forward_args: Any = None,
-        *,
-        position: Position = None,
-    ) -> Tensor:
-        """Compute the convergence delta; runs the method again, since reduced scores need not add up.
-
-        Args:
-            attributions: what :meth:`attribute` returned for these inputs, (B, S).
-            inputs: see :meth:`attribute`.
-            target: see :meth:`attribute`.
-            additional_forward_args: see :meth:`attribute`.
-            position: see :meth:`attribute`.
-
-        Returns:
-            (B,), see :meth:`attribute`.
-
-        Raises:
-            InvalidInputError: the method has no convergence delta, or the attributions belong to other inputs.
-        """
-        options = {"position": position, "return_convergence_delta": True}
-        _, delta = self.attribute(inputs, target, additional_forward_args, **options)
-        return delta_for(attributions, delta)
 
     def _explain(
         self,

@@ -120,26 +120,6 @@ def test_perturbation_methods_are_captums_with_one_feature_for_each_token(
         assert (alone(scores, mask, row) - expected[..., 0]).abs().max() < tolerance
 
 
-def test_lime_sees_tokens_as_there_or_not() -> None:
-    pytest.importorskip("sklearn", reason="Captum's LIME needs scikit-learn")
-    model, (ids, mask) = classifier(), sentences([6, 4])
-    seeded(2)
-    scores = TokenAttribution(model, attr.Lime, tokenizer=TOKENIZER, n_samples=40).attribute(ids, 1, mask)
-    seeded(2)
-    for row in range(2):
-        tokens = alone(ids, mask, row)
-
-        def forward(present: Tensor, tokens: Tensor = tokens) -> Tensor:
-            changed = torch.where(present.bool(), tokens, MASK)
-            return torch.cat([model(one[None]).logits for one in changed])[:, 1].detach()
-
-        expected = attr.Lime(forward).attribute(
-            torch.ones(tokens.shape, dtype=torch.float64), n_samples=40, baselines=0.0
-        )
-        torch.testing.assert_close(alone(scores, mask, row).double(), expected.double(), rtol=1e-6, atol=1e-8)
-    assert scores.abs().max() > 0.01
-
-
 def test_shapley_values_follow_their_definition() -> None:
     model, (ids, mask) = classifier(), sentences([5, 4])
     for keep_special in (False, True):
@@ -172,9 +152,6 @@ def test_integrated_gradients_add_up_and_keep_special_tokens() -> None:
     method = TokenAttribution(model, attr.IntegratedGradients, tokenizer=TOKENIZER, keep_special=True, n_steps=64)
     scores, delta = method.attribute(ids, 2, mask, return_convergence_delta=True)
     assert delta.abs().max() < 1e-9
-    assert torch.equal(method.compute_convergence_delta(scores, ids, 2, mask), delta)
-    with pytest.raises(InvalidInputError, match="attributions of 1 examples for 2 inputs"):
-        method.compute_convergence_delta(scores[:1], ids, 2, mask)
     for row in range(2):
         tokens = alone(ids, mask, row)
         base = tokens.clone()
@@ -390,9 +367,9 @@ def test_half_precision_is_reduced_in_single() -> None:
 
 
 def test_options_that_are_ours_are_refused() -> None:
-    given: dict[str, Any]
-    for given, place in (({"target": 1}, r"an argument of attribute\(\)"), ({"baselines": 5.0}, "baseline=")):
-        with pytest.raises(InvalidInputError, match=f"got the option '{min(given)}'; expected it as {place}"):
+    for name in ("target", "baselines"):
+        given: dict[str, Any] = {name: 1}
+        with pytest.raises(InvalidInputError, match=f"IntegratedGradients.attribute has no further argument '{name}'"):
             TokenAttribution(classifier(), attr.IntegratedGradients, **given)
     with pytest.raises(InvalidInputError, match="got batch_size=0; expected at least 1"):
         TokenAttribution(classifier(), attr.IntegratedGradients, batch_size=0)
@@ -426,7 +403,7 @@ def test_bad_input_is_refused() -> None:
         TokenAttribution(model, attr.Saliency, reduction="max")  # type: ignore[arg-type]
     with refused("keep_special=True without a tokenizer"):
         TokenAttribution(model, attr.Saliency, keep_special=True)
-    with refused("Saliency.attribute has no argument 'n_steps'"):
+    with refused("Saliency.attribute has no further argument 'n_steps'"):
         TokenAttribution(model, attr.Saliency, n_steps=3)
     with refused("FeaturePermutation takes no baseline"):
         TokenAttribution(model, attr.FeaturePermutation)
