@@ -23,7 +23,6 @@ from .attr import NormAttribution as NormAttribution
 from .attr import NormMeter as NormMeter
 from .attr import SourceAndPrefix as SourceAndPrefix
 from .attr import TokenAttribution as TokenAttribution
-from .attr import TokenVectors as TokenVectors
 from .attr import ValueZeroing as ValueZeroing
 from .bars import progress as progress
 from .errors import CaptumNormError as CaptumNormError

@@ -66,7 +66,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "attention × gradient": lambda model: AttentionTimesGradient(model).attribute(IDS, 1, MASK),
     "decompx": lambda model: DecompX(model).attribute(IDS, 1, MASK),
     "attnlrp": lambda model: AttnLRP(model).attribute(IDS, 1, MASK),
-    "decompx, propagated": lambda model: DecompX(model).vectors(IDS, MASK).vectors,
+    "decompx, propagated": lambda model: DecompX(model).maps(IDS, MASK).self_attention,
 }
 """Scores or maps of each method."""
 

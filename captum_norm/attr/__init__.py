@@ -6,7 +6,7 @@ from captum_norm.attr.attention_block import AttentionBlockAttribution, GlobEnc
 from captum_norm.attr.attention_gradient import AttentionTimesGradient
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.flow_graph import FlowEdge, FlowGraph, FlowNode
-from captum_norm.attr.frozen.decompx import DecompX, TokenVectors
+from captum_norm.attr.frozen.decompx import DecompX
 from captum_norm.attr.frozen.lrp import CPLRP, GIM, AttnLRP
 from captum_norm.attr.information_flow import InformationFlow
 from captum_norm.attr.logit_updates import LogitUpdates
@@ -46,6 +46,5 @@ __all__ = [
     "NormMeter",
     "SourceAndPrefix",
     "TokenAttribution",
-    "TokenVectors",
     "ValueZeroing",
 ]

@@ -1,7 +1,7 @@
 """Attributes the updates of a logit to the input tokens: ALTI-Logit, and direct logit attribution."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, cast, get_args
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,12 @@ from captum_norm.attr.layer_maps import LayerMap, check_layers, checked_map, sco
 from captum_norm.attr.logit_updates import (
     LogitUpdates,
     PathStep,
-    Spread,
     Tracing,
     block_updates,
     path_step,
     residual_path,
 )
 from captum_norm.attr.output import Decomposition, OutputAttribution
-from captum_norm.checks import check_choice
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.checks import expect_finite, expect_number, finite_results
 from captum_norm.forward.gradients import gradients_on
@@ -34,7 +32,6 @@ from captum_norm.models.inputs import Inputs
 from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Position, Readout
-from captum_norm.models.stacks import StackName
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 
 
@@ -56,8 +53,6 @@ class ALTILogit(OutputAttribution):
 
     Args:
         model: a Hugging Face or fairseq model, or one built with torch.nn's attention; left unchanged.
-        spread: ``"all"``, or ``"attention"`` for attention's updates alone, as in the authors' code; the others are
-            then part of the biases'.
         readout: the values to explain instead of logits, linear in the hidden states: see
             :data:`captum_norm.models.outputs.Readout`.
         accumulate: see :class:`captum_norm.MeterOptions`.
@@ -65,9 +60,6 @@ class ALTILogit(OutputAttribution):
         tokenizer: see :class:`captum_norm.MeterOptions`.
 
     Runs the model twice: for the head and for the layers. Several positions of an example take no more passes.
-
-    Raises:
-        InvalidInputError: for an unknown option.
 
     Example:
         >>> import torch
@@ -87,7 +79,6 @@ class ALTILogit(OutputAttribution):
     def __init__(
         self,
         model: Explainable,
-        spread: Spread = "all",
         *,
         readout: Readout | None = None,
         accumulate: torch.dtype = torch.float32,
@@ -96,7 +87,6 @@ class ALTILogit(OutputAttribution):
     ) -> None:
         options: MeterOptions = {"accumulate": accumulate, "memory_budget": memory_budget, "tokenizer": tokenizer}
         super().__init__(model, readout=readout, **options)
-        self.spread: Spread = check_choice("spread", spread, get_args(Spread))
 
     def logit_updates(
         self, inputs: Inputs, target: Any = None, additional_forward_args: Any = None, *, position: Any = None
@@ -116,21 +106,20 @@ class ALTILogit(OutputAttribution):
             CaptumNormError: see :meth:`decompose`.
         """
         call, request = self.call_of(inputs, additional_forward_args, Request(target=target, position=position))
-        return finite_results(self.model, self._traced(call, self._values(call, request), maps=False).logit_updates())
+        return finite_results(
+            self.model, self._traced(call, self._values(call, request, several=True), maps=False).logit_updates()
+        )
 
     def maps(
         self,
         inputs: Inputs,
         additional_forward_args: Any = None,
         *,
-        layers: Sequence[int] | None = None,
-        per_head: bool = False,
-        stacks: Collection[StackName] | None = None,
-        last: int | None = None,
         segments: Tensor | None = None,
         together: bool = False,
         target: Any = None,
         position: Position = None,
+        **options: Any,
     ) -> AttributionMaps:
         """Compute what each token adds to the output value through each layer's updates.
 
@@ -141,14 +130,11 @@ class ALTILogit(OutputAttribution):
         Args:
             inputs: as for every method: see :meth:`captum_norm.NormAttribution.maps`.
             additional_forward_args: the model's further positional arguments (attention mask first).
-            layers: as for every method.
-            per_head: refused: heads add up before their keys are traced to tokens.
-            stacks: as for every method.
-            last: refused: parts are traced through all positions.
             segments: refused.
             together: refused.
             target: which output to explain: see :meth:`~captum_norm.NormAttribution.attribute`.
             position: its position, if the model has outputs at each.
+            options: ``layers`` and ``stacks`` as for every method.
 
         Returns:
             the maps, whose sum is the scores.
@@ -156,7 +142,7 @@ class ALTILogit(OutputAttribution):
         Raises:
             CaptumNormError: see :meth:`decompose`.
         """
-        request = Request(layers, stacks, per_head, target, position, last=last)
+        request = Request(target=target, position=position, **options)
         call, request = self.call_of(inputs, additional_forward_args, request, segments, together=together)
         return finite_results(self.model, self.session.explain(self.maps_of, call, request))
 
@@ -171,13 +157,13 @@ class ALTILogit(OutputAttribution):
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Decompose the output value requested, or what one layer adds to it."""
-        tracing = self._traced(call, self._value(call, request), maps=True)
+        tracing = self._traced(call, self._values(call, request), maps=True)
         scores = tracing.scores(layer_indices(request.layers, tracing.depth))
-        return scores_of_inputs(call, scores), tracing.delta
+        return scores_of_inputs(call, scores), tracing.summed.convergence_delta
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Place the parts of each layer in the rows of the positions that the head reads."""
-        return self._traced(call, self._value(call, request), maps=True).layer_maps(request)
+        return self._traced(call, self._values(call, request), maps=True).layer_maps(request)
 
     def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Scores:  # noqa: ARG002 - of one position
         """Add up the rows of all layers in maps, which are of one position each."""
@@ -203,7 +189,7 @@ class ALTILogit(OutputAttribution):
                 "outputs does; there is nothing to trace"
             )
         directions, constant = residual_path(self.model, path, reading)
-        tracing = Tracing(call, self.spread, reading, path, constant, values.several)
+        tracing = Tracing(call, reading, path, constant, values.several)
 
         def reduce(layer: Layer) -> LayerMap | None:
             if layer.place in directions:
@@ -217,7 +203,11 @@ class ALTILogit(OutputAttribution):
         recording = self.session.record(call, Request(weights=maps, feed_forward=True), reduce)
         tracing.causal = recording.causal
         check_layers(self.model, recording.layers)
-        tracing.accept(modules)
+        self._accept(
+            finite_results(self.model, tracing.summed.convergence_delta),
+            f"the updates of all blocks do not add up to the output of {type(self.model).__name__}",
+            *(step.block.precision(["atb_ff_res"]) for step in path),
+        )
         return tracing
 
     def _read(

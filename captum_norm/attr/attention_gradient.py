@@ -1,6 +1,6 @@
 """Rolls out attention weights times their gradients."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from captum_norm.models.inputs import Inputs
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import Position, Readout, chosen_target, explained_number, output_scores
 from captum_norm.models.precision import accumulation_dtype
-from captum_norm.models.stacks import Role, StackName
+from captum_norm.models.stacks import Role
 from captum_norm.results.aggregation import encoder_decoder_relevance
 from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
 
@@ -77,28 +77,22 @@ class AttentionTimesGradient(AttentionMapAttribution):
         inputs: Inputs,
         additional_forward_args: Any = None,
         *,
-        layers: Sequence[int] | None = None,
-        per_head: bool = False,
-        stacks: Collection[StackName] | None = None,
-        last: int | None = None,
         segments: Tensor | None = None,
         together: bool = False,
         target: Any = None,
         position: Position = None,
+        **options: Any,
     ) -> AttributionMaps:
         """Compute the map of every layer.
 
         Args:
             inputs: as for every method: see :meth:`captum_norm.NormAttribution.maps`.
             additional_forward_args: the model's further positional arguments (attention mask first).
-            layers: 0-based indices of the layers, negative ones from the last; all if None.
-            per_head: compute one map per head instead of one per layer.
-            stacks: as for every method.
-            last: compute the rows of so many last positions alone; all rows exist in the meantime.
             segments: refused, since weights are no vectors.
             together: refused.
             target: which output to explain: see :meth:`~captum_norm.NormAttribution.attribute`.
             position: its position, if the model has outputs at each.
+            options: ``layers``, ``per_head``, ``stacks`` and ``last`` as for every method.
 
         Returns:
             the maps.
@@ -106,7 +100,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
         Raises:
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
         """
-        request = Request(layers, stacks, per_head, target, position, last=last)
+        request = Request(target=target, position=position, **options)
         return self._maps(inputs, additional_forward_args, request, segments, together=together)
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:

@@ -11,29 +11,25 @@ through the frozen norms in between. Positions are mixed by attention alone, so 
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.attr.frozen.head import HeadReading
-from captum_norm.attr.frozen.network import HookedModules
 from captum_norm.attr.layer_maps import LayerMap, stacked_maps
 from captum_norm.attr.output import Decomposition
-from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, UnsupportedScopeError
-from captum_norm.forward.checks import TOLERANCE, finite_results
+from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.functional import Normalization, apply_transposed, inverse_scale, own_keys
 from captum_norm.models.blocks import Block, check_scopes, multiplied
 from captum_norm.models.call import ModelCall, Positions
-from captum_norm.models.precision import least_precise
 from captum_norm.models.projections import NormReader
 from captum_norm.models.stacks import Place, Role
 from captum_norm.results.aggregation import normalize_rows
 from captum_norm.results.maps import AttributionMaps, SourceAndPrefix
-
-Spread = Literal["all", "attention"]
 
 
 class LogitUpdates(NamedTuple):
@@ -192,7 +188,6 @@ class Tracing:
     """The updates of all layers, and the mixtures of tokens that their keys and positions stand for."""
 
     call: ModelCall
-    spread: Spread
     reading: HeadReading  # of N positions
     path: list[PathStep]
     constant: Tensor  # what the biases of norms on the path add, (N,)
@@ -251,6 +246,7 @@ class Tracing:
         return nn.functional.pad(state, (0, self._streams["encoder"].shape[-1]))
 
     def _traced(self, place: Place, before: Tensor, state: Tensor, after: Tensor) -> Tensor:
+        """Spread a layer's updates over the tokens that keys and positions stand for."""
         updates, step = self.updates[place], next(step for step in self.path if step.place == place)
         examples, positions = self.reading.examples.to(before.device), self.reading.positions.to(before.device)
         keys = updates.keys.to(before)
@@ -258,8 +254,6 @@ class Tracing:
         for example in examples.unique().tolist():
             chosen = examples == example
             tokens[chosen] = keys[chosen] @ before[example]
-        if self.spread == "attention":
-            return tokens
         if updates.feed_forward is not None and step.block.feed_forward is not None:
             read = state if step.block.feed_forward.parallel else after
             tokens = tokens + updates.feed_forward.to(before)[:, None] * read[examples, positions]
@@ -276,64 +270,34 @@ class Tracing:
         """Give O values their axes: (B, ...) or (B, P, ...)."""
         return values.unflatten(0, (self.call.batch, -1)) if self.several else values
 
-    def logit_updates(self) -> LogitUpdates:
-        """Sum up the updates by head and block."""
+    @cached_property
+    def summed(self) -> LogitUpdates:
+        """The updates of O values."""
+        first, layers = self.path[0].place, self.updates.values()
 
         def heads(role: Role) -> Tensor:
-            return stacked_heads([updates.heads for place, updates in self.updates.items() if place.role == role])
-
-        crossed = any(place.role == "cross" for place in self.updates)
-        return LogitUpdates(
-            embedding=self._shaped(self._sum(self._embedding)),
-            heads=self._shaped(self._sum(heads(self._stack))),
-            cross_heads=self._shaped(self._sum(heads("cross"))) if crossed else None,
-            feed_forward=self._shaped(self._sum(torch.stack(self._fed, 1))),
-            bias=self._shaped(self._bias),
-            number=self._shaped(self.reading.number),
-            convergence_delta=self._shaped(self.delta),
-        )
-
-    @property
-    def _stack(self) -> Role:
-        return self.path[0].place.role
-
-    @property
-    def _embedding(self) -> Tensor:
-        return self.updates[self.path[0].place].stream
-
-    @property
-    def _fed(self) -> list[Tensor]:
-        return [updates.feed_forward for updates in self.updates.values() if updates.feed_forward is not None]
-
-    @property
-    def _bias(self) -> Tensor:
-        """What the biases add, (O,)."""
-        parts = [self.constant.to(self._embedding.device), *(updates.bias for updates in self.updates.values())]
-        return self.reading.bias + self._sum(torch.stack(parts).sum(0))
-
-    @property
-    def delta(self) -> Tensor:
-        """The completeness error, (O,)."""
-        parts = [self._embedding[:, None], *(updates.heads for updates in self.updates.values())]
-        updates = torch.cat([*parts, *(part[:, None] for part in self._fed)], 1)
-        total = self._sum(updates.sum(1)) + self._bias
-        size = torch.maximum(self._sum(updates.abs().sum(1)) + self._bias.abs(), self.reading.rounded.to(total))
-        error = (total - self.reading.number).abs() / size.clamp(min=torch.finfo(size.dtype).tiny)
-        return torch.maximum(error, self.reading.deviation.to(error))
-
-    def accept(self, modules: HookedModules) -> None:
-        """Refuse updates that do not add up as precisely as the modules on the way compute."""
-        delta = finite_results(self.call.model, self.delta)
-        if (delta <= TOLERANCE[delta.dtype]).all():
-            return
-        precision = least_precise(
-            delta.dtype, *modules.precisions, *(step.block.precision(["atb_ff_res"]) for step in self.path)
-        )
-        if not bool((delta <= TOLERANCE[precision]).all()):
-            raise IncompleteDecompositionError(
-                f"the updates of all blocks do not add up to the output of {type(self.call.model).__name__}: relative "
-                f"error {float(delta.max()):.1e}, accepted {TOLERANCE[precision]:.0e} for {precision}"
+            return self._sum(
+                stacked_heads([updates.heads for place, updates in self.updates.items() if place.role == role])
             )
+
+        stream = self.updates[first].stream
+        networks = torch.stack([layer.feed_forward for layer in layers if layer.feed_forward is not None], 1)
+        constants = torch.stack([self.constant.to(stream.device), *(layer.bias for layer in layers)]).sum(0)
+        bias, number = self.reading.bias + self._sum(constants), self.reading.number
+        parts = torch.cat([stream[:, None], *(layer.heads for layer in layers), networks], 1)
+        size = torch.maximum(self._sum(parts.abs().sum(1)) + bias.abs(), self.reading.rounded.to(parts))
+        error = (self._sum(parts.sum(1)) + bias - number).abs() / size.clamp(min=torch.finfo(size.dtype).tiny)
+        delta = torch.maximum(error, self.reading.deviation.to(error))
+        crossed = heads("cross") if any(place.role == "cross" for place in self.updates) else None
+        return LogitUpdates(
+            self._sum(stream), heads(first.role), crossed, self._sum(networks), bias, number, convergence_delta=delta
+        )
+
+    def logit_updates(self) -> LogitUpdates:
+        """Return the updates with the axes of the values."""
+        parts = self.summed._asdict().items()
+        shaped: dict[str, Any] = {name: None if part is None else self._shaped(part) for name, part in parts}
+        return LogitUpdates(**shaped)
 
     def scores(self, layers: Collection[int]) -> Any:
         """Add up the tokens' parts in the updates of some layers, at the places of the user's inputs."""
@@ -353,24 +317,22 @@ class Tracing:
 
     def decomposition(self) -> Decomposition:
         """Add up the tokens' parts in all updates."""
-        bias = self._bias
-        if self.spread == "attention":
-            bias = bias + self._sum(torch.stack([self._embedding, *self._fed]).sum(0))
-        bias, number, delta = (self._shaped(part) for part in (bias, self.reading.number, self.delta))
-        return Decomposition(self.scores(range(self.depth)), bias, number, delta)
+        updates = self.logit_updates()
+        return Decomposition(self.scores(range(self.depth)), updates.bias, updates.number, updates.convergence_delta)
 
     def layer_maps(self, request: Request) -> AttributionMaps:
         """Place the tokens' parts of each layer requested in the rows of the positions read."""
         maps: dict[Role, list[tuple[int, LayerMap]]] = {}
+        stack = self.path[0].place.role
         for index in layer_indices(request.layers, self.depth):
-            tokens = torch.stack([tokens for place, tokens in self._tokens.items() if place.index == index]).sum(0)
-            rows = tokens.new_zeros(self.call.batch, self._streams[self._stack].shape[1], tokens.shape[-1])
+            places = [place for place in self._tokens if place.index == index]
+            tokens = torch.stack([self._tokens[place] for place in places]).sum(0)
+            rows = tokens.new_zeros(self.call.batch, self._streams[stack].shape[1], tokens.shape[-1])
             rows.index_put_((self.reading.examples.to(rows.device), self.reading.positions.to(rows.device)), tokens)
-            of_maps = [delta for place, delta in self._deltas.items() if place.index == index and place in self.updates]
-            delta = torch.maximum(torch.stack(of_maps).amax(0), self.delta)
-            for role, (half, _) in zip((self._stack, "cross"), self._halves(rows), strict=False):
+            delta = torch.stack([self.summed.convergence_delta, *(self._deltas[place] for place in places)])
+            for role, (half, _) in zip((stack, "cross"), self._halves(rows), strict=False):
                 if request.has_stack(role):
-                    maps.setdefault(role, []).append((index, LayerMap(half, delta)))
+                    maps.setdefault(role, []).append((index, LayerMap(half, delta.amax(0))))
         if not maps:
             raise InvalidInputError(
                 f"got stacks={list(request.stacks or ())}; the encoder adds nothing to the output directly; its "

@@ -1,24 +1,36 @@
-"""Decomposes values of a model's output: the base class of the methods that do."""
+"""Decomposes values of a model's output: the base classes of the methods that do."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, NamedTuple, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from captum_norm.attr.base import AttentionMapAttribution
-from captum_norm.attr.frozen.network import HookedModules
+from captum_norm.attr.frozen.network import FrozenNetwork, HookedModules
+from captum_norm.attr.frozen.rules import RuleSet
+from captum_norm.attr.layer_maps import scores_of_inputs
 from captum_norm.checks import check_bool
-from captum_norm.errors import InvalidInputError
-from captum_norm.forward.checks import delta_for
-from captum_norm.forward.gradients import gradients_on
-from captum_norm.forward.request import Request
-from captum_norm.forward.session import MeterOptions
-from captum_norm.models.blocks import Block
-from captum_norm.models.call import ModelCall
+from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, UnsupportedModelError
+from captum_norm.forward.checks import TOLERANCE, expect_number, finite_results
+from captum_norm.forward.gradients import gradients_on, gradients_through
+from captum_norm.forward.request import Request, expect_room_for_gradients
+from captum_norm.forward.session import MeterOptions, may_be_large
+from captum_norm.models.blocks import Block, check_batch_first
+from captum_norm.models.call import ModelCall, Positions
+from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs
+from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable
-from captum_norm.models.outputs import OutputValues, Position, Readout, Target
+from captum_norm.models.outputs import OutputValues, Readout, Target
+from captum_norm.models.precision import least_precise
+from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
+
+Parts = tuple[list[Tensor], Tensor, Tensor, Tensor, tuple[str, Tensor]]
+"""Scores of P values by sequence, (B, P, S) each, the biases' part, the values and their rounded sizes, (B, P) each,
+and the step whose line is farthest from what the model computed, with its deviation."""
 
 
 class Decomposition(NamedTuple):
@@ -107,36 +119,9 @@ class OutputAttribution(AttentionMapAttribution):
         """
         request = Request(target=target, position=position)
         call, request = self.call_of(inputs, additional_forward_args, request)
-        return self.decomposition(call, self._values(call, request), together=check_bool("together", together))
-
-    def compute_convergence_delta(
-        self,
-        attributions: Tensor | tuple[Tensor, ...],
-        inputs: Inputs,
-        additional_forward_args: Any = None,
-        *,
-        target: Target = None,
-        position: Position = None,
-    ) -> Tensor:
-        """Compute the completeness error of the value that ``target`` names; of hidden states, the largest over layers.
-
-        Args:
-            attributions: what :meth:`~captum_norm.NormAttribution.attribute` returned for these inputs, (B, S).
-            inputs: as for :meth:`~captum_norm.NormAttribution.maps`.
-            additional_forward_args: as for :meth:`~captum_norm.NormAttribution.maps`.
-            target: as for :meth:`~captum_norm.NormAttribution.attribute`.
-            position: as for :meth:`~captum_norm.NormAttribution.attribute`.
-
-        Returns:
-            (B,), relative: see :class:`captum_norm.Decomposition`.
-
-        Raises:
-            InvalidInputError: if the attributions are of other inputs.
-        """
-        if not self._explains_output(target):
-            return super().compute_convergence_delta(attributions, inputs, additional_forward_args)
-        parts = self.decompose(inputs, target, additional_forward_args, position=position)
-        return delta_for(attributions, parts.convergence_delta)
+        return self.decomposition(
+            call, self._values(call, request, several=True), together=check_bool("together", together)
+        )
 
     def _explains_output(self, target: Target) -> bool:  # noqa: ARG002 - a method with maps looks at it
         """Whether a value of the output is explained rather than hidden states."""
@@ -146,15 +131,12 @@ class OutputAttribution(AttentionMapAttribution):
     def decomposition(self, call: ModelCall, values: OutputValues, *, together: bool = False) -> Decomposition:
         """Decompose the values of a call's output, or the sum of each example's."""
 
-    def _values(self, call: ModelCall, request: Request) -> OutputValues:
+    def _values(self, call: ModelCall, request: Request, *, several: bool = False) -> OutputValues:
+        """Return the values requested, the only one of each example unless there may be several."""
         # Indices made in inference mode cannot be saved for a gradient.
         with gradients_on():
-            return OutputValues.of(call, request.target, request.position, self._readout)
-
-    def _value(self, call: ModelCall, request: Request) -> OutputValues:
-        """Return the only value of each example."""
-        values = self._values(call, request)
-        if values.several:
+            values = OutputValues.of(call, request.target, request.position, self._readout)
+        if values.several and not several:
             raise InvalidInputError(
                 f"got {values.count} values of each example; attribute and maps explain one: pass them to decompose"
             )
@@ -165,3 +147,153 @@ class OutputAttribution(AttentionMapAttribution):
         if self._modules is None or self._modules.blocks is not blocks:
             self._modules = HookedModules(self.model, blocks)
         return self._modules
+
+    def _accept(self, delta: Tensor, problem: str, *precisions: torch.dtype) -> None:
+        """Refuse an error above the tolerance of the least precise of some modules and those that were hooked."""
+        if (delta <= TOLERANCE[delta.dtype]).all():
+            return
+        read = () if self._modules is None else self._modules.precisions
+        precision = least_precise(delta.dtype, *read, *precisions)
+        if not bool((delta <= TOLERANCE[precision]).all()):
+            raise IncompleteDecompositionError(
+                f"{problem}: relative error {float(delta.max()):.1e}, accepted {TOLERANCE[precision]:.0e} for "
+                f"{precision}"
+            )
+
+
+class RelevanceAttribution(OutputAttribution):
+    """Base class of the rule sets: decomposes output values by gradient × input of the frozen network."""
+
+    rules: ClassVar[RuleSet]
+    mapped = False
+    units = MapUnits("relevance", "relevance", aggregation="propagated", target="part of the output")
+    batch_first = True
+    _propagate = False
+
+    def __init__(
+        self,
+        model: Explainable,
+        *,
+        readout: Readout | None = None,
+        memory_budget: int | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        super().__init__(model, readout=readout, memory_budget=memory_budget, tokenizer=tokenizer)
+
+    def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
+        """Decompose the output value requested; DecompX, without one, aggregates its maps."""
+        if not self._explains_output(request.target):
+            return super().explain(call, request)
+        if request.layers is not None:
+            raise InvalidInputError(
+                f"got layer={request.layers[0]}; a layer's parts do not add up to the output that is explained"
+            )
+        parts = self.decomposition(call, self._values(call, request))
+        return scores_of_inputs(call, parts.scores), parts.convergence_delta
+
+    def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:  # noqa: ARG002 - there are none
+        """Refuse: relevance has no map of a layer."""
+        raise InvalidInputError(
+            f"{type(self).__name__} explains values of the output and has no maps of layers; call attribute"
+        )
+
+    def decomposition(self, call: ModelCall, values: OutputValues, *, together: bool = False) -> Decomposition:
+        """Decompose the values by a backward pass for each, or by one for their sum."""
+        call, parts_of = self._prepared(call), self._propagated if self._propagate else self._relevance
+        made = self.session.explain(lambda: self._checked(call, parts_of(call, values, together=together)))
+        if values.several and not together:
+            return made
+        first = SourceAndPrefix(*(half[:, 0] for half in made.scores)) if call.encoder else made.scores[:, 0]
+        return Decomposition(first, *(value[:, 0] for value in made[1:]))
+
+    def _propagated(self, call: ModelCall, values: OutputValues, *, together: bool) -> Parts:
+        """Compute the parts of the values by propagating those of the tokens, for a method that does."""
+        raise NotImplementedError
+
+    def _prepared(self, call: ModelCall) -> ModelCall:
+        """Take the call out of inference mode; refuse models whose layers cannot be chained, and caches."""
+        refuse_mixing(self.model)
+        before = call.prefix
+        if before.past:
+            keys = "cached positions" if before.cached else "virtual tokens of a tuned prefix"
+            way = "pass the whole sequence without a cache, or take" if before.cached else "take"
+            raise InvalidInputError(
+                f"got {before.past} {keys}, keys and values without the input vectors that {type(self).__name__} "
+                f"attributes to; {way} another method, such as norm or alti"
+            )
+        with gradients_on():
+            return call.outside_inference()
+
+    def _hooked_modules(self, call: ModelCall) -> HookedModules:
+        """Find the modules to hook, once, in a model that the rules understand."""
+        blocks = self.session.blocks(call)
+        if self._modules is None or self._modules.blocks is not blocks:
+            check_batch_first(self.model, blocks.values(), type(self).__name__)
+            gated = next((block for block in blocks.values() if block.gated), None)
+            if gated is not None:
+                raise UnsupportedModelError(
+                    f'attention\'s output is multiplied before the output projection in "{gated.name}" of '
+                    f"{type(self.model).__name__}; {type(self).__name__} does not support that"
+                )
+        return self._hooked(blocks)
+
+    def _relevance(
+        self, call: ModelCall, values: OutputValues, *, together: bool, rules: RuleSet | None = None
+    ) -> Parts:
+        """Compute the parts of the values, or of the sum of each example's, by one backward pass for each."""
+        if may_be_large(call):
+            expect_room_for_gradients(call, self.session.sizes(call))
+        rules, modules = rules or self.rules, self._hooked_modules(call)
+        with gradients_on(), evaluating(call.model):
+            network = FrozenNetwork(modules, call, rules)
+            with gradients_through(self.model):
+                output = network.run()
+            numbers, rounded = values.read(call, output)
+            if together:
+                numbers, rounded = numbers.sum(1, keepdim=True), rounded.sum(1, keepdim=True)
+            count = numbers.shape[1]
+            each = [network.relevances(numbers[:, i], again=i + 1 < count) for i in range(count)]
+        scores, bias = (torch.stack(parts, 1) for parts in zip(*each, strict=True))
+        numbers, rounded = numbers.detach().to(bias), rounded.to(bias)
+        if network.scored_apart:
+            # What a softmax keeps in the model's own code is not seen, so all other steps are checked once.
+            if not modules.complete:
+                constant = replace(rules, temperature=None)
+                self._checked(call, self._relevance(call, values, together=together, rules=constant))
+                modules.complete = True
+            bias = numbers - scores.sum(2)
+        halves = list(scores.split([stream.shape[1] for stream in network.streams], 2))
+        return halves, bias, numbers, rounded, network.largest_deviation()
+
+    def _checked(self, call: ModelCall, parts: Parts) -> Decomposition:
+        """Check parts and put them in the user's order of positions."""
+        halves, bias, numbers, rounded, largest = parts
+        expect_number(self.model, numbers)
+        deviation = self._expect_agreement(largest).to(numbers)
+        places = sequences(call)
+        halves = [
+            half if place.real is None else half.where(place.real.to(half.device)[:, None], 0)
+            for half, place in zip(halves, places, strict=True)
+        ]
+        scores = torch.cat(halves, 2)
+        size = torch.maximum(scores.abs().sum(2) + bias.abs(), rounded).clamp(min=torch.finfo(bias.dtype).tiny)
+        delta = torch.maximum((scores.sum(2) + bias - numbers).abs() / size, deviation)
+        finite_results(self.model, (scores, bias, delta))
+        self._accept(delta, f"the parts of the output of {type(self.model).__name__} do not add up to it")
+        shown = [place.shift_back(half, 2) for half, place in zip(halves, places, strict=True)]
+        return Decomposition(shown[0] if len(shown) == 1 else SourceAndPrefix(*shown), bias, numbers, delta)
+
+    def _expect_agreement(self, largest: tuple[str, Tensor]) -> Tensor:
+        """Refuse a step whose line is not what the model computed; return its deviation."""
+        step, deviation = largest
+        self._accept(
+            deviation, f'the frozen network does not compute what {type(self.model).__name__} does in "{step}"'
+        )
+        return deviation
+
+
+def sequences(call: ModelCall) -> list[Positions]:
+    """Return the positions of the sequences that enter layers."""
+    if call.encoder is None:
+        return [call.positions_of("self")[0]]
+    return [call.positions_of("encoder")[0], call.decoder]

@@ -306,15 +306,6 @@ def test_repeated_positions_have_a_target_each_and_none_is_the_prediction() -> N
     torch.testing.assert_close(best.number[0], predicted.amax(1))
 
 
-def test_attentions_updates_alone_leave_the_rest_to_the_bias() -> None:
-    model, ids = families.build("gpt2", dtype=torch.float64), families.inputs("gpt2")
-    whole, updates = ALTILogit(model).decompose(ids, 5), ALTILogit(model).logit_updates(ids, 5)
-    attention = ALTILogit(model, "attention").decompose(ids, 5)
-    torch.testing.assert_close(attention.scores.sum(1), updates.heads.sum((1, 2)))
-    torch.testing.assert_close(attention.bias, whole.bias + updates.embedding + updates.feed_forward.sum(1))
-    assert (attention.scores - whole.scores).abs().max() > 1e-3
-
-
 def test_half_precision() -> None:
     ids = families.inputs("llama")
     expected = ALTILogit(families.build("llama")).decompose(ids, 5)
@@ -347,8 +338,6 @@ def test_what_cannot_be_explained_is_refused() -> None:
         ALTILogit(classifier()).decompose(ids, 1, position=several)
     with pytest.raises(UnsupportedScopeError, match="no feed-forward network was understood"):
         ALTILogit(families.build("xmod"), readout=head_of_means).attribute(families.inputs("xmod"), 1)
-    with pytest.raises(InvalidInputError, match="got spread='mlp'; expected one of all, attention"):
-        ALTILogit(families.build("gpt2"), "mlp")  # type: ignore[arg-type]
 
 
 def test_behind_a_cache_there_are_updates_and_no_scores() -> None:

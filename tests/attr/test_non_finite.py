@@ -69,7 +69,7 @@ METHODS: dict[str, Callable[[Any, Tensor], Any]] = {
     "gradient maps": lambda model, ids: AttentionTimesGradient(model).maps(ids, target=1),
     "decompx": lambda model, ids: DecompX(model).decompose(ids, 1),
     "decompx maps": lambda model, ids: DecompX(model).maps(ids),
-    "decompx vectors": lambda model, ids: DecompX(model, "norm").vectors(ids),
+    "decompx, norm": lambda model, ids: DecompX(model, "norm").maps(ids),
     "saliency": lambda model, ids: TokenAttribution(model, attr.Saliency).attribute(ids, 1),
     "integrated gradients": lambda model, ids: TokenAttribution(model, attr.IntegratedGradients, n_steps=4).attribute(
         ids, 1, return_convergence_delta=True
@@ -86,7 +86,7 @@ EXPECTED: dict[str, Any] = {
 FINITE = {"weights", "rollout", "alti", "norms", "norms with residual", "attention block"}
 FINITE |= {"measurements", "without maps"}
 REFUSED: dict[str, set[str]] = {name: set() for name in MODELS} | {
-    "half precision": {"gradient", "gradient maps", "decompx", "decompx maps", "decompx vectors"},
+    "half precision": {"gradient", "gradient maps", "decompx", "decompx maps", "decompx, norm"},
     "infinite gain": METHODS.keys() - FINITE,
 }
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import DecompX, GlobEnc, NonFiniteError, NormMeter, UnsupportedModelError
+from captum_norm import GlobEnc, NonFiniteError, NormMeter, UnsupportedModelError
 from captum_norm.models import Scope
 from tests import families, feed_forwards, oracle
 from tests.attr.test_globenc import direct
@@ -101,15 +101,6 @@ def test_norms_through_whole_layers_keep_their_digits(scale: float) -> None:
         for scope in scopes:
             expected = torch.stack([layer[scope][0].norm(dim=-1) for layer in exact], 1)
             relatively_near(found.norms[scope], expected, 1e-4)  # activations cancel in what reaches the output
-
-
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_norms_of_propagated_vectors_are_those_of_the_vectors(name: str) -> None:
-    for scale in (1.0, *SIZES):
-        model, inputs = small_values(name, scale), families.inputs(name)
-        for method in (DecompX(model), DecompX(model, "norm")):
-            vectors = method.vectors(inputs).vectors.double()
-            relatively_near(method.maps(inputs).self_attention, vectors.norm(dim=-1), 1e-6)
 
 
 def test_heads_without_scopes_of_their_own_are_checked_by_themselves() -> None:

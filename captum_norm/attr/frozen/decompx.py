@@ -1,24 +1,22 @@
 """Decomposes hidden states, or any output value, into contributions of the tokens: DecompX."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from captum_norm.attr.frozen.lrp import Parts, RelevanceAttribution, sequences
-from captum_norm.attr.frozen.parts import LayerParts, PartsNetwork, propagated
-from captum_norm.attr.frozen.rules import DECOMPX, RuleSet
+from captum_norm.attr.frozen.parts import PartsNetwork, propagated
+from captum_norm.attr.frozen.rules import DECOMPX
 from captum_norm.attr.layer_maps import LayerMap, stacked_maps
+from captum_norm.attr.output import Parts, RelevanceAttribution, sequences
 from captum_norm.bars import bar
 from captum_norm.checks import check_bool, check_choice
-from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.checks import finite_results
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.functional import length, relative_error
 from captum_norm.models.call import ModelCall, Positions
-from captum_norm.models.inputs import Inputs
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Readout, Target
 from captum_norm.models.precision import accumulation_dtype
@@ -26,18 +24,8 @@ from captum_norm.models.stacks import Role
 from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
 
 Bias = Literal["apart", "absdot", "abssim", "norm", "equal", "cls"]
-
-
-class TokenVectors(NamedTuple):
-    """Hidden states, decomposed.
-
-    Attributes:
-        vectors: each token's (K) contribution to each layer's output at each position (Q), (B, L, Q, K, D).
-        bias: the biases' contribution, (B, L, Q, D); 0 if they are shared among the tokens.
-    """
-
-    vectors: Tensor
-    bias: Tensor
+Norms = tuple[Tensor, Tensor, Tensor]
+"""Of one layer's output: the norms of the tokens' parts, (K, Q), what remains, (Q, D), and the output's norm, (Q,)."""
 
 
 class DecompX(RelevanceAttribution):
@@ -101,41 +89,6 @@ class DecompX(RelevanceAttribution):
         self._sharing = None if bias == "apart" else bias
         self._propagate = check_bool("propagate", propagate) or bias != "apart"
 
-    def vectors(
-        self, inputs: Inputs, additional_forward_args: Any = None, *, layers: Sequence[int] | None = None
-    ) -> TokenVectors:
-        """Decompose each layer's output, at (S + 2) times the cost of a forward pass: for small inputs and one stack.
-
-        Args:
-            inputs: as for :meth:`~captum_norm.NormAttribution.maps`.
-            additional_forward_args: as for :meth:`~captum_norm.NormAttribution.maps`.
-            layers: as for :meth:`~captum_norm.NormAttribution.maps`.
-
-        Returns:
-            the vectors, zero at padding.
-
-        Raises:
-            CaptumNormError: see :meth:`decompose`.
-        """
-        call, request = self.call_of(inputs, additional_forward_args, Request(layers))
-        if call.encoder is not None:
-            raise UnsupportedModelError(
-                f"got the encoder–decoder model {self.session.name}; vectors() decomposes one stack: pass the encoder "
-                "alone, or take the parts' norms in all stacks from maps(), and those of an output from decompose()"
-            )
-        call, (positions, _) = self._prepared(call), call.positions_of("self")
-
-        def work() -> TokenVectors:
-            count = max(stack.layers for stack in self.session.sizes(call).values())
-            layers = layer_indices(request.layers, count)
-            parts, _ = self._layers(call, torch.clone, layers)
-            self._deltas(parts, layers, call.positions)
-            vectors = positions.restore(positions.restore(_stacked(parts, "tokens", layers).transpose(2, 3), 2), 3)
-            bias = positions.restore(_stacked(parts, "bias", layers), 2)
-            return finite_results(self.model, TokenVectors(vectors, bias))
-
-        return self.session.explain(work)
-
     def _explains_output(self, target: Target) -> bool:
         return target is not None or self._readout is not None
 
@@ -151,15 +104,18 @@ class DecompX(RelevanceAttribution):
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the norms of the tokens' contributions to the layers requested."""
         call = self._prepared(call)
-        parts, network = self._layers(call, length)
+        parts, network = self._layers(call)
         maps = dict[Role, list[tuple[int, LayerMap]]]()
         for role, (first, end, tokens) in self._stacks(call, len(parts[0]), network.lengths).items():
             if request.has_stack(role):
                 indices = layer_indices(request.layers, end - first)
-                layers = [first + index for index in indices]
-                queries, _ = call.positions_of(role)
-                norms = _stacked(parts, "tokens", layers)[:, :, tokens].transpose(2, 3)
-                deltas = self._deltas(parts, layers, queries)
+                chosen = [[example[first + index] for index in indices] for example in parts]
+                norms, rest, size = (
+                    torch.stack([torch.stack([layer[part] for layer in example]) for example in chosen])
+                    for part in range(3)
+                )
+                norms = norms[:, :, tokens].transpose(2, 3)
+                deltas = self._deltas(length(rest), size, call.positions_of(role)[0])
                 maps[role] = list(zip(indices, map(LayerMap, norms.unbind(1), deltas.unbind(1)), strict=True))
         return stacked_maps(call, maps, causal=network.stacks.causal)
 
@@ -180,11 +136,8 @@ class DecompX(RelevanceAttribution):
         tokens = None if None in lengths else call.batch * sum(length or 0 for length in lengths)
         return bar(f"parts of {self.session.name}", tokens, "tokens")
 
-    def _parts_of(
-        self, call: ModelCall, values: OutputValues, *, together: bool, rules: RuleSet | None = None
-    ) -> Parts:
-        if not self._propagate:
-            return super()._parts_of(call, values, together=together, rules=rules)
+    def _propagated(self, call: ModelCall, values: OutputValues, *, together: bool) -> Parts:
+        """Compute the parts of the values by propagating those of the tokens to the output."""
         modules, lengths, deviations = self._hooked_modules(call), list[int](), list[tuple[str, Tensor]]()
         examples = []
         chosen = self._sharing, self.session.options.budget
@@ -205,34 +158,31 @@ class DecompX(RelevanceAttribution):
         halves, deviation = list(of_tokens.split(lengths, 2)), max(deviations, key=lambda noted: noted[1])
         return halves, bias, number, rounded, deviation
 
-    def _layers(
-        self, call: ModelCall, reduce: Callable[[Tensor], Tensor], layers: Collection[int] | None = None
-    ) -> tuple[list[dict[int, LayerParts]], PartsNetwork]:
-        """Compute each example's parts of layers' outputs (all if None); return the network that was run last, too."""
-        modules, examples = self._hooked_modules(call), list[dict[int, LayerParts]]()
+    def _layers(self, call: ModelCall) -> tuple[list[list[Norms]], PartsNetwork]:
+        """Compute each example's norms of every layer; return the network that was run last, too."""
+        modules, examples = self._hooked_modules(call), list[list[Norms]]()
 
         def watch(layer: int, copies: Tensor) -> None:
-            if layers is None or layer in layers:
-                examples[-1][layer] = LayerParts.of(copies, reduce, examples[-1].get(layer))
+            copies, layers = copies.to(accumulation_dtype(copies.dtype)), examples[-1]
+            total, norms = copies[1:-1].sum(0), length(copies[1:-1])
+            if layer < len(layers):  # some tokens have been propagated before
+                before, rest, size = layers[layer]
+                layers[layer] = torch.cat([before, norms]), rest - total, size
+            else:
+                layers.append((norms, copies[0] - copies[-1] - total, length(copies[0])))
 
         chosen = self._sharing, self.session.options.budget
         with self._bar(call) as shown:
             for index in range(call.batch):
-                examples.append({})
+                examples.append([])
                 for _, network in propagated(modules, call.example(index), *chosen, shown.update, watch):
                     self._expect_agreement(network.largest_deviation())
         return examples, network
 
-    def _deltas(self, parts: Sequence[dict[int, LayerParts]], layers: Sequence[int], queries: Positions) -> Tensor:
-        """Compute the layers' completeness errors, (B, L)."""
-        error, size, real = length(_stacked(parts, "rest", layers)), _stacked(parts, "size", layers), queries.real
-        real = None if real is None else real[:, None].expand(error.shape).flatten(0, 1)
+    def _deltas(self, error: Tensor, size: Tensor, queries: Positions) -> Tensor:
+        """Compute the layers' completeness errors, (B, L), from norms (B, L, Q)."""
+        real = None if queries.real is None else queries.real[:, None].expand(error.shape).flatten(0, 1)
         delta = relative_error(error.flatten(0, 1), size.flatten(0, 1), real).reshape(error.shape[:2])
         finite_results(self.model, delta)
         self._accept(delta, f"the parts of the hidden states of {type(self.model).__name__} do not add up")
         return delta
-
-
-def _stacked(parts: Sequence[dict[int, LayerParts]], name: str, layers: Sequence[int]) -> Tensor:
-    """Stack what the parts have under a name by example and layer, (B, L, ...)."""
-    return torch.stack([torch.stack([getattr(example[layer], name) for layer in layers]) for example in parts])

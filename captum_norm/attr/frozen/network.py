@@ -242,13 +242,13 @@ class FrozenNetwork(TorchFunctionMode):
     def attention(self, call: AttentionCall) -> Tensor:
         """Replace attention, before the output projection."""
         self._attended += 1
+        temperature = self.rules.temperature
         with torch.no_grad():
             output = call.output()
-        call, temperature = call.whole(), self.rules.temperature
+            if temperature is None:
+                place, _, weights = self.stacks.attend(call)
         if temperature is None:
-            mask = None if call.mask is None else call.mask.detach()
-            constant = replace(call, query=call.query.detach(), key=call.key.detach(), mask=mask)
-            place, line, _ = self.stacks.attend(constant)
+            line = (weights @ call.values_by_head.to(weights.dtype)).transpose(1, 2)
         else:
             # Where attention weights come in place of the queries, they do in place of the keys.
             self.scored_apart |= call.key is call.value

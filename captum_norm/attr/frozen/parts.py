@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +18,12 @@ from captum_norm.functional import (
     add_bias,
     apply_linear,
     inverse_scale,
-    length,
 )
 from captum_norm.memory import MemoryBudget, free_bytes, readable
-from captum_norm.models.attention import AttentionCall
+from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import Hook, first_tensor, tensors_in
 from captum_norm.models.networks import stacked_maps
-from captum_norm.models.precision import accumulation_dtype
 
 # Number of tensors alive at a time: as large as the largest inside a layer, and as large as the model's output.
 LAYER_COPIES, OUTPUT_COPIES = 10, 3
@@ -92,14 +89,7 @@ class PartsNetwork(FrozenNetwork):
                 f"{type(call.module).__name__} receives values projected outside of it, so attention's bias cannot be "
                 'separated from earlier ones; expected its linear maps inside, or bias="apart"'
             )
-        call = call.whole()
-
-        def first(option: Any) -> Any:
-            return option[:1] if isinstance(option, Tensor) and option.dim() > 2 else option
-
-        tensors = {name: getattr(call, name)[:1] for name in ("query", "key", "value")}
-        options = {name: first(option) for name, option in call.options.items()}
-        _, output, weights = self.stacks.attend(replace(call, **tensors, mask=first(call.mask), options=options))
+        _, output, weights = self.stacks.attend(call.part(Part(slice(1), slice(None))))
         heads = call.value[1:].repeat_interleave(weights.shape[1] // call.value.shape[1], dim=1)
         return torch.cat([output, (weights @ heads.to(weights.dtype)).transpose(1, 2).to(output.dtype)])
 
@@ -252,22 +242,3 @@ def _measured(modules: HookedModules, example: ModelCall) -> tuple[FrozenNetwork
         with torch.no_grad():
             network.run()
     return network, copy
-
-
-class LayerParts(NamedTuple):
-    """One layer's output in parts: the K tokens' (reduced), the biases', what remains, and the output's norm."""
-
-    tokens: Tensor  # (K, ...)
-    bias: Tensor  # (Q, D)
-    rest: Tensor  # (Q, D)
-    size: Tensor  # (Q,)
-
-    @staticmethod
-    def of(copies: Tensor, reduce: Callable[[Tensor], Tensor], before: "LayerParts | None") -> "LayerParts":
-        """Reduce some tokens' parts by a function that copies, and join them to those of the tokens before."""
-        copies = copies.to(accumulation_dtype(copies.dtype))
-        output, parts, bias = copies[0], copies[1:-1], copies[-1]
-        tokens, total = reduce(parts), parts.sum(0)
-        if before is None:
-            return LayerParts(tokens, bias.clone(), output - bias - total, length(output))
-        return before._replace(tokens=torch.cat([before.tokens, tokens]), rest=before.rest - total)

@@ -155,29 +155,12 @@ GIM = RuleSet(activation=tangent, product=halves(tangent), temperature=2)
 """As AttnLRP, with true gradients of activations and a softer softmax [Edin et al. 2025b]."""
 
 
-class _Tempered(torch.autograd.Function):
-    """Weights that were computed, whose gradient is that of softmax(z / T) without the factor 1 / T."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, weights: Tensor, temperature: float, axis: int) -> Tensor:
-        ctx.save_for_backward(scores)
-        ctx.temperature, ctx.axis = temperature, axis
-        return weights.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        (scores,), (gradient,) = ctx.saved_tensors, gradients
-        softer = F.softmax(scores.to(accumulation_dtype(scores.dtype)) / ctx.temperature, ctx.axis)
-        passed = softer * (gradient - (softer * gradient).sum(ctx.axis, keepdim=True))
-        return passed.to(scores.dtype), None, None, None
-
-
 # Wrapped as a torch function, so that the mode that traces attention weights sees it.
 @wrap_torch_function(lambda weights, *_: (weights,))
 def tempered(weights: Tensor, scores: Tensor, temperature: float, axis: int) -> Tensor:
-    """Return the softmax of scores, with the gradient at another temperature [Edin et al. 2025b]."""
-    softer: Tensor = _Tempered.apply(scores, weights.detach(), temperature, axis)  # type: ignore[no-untyped-call]
-    return softer
+    """Return weights with the gradient of softmax(z / T), but for the factor 1 / T [Edin et al. 2025b]."""
+    softer = temperature * F.softmax(scores.to(accumulation_dtype(scores.dtype)) / temperature, axis)
+    return weights.detach() + (softer - softer.detach()).to(weights.dtype)
 
 
 def halve(product: Tensor) -> None:

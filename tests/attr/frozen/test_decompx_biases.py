@@ -68,7 +68,7 @@ def test_all_that_is_added_from_the_value_projection_on_is_one_bias() -> None:
         together = written[:, -1].clone()
         written[:, -1] = 0
         expected = behind_attention(step, layer, parts + share(written, together, bias))
-        near(DecompX(model, bias).vectors(ids).vectors[0, 0], expected[:, :-1], 1e-6)
+        near(DecompX(model, bias).maps(ids).self_attention[0, 0], expected[:, :-1].norm(dim=-1), 1e-6)
 
 
 class NormedInside(LlamaAttention):
@@ -85,13 +85,13 @@ def test_the_shift_of_a_norm_in_front_of_attention_is_shared_where_it_is_added()
     for layer in model.model.layers:
         layer.input_layernorm = nn.LayerNorm(WIDTH)
     model = randomized(model, 0)
-    expected = DecompX(model, "absdot").vectors(ids).vectors
+    expected = DecompX(model, "absdot").maps(ids).self_attention
     for layer in model.model.layers:
         layer.self_attn.__class__, layer.self_attn.norm = NormedInside, layer.input_layernorm
         layer.input_layernorm = nn.Identity()
         # Linear maps that are called when attention is over are none of its own.
         layer.self_attn.others = layer.mlp
-    near(DecompX(model, "absdot").vectors(ids).vectors, expected)
+    near(DecompX(model, "absdot").maps(ids).self_attention, expected)
 
 
 def test_values_projected_outside_of_attention_are_refused_where_biases_are_shared() -> None:
