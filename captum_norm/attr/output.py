@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Unpack
 
 import torch
@@ -27,10 +28,6 @@ from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Readout, Target
 from captum_norm.models.precision import least_precise
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
-
-Parts = tuple[list[Tensor], Tensor, Tensor, Tensor, tuple[str, Tensor]]
-"""Scores of P values by sequence, (B, P, S) each, the biases' part, the values and their rounded sizes, (B, P) each,
-and the step whose line is farthest from what the model computed, with its deviation."""
 
 
 class Decomposition(NamedTuple):
@@ -199,15 +196,15 @@ class RelevanceAttribution(OutputAttribution):
 
     def decomposition(self, call: ModelCall, values: OutputValues, *, together: bool = False) -> Decomposition:
         """Decompose the values by a backward pass for each, or by one for their sum."""
-        call, parts_of = self._prepared(call), self._propagated if self._propagate else self._relevance
-        made = self.session.explain(lambda: self._checked(call, parts_of(call, values, together=together)))
+        explained = self._propagated if self._propagate else self._relevance
+        made = self.session.explain(partial(explained, self._prepared(call), values, together=together))
         if values.several and not together:
             return made
         first = SourceAndPrefix(*(half[:, 0] for half in made.scores)) if call.encoder else made.scores[:, 0]
         return Decomposition(first, *(value[:, 0] for value in made[1:]))
 
-    def _propagated(self, call: ModelCall, values: OutputValues, *, together: bool) -> Parts:
-        """Compute the parts of the values by propagating those of the tokens, for a method that does."""
+    def _propagated(self, call: ModelCall, values: OutputValues, *, together: bool) -> Decomposition:
+        """Decompose the values by propagating the tokens' parts, for a method that does."""
         raise NotImplementedError
 
     def _prepared(self, call: ModelCall) -> ModelCall:
@@ -239,8 +236,8 @@ class RelevanceAttribution(OutputAttribution):
 
     def _relevance(
         self, call: ModelCall, values: OutputValues, *, together: bool, rules: RuleSet | None = None
-    ) -> Parts:
-        """Compute the parts of the values, or of the sum of each example's, by one backward pass for each."""
+    ) -> Decomposition:
+        """Decompose the values, or the sum of each example's, by one backward pass for each."""
         if may_be_large(call):
             expect_room_for_gradients(call, self.session.sizes(call))
         rules, modules = rules or self.rules, self._hooked_modules(call)
@@ -258,16 +255,22 @@ class RelevanceAttribution(OutputAttribution):
         if network.scored_apart:
             # What a softmax keeps in the model's own code is not seen, so all other steps are checked once.
             if not modules.complete:
-                constant = replace(rules, temperature=None)
-                self._checked(call, self._relevance(call, values, together=together, rules=constant))
+                self._relevance(call, values, together=together, rules=replace(rules, temperature=None))
                 modules.complete = True
             bias = numbers - scores.sum(2)
         halves = list(scores.split([stream.shape[1] for stream in network.streams], 2))
-        return halves, bias, numbers, rounded, network.largest_deviation()
+        return self._checked(call, halves, bias, numbers, rounded, network.largest_deviation())
 
-    def _checked(self, call: ModelCall, parts: Parts) -> Decomposition:
+    def _checked(
+        self,
+        call: ModelCall,
+        halves: list[Tensor],  # the scores of P values by sequence, (B, P, S) each
+        bias: Tensor,  # the biases' part, (B, P)
+        numbers: Tensor,  # the values, (B, P)
+        rounded: Tensor,  # the sizes of what was rounded in them, (B, P)
+        largest: tuple[str, Tensor],  # the step that is farthest from the model's, and its deviation
+    ) -> Decomposition:
         """Check parts and put them in the user's order of positions."""
-        halves, bias, numbers, rounded, largest = parts
         expect_number(self.model, numbers)
         deviation = self._expect_agreement(largest).to(numbers)
         places = sequences(call)

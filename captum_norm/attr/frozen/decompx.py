@@ -10,7 +10,7 @@ from torch import Tensor
 from captum_norm.attr.frozen.parts import PartsNetwork, propagated
 from captum_norm.attr.frozen.rules import DECOMPX
 from captum_norm.attr.layer_maps import LayerMap, stacked_maps
-from captum_norm.attr.output import Parts, RelevanceAttribution, sequences
+from captum_norm.attr.output import Decomposition, RelevanceAttribution, sequences
 from captum_norm.bars import bar
 from captum_norm.checks import check_bool, check_choice
 from captum_norm.forward.checks import finite_results
@@ -136,8 +136,8 @@ class DecompX(RelevanceAttribution):
         tokens = None if None in lengths else call.batch * sum(length or 0 for length in lengths)
         return bar(f"parts of {self.session.name}", tokens, "tokens")
 
-    def _propagated(self, call: ModelCall, values: OutputValues, *, together: bool) -> Parts:
-        """Compute the parts of the values by propagating those of the tokens to the output."""
+    def _propagated(self, call: ModelCall, values: OutputValues, *, together: bool) -> Decomposition:
+        """Decompose the values by propagating the tokens' parts to the output."""
         modules, lengths, deviations = self._hooked_modules(call), list[int](), list[tuple[str, Tensor]]()
         examples = []
         chosen = self._sharing, self.session.options.budget
@@ -155,8 +155,8 @@ class DecompX(RelevanceAttribution):
         if together:
             parts = [part.sum(1, keepdim=True) for part in parts]
         of_tokens, bias, number, rounded = parts
-        halves, deviation = list(of_tokens.split(lengths, 2)), max(deviations, key=lambda noted: noted[1])
-        return halves, bias, number, rounded, deviation
+        halves, largest = list(of_tokens.split(lengths, 2)), max(deviations, key=lambda noted: noted[1])
+        return self._checked(call, halves, bias, number, rounded, largest)
 
     def _layers(self, call: ModelCall) -> tuple[list[list[Norms]], PartsNetwork]:
         """Compute each example's norms of every layer; return the network that was run last, too."""
