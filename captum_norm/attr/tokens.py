@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,7 +16,6 @@ from captum_norm.forward.gradients import gradients_through
 from captum_norm.functional import length
 from captum_norm.models.call import ModelCall
 from captum_norm.models.embeddings import (
-    EMBEDDINGS,
     StandIn,
     embedding_module,
     ordinary_positions,
@@ -245,7 +243,8 @@ class TokenAttribution(Attribution):
         try:
             with torch.set_grad_enabled(not self._perturbs), gradients_through(self.model):
                 method = self._make(output_of)
-                result = method.attribute(features, additional_forward_args=output_of.tensors, **options)
+                examples = torch.arange(len(features), device=features.device)
+                result = method.attribute(features, additional_forward_args=(examples,), **options)
         except (CaptumNormError, torch.OutOfMemoryError):
             raise
         # RuntimeError: torch.compile disables the checks of torch.distributions.
@@ -273,7 +272,7 @@ class TokenAttribution(Attribution):
 
 
 class _ExplainedOutput(nn.Module):
-    """The function that Captum explains: from features and :attr:`tensors` to the explained output, (N,).
+    """The function that Captum explains: from features of examples, and their indices, to the explained output, (N,).
 
     Features are embeddings, (N, S, D), or with a baseline (N, S), which interpolate between it and the embeddings.
     """
@@ -281,8 +280,8 @@ class _ExplainedOutput(nn.Module):
     def __init__(
         self,
         call: ModelCall,
-        real: Tensor,  # True at real positions, (N, S)
-        read: Tensor | None,  # True where the output is read, (N, S)
+        real: Tensor,  # True at real positions, (B, S)
+        read: Tensor | None,  # True where the output is read, (B, S)
         target: Tensor | None,
         readout: Readout | None,
         baseline: Tensor | None,  # (D,)
@@ -290,12 +289,6 @@ class _ExplainedOutput(nn.Module):
         super().__init__()
         self.model, self._call, self._readout, self._baseline = call.model, call, readout, baseline
         self._real, self._read, self._target = real, read, target
-        # The arguments with an entry for each example, except the embeddings.
-        self._batched = tuple(
-            name
-            for name, value in call.arguments.items()
-            if name != EMBEDDINGS and isinstance(value, Tensor) and value.dim() and len(value) == len(real)
-        )
 
     def example(self, index: int, end: int) -> "_ExplainedOutput":
         """Select an example, without what comes from a position on."""
@@ -304,31 +297,18 @@ class _ExplainedOutput(nn.Module):
         target = None if self._target is None else self._target[index, None]
         return _ExplainedOutput(call, self._real[index, None, :end], read, target, self._readout, self._baseline)
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that Captum repeats with the features; with a cache, which it cannot, the examples' indices."""
-        further = [value for value in (self._real, self._target, self._read) if value is not None]
-        if self._call.prefix.cache is not None:
-            further.append(torch.arange(len(self._real), device=self._real.device))
-        return (*(self._call.arguments[name] for name in self._batched), *further)
+    def forward(self, features: Tensor, examples: Tensor) -> Tensor:
+        """Compute the explained output of examples, which Captum repeats."""
 
-    def forward(self, features: Tensor, *tensors: Tensor) -> Tensor:
-        """Compute the explained output of repeated examples."""
-        real, *further = tensors[len(self._batched) :]
-        target = None if self._target is None else further.pop(0)
-        read = None if self._read is None else further.pop(0)
-        call = self._call
-        if call.prefix.cache is not None:
-            index = further.pop(0)
-            call = call.map_batched(lambda value: value[index.to(value.device)], index.tolist())
-        call = replace(call, arguments=call.arguments | dict(zip(self._batched, tensors, strict=False)))
+        def chosen(rows: Tensor) -> Tensor:
+            return rows[examples.to(rows.device)]
 
         def embed(original: Tensor) -> Tensor:
             if self._baseline is None:
                 return features
             share = features[..., None].to(original)
-            # Embeddings given as inputs belong to one example here, and broadcast.
             return share * original + (1 - share) * self._baseline.to(original)
 
-        output = run_with_embeddings(call, embed)
-        return explained_number(read_output(self.model, output, real, read, self._readout), target)
+        output = run_with_embeddings(self._call.map_batched(chosen, examples.tolist()), embed)
+        read, target = (None if rows is None else chosen(rows) for rows in (self._read, self._target))
+        return explained_number(read_output(self.model, output, chosen(self._real), read, self._readout), target)
