@@ -96,7 +96,10 @@ class GenerationAttribution(Attribution):
         super().__init__(model)
         self.method: Any = explainer
         self.model = cast(Any, model)
-        self._continued = encoder_of(model) is None
+        self._continued, config = encoder_of(model) is None, config_of(model)
+        self._longest: int | None = getattr(config, "max_position_embeddings", None)
+        # The token that a decoder's inputs begin with.
+        self._begin: int | None = getattr(config, "decoder_start_token_id", None)
 
     @log_usage()  # type: ignore[untyped-decorator]
     def attribute(
@@ -159,7 +162,8 @@ class GenerationAttribution(Attribution):
 
         inputs = self._inputs(tokenized.ids, answer[:end])
         rows, deltas = answer_rows(self.method, inputs, answer[:end], slice(start, end), rival, together=together)
-        tokens = [*token_texts(tokenized.ids, self.tokenizer), *self._start(), *texts[: end - 1]]
+        begin = [] if self._continued else [self.tokenizer.convert_ids_to_tokens(self._begin)]
+        tokens = [*token_texts(tokenized.ids, self.tokenizer), *begin, *texts[: end - 1]]
         template = torch.tensor(tokenized.template + [False] * (len(tokens) - len(tokenized.ids)))
         scores = _of_inputs(rows, template)
         total = scores.sum(0)
@@ -261,22 +265,6 @@ class GenerationAttribution(Attribution):
                 "got a contrast that does not differ from the answer's tokens to explain; expected another answer"
             )
         return differing[0]
-
-    @property
-    def _longest(self) -> int | None:
-        """The number of positions that the model has."""
-        longest: int | None = getattr(config_of(self.model), "max_position_embeddings", None)
-        return longest
-
-    @property
-    def _begin(self) -> int | None:
-        """The token that a decoder's inputs begin with."""
-        begin: int | None = getattr(config_of(self.model), "decoder_start_token_id", None)
-        return begin
-
-    def _start(self) -> list[str]:
-        """Return the text of the input between the prompt and the answer: a decoder's first."""
-        return [] if self._continued else [self.tokenizer.convert_ids_to_tokens(self._begin)]
 
     def _check(self, ids: Sequence[int], embedding: Any, longest: int | None) -> None:
         vocabulary = len(embedding.get_input_embeddings().weight)

@@ -76,16 +76,14 @@ class HookedModules:
             if list(module.children()) and may_be_affine(module) and apart.isdisjoint(module.modules())
         ]
         self.is_affine = affine_test(self.names)
-        self.linear = [module for attention in blocks for module in attention.modules() if _is_linear(module)]
+        inside = (module for attention in blocks for module in attention.modules())
+        self.linear = [
+            module for module in inside if (weight := tensor_of(module, "weight")) is not None and weight.dim() == 2
+        ]
         self.steps: dict[nn.Module, Step] = {}
         self.precisions: set[torch.dtype] = set()
         # Whether parts have added up with attention weights as constants.
         self.complete = False
-
-
-def _is_linear(module: nn.Module) -> bool:
-    weight = tensor_of(module, "weight")
-    return weight is not None and weight.dim() == 2
 
 
 # Threads and handles of the hooks that are open, by their numbers in the order of all changes to models.

@@ -73,18 +73,12 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class RuleSet:
-    """The rules of one method; those for norms, routing and products of attention are the same in all.
+    """The rules of one method; those for norms, routing and products of attention are the same in all."""
 
-    Attributes:
-        activation: makes the line that replaces g, from g and its argument z.
-        product: makes the line that replaces g(u) ⊙ h(w), from g, h (None for the identity), u and w.
-        temperature: of the softmax in the backward pass, through which relevance flows to queries and keys; None:
-            attention weights are constant.
-    """
-
+    # From g and z, the line in place of g(z); from g, h (None: the identity), u and w, that in place of g(u) ⊙ h(w).
     activation: Callable[[Elementwise, Tensor], Line]
     product: Callable[[Elementwise, Elementwise | None, Tensor, Tensor], Line]
-    temperature: float | None = None
+    temperature: float | None = None  # of the softmax in the backward pass; None: attention weights are constant
 
 
 def secant(function: Elementwise, point: Tensor) -> Line:
