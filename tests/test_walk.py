@@ -8,7 +8,7 @@ from benchmarks.walk import calls, walk_of
 LIMITS = {
     "NormAttribution.attribute, BERT": (27, 183, 21),
     "atb_ff_res, LLaMA": (29, 250, 22),
-    "DecompX to a logit, BERT": (25, 173, 18),
+    "DecompX to a logit, BERT": (22, 168, 15),
 }
 
 

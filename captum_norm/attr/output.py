@@ -25,7 +25,7 @@ from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable
-from captum_norm.models.outputs import OutputValues, Readout, Target
+from captum_norm.models.outputs import OutputValues, Readout
 from captum_norm.models.precision import least_precise
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 
@@ -120,10 +120,6 @@ class OutputAttribution(AttentionMapAttribution):
             call, self._values(call, request, several=True), together=check_bool("together", together)
         )
 
-    def _explains_output(self, target: Target) -> bool:  # noqa: ARG002 - a method with maps looks at it
-        """Whether a value of the output is explained rather than hidden states."""
-        return True
-
     @abstractmethod
     def decomposition(self, call: ModelCall, values: OutputValues, *, together: bool = False) -> Decomposition:
         """Decompose the values of a call's output, or the sum of each example's."""
@@ -179,7 +175,7 @@ class RelevanceAttribution(OutputAttribution):
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Decompose the output value requested; DecompX, without one, aggregates its maps."""
-        if not self._explains_output(request.target):
+        if self.target == "optional" and request.target is None and self._readout is None:
             return super().explain(call, request)
         if request.layers is not None:
             raise InvalidInputError(

@@ -18,7 +18,7 @@ from captum_norm.forward.request import Request, layer_indices
 from captum_norm.functional import length, relative_error
 from captum_norm.models.call import ModelCall, Positions
 from captum_norm.models.objects import Explainable
-from captum_norm.models.outputs import OutputValues, Readout, Target
+from captum_norm.models.outputs import OutputValues, Readout
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.stacks import Role
 from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
@@ -88,9 +88,6 @@ class DecompX(RelevanceAttribution):
         self.bias: Bias = check_choice("bias", bias, get_args(Bias))
         self._sharing = None if bias == "apart" else bias
         self._propagate = check_bool("propagate", propagate) or bias != "apart"
-
-    def _explains_output(self, target: Target) -> bool:
-        return target is not None or self._readout is not None
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Select rows of the last layer's map, which includes all layers."""
