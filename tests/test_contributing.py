@@ -1,4 +1,4 @@
-"""What contributors meet first is in order: the workflow, the way of a call, and the tests that draw more cases."""
+"""What contributors meet first is in order: the workflow, and the way of a call."""
 
 import os
 import re
@@ -33,14 +33,3 @@ def test_the_way_of_a_call_names_what_exists() -> None:
     for code, name, path in steps:
         source = (ROOT / path).read_text(encoding="utf-8")
         assert not code or re.search(rf"(def|class) {name.rpartition('.')[2]}\b", source), (name, path)
-
-
-def test_every_file_of_tests_that_draws_more_cases_on_request_is_in_make_fuzz() -> None:
-    tests = Path(__file__).parent
-    drawing = [
-        path
-        for path in tests.rglob("test_*.py")
-        if path != Path(__file__) and any(name in path.read_text(encoding="utf-8") for name in ("_NORM_FUZZ", "FACTOR"))
-    ]
-    assert len(drawing) >= 2
-    assert [path for path in drawing if "pytest.mark.fuzz" not in path.read_text(encoding="utf-8")] == []

@@ -247,18 +247,6 @@ def test_left_padding_under_a_causal_mask_leaves_queries_without_keys() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@both_orders
-def test_long_inputs_and_parts_of_them_change_nothing(batch_first: bool) -> None:
-    model, mask = randomized(Classifier(batch_first=batch_first), dtype=torch.float64), padding(33, 20)
-    arguments = {"ids": ids(2, 33) if batch_first else ids(33, 2), "padding_mask": mask}
-    for cut in ({}, {"mask": causal(33)}):
-        whole, parts = (
-            NormMeter(model, memory_budget=size).measure(arguments | cut, scopes=["atb"]) for size in (None, 1)
-        )
-        (expected,), (actual,) = whole.values(), parts.values()
-        torch.testing.assert_close(actual.norms["atb"], expected.norms["atb"], rtol=1e-11, atol=1e-13)
-
-
 def test_the_rows_explained_are_what_the_head_reads_or_without_a_head_the_last_of_a_causal_model() -> None:
     model, mask = randomized(Classifier(batch_first=True)), padding(*LENGTHS)
     method, tokens = NormAttribution(model), ids(3, 9)

@@ -1,4 +1,4 @@
-"""The parts of the page on faithful methods: ranks of evidence, passages of a prompt, results that are kept."""
+"""The parts of the page on faithful methods: ranks, and passages of a prompt."""
 
 from itertools import permutations
 from typing import Any
@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from benchmarks.copied_facts import prompts
-from benchmarks.evidence import CHANCE, FIRST, LAST, Pair, by_word, ranks
 from benchmarks.passages import figures, question_of, rows_of, summed
 from benchmarks.ranking import first_share, reciprocal_rank
 from captum_norm.loading import LANGUAGE_MODEL, load
@@ -28,35 +27,9 @@ def test_ties_are_broken_at_random(scores: list[float], wanted: set[int]) -> Non
         assert first_share(scores, only) == pytest.approx(sum(value == 1 for value in found) / len(found))
 
 
-def test_words_are_ranked_without_the_start_token() -> None:
-    tokens, scores = ["<s>", "ĠThe", "Ġneph", "ews", "Ġof"], [9.0, 0.5, 0.25, 0.375, 0.5]
-    rows = [
-        {"example": 0, "position": place, "token": token, "removable": place > 0, "norm": score}
-        for place, (token, score) in enumerate(zip(tokens, scores, strict=True))
-    ]
-    methods = [{"method": "norm", "refused": None}, {"method": "globenc", "refused": "post-norm"}]
-    assert by_word(tokens[1:], scores[1:]) == [0.5, 0.625, 0.5]
-    found = ranks({"scores": rows, "methods": methods}, [Pair("agreement", "The nephews of", 3, 4, (1,))])
-    assert found == {"norm": [1], LAST: [0.5], FIRST: [0.5], CHANCE: [pytest.approx((1 + 1 / 2 + 1 / 3) / 3)]}
-
-
 @pytest.fixture(scope="module")
 def language_model() -> tuple[Any, Any]:
     return load(LANGUAGE_MODEL)
-
-
-def test_tokens_belong_to_their_passages(language_model: tuple[Any, Any]) -> None:
-    _, tokenizer = language_model
-    prompt = next(iter(prompts(1, seed=3, passages=4)))
-    question = question_of(prompt, tokenizer)
-    ids = question.ids[0]
-    for index, passage in enumerate(prompt.passages):
-        inside = [place for place, number in enumerate(question.passages) if number == index]
-        assert inside == list(range(inside[0], inside[-1] + 1))
-        assert tokenizer.decode(ids[inside]).strip() == passage
-    outside = [place for place, number in enumerate(question.passages) if number == -1]
-    assert tokenizer.decode(ids[outside], skip_special_tokens=True).split() == prompt.question.split()
-    assert tokenizer.decode(ids[len(question.passages) :]) + tokenizer.decode(question.answer[-1:]) == prompt.answer
 
 
 def test_a_loss_is_that_of_the_passage_ranked_first() -> None:
