@@ -40,13 +40,13 @@ def _frozen(
     Also return what carries parts of the streams, (m, D), at their queries, (m,), to the networks' output.
     """
     if behind.norm is None:
-        frozen = FrozenFeedForward(behind.uses(stream, routing), stream, constant, baseline)
+        frozen = FrozenFeedForward(list(behind.uses(stream, routing)), stream, constant, baseline)
         return frozen, frozen.through
     norm = behind.norm.read(stream.dtype)
     scale, whole = inverse_scale(norm, stream), normalize(norm, stream)
     unowned = apply_linear(norm, constant) * scale
     unowned = unowned if norm.bias is None else unowned + norm.bias
-    frozen = FrozenFeedForward(behind.uses(whole, routing), whole, unowned, baseline)
+    frozen = FrozenFeedForward(list(behind.uses(whole, routing)), whole, unowned, baseline)
 
     def through(parts: Tensor, queries: Tensor, numbers: int) -> Tensor:
         return frozen.through(apply_linear(norm, parts) * scale[queries], queries, numbers)

@@ -27,8 +27,8 @@ from captum_norm.functional import (
 )
 from captum_norm.functional.carry import measure_end
 from captum_norm.functional.vectors import (
+    DIRECTIONS,
     chunks,
-    lengths,
     refined_head_norms,
     refined_summed_norms,
     squared_difference,
@@ -98,15 +98,28 @@ def layer_norms(
         end_of: by default, what the model computed at a scope.
     """
     values = layer.values.transpose(1, 2)
-    batch, keys, heads, _ = values.shape
+    batch, keys, heads, width = values.shape
     queries = layer.call.query.shape[2]
     limit = layer.options.budget.piece_elements(values)
     # Scopes through the same normalisations share norms, but for a factor for each query.
     steps = {carry.norms: carry for carry in (*carries.values(), *([Carry()] if per_head else []))}
-    scopes = {norms: [scope for scope, carry in carries.items() if carry.norms == norms] for norms in steps}
-    pairs = {
-        norms: _Pairs(layer, carry, scopes[norms], values, limit, mapped=with_maps) for norms, carry in steps.items()
-    }
+    pairs: dict[Combination, _Pairs] = {}
+    for norms, carry in steps.items():
+        scopes = [scope for scope, other in carries.items() if other.norms == norms]
+        gram, directions = _weight_products(layer, carry)
+        pairs[norms] = _Pairs(
+            carry,
+            scopes,
+            values,
+            partial(carried_rows, layer.block, carry, heads),
+            gram,
+            directions,
+            # If every channel is a head of its own (a gate), the vectors are smaller than their inner products.
+            key_gram(values, gram, limit) if with_maps and width > 1 else None,
+            values.new_empty(batch, queries, keys) if with_maps else None,
+            values.new_empty(batch, queries),
+            values.new_empty(batch, queries, 1),
+        )
     # One key per query, its own in self-attention, whose vector is formed, too.
     formed_keys = (torch.arange(queries, device=values.device) + (0 if layer.call.cross else keys - queries)) % keys
     formed_weights = values.new_empty(batch, heads, queries)
@@ -115,8 +128,8 @@ def layer_norms(
         results.head_norms = values.new_empty(batch, heads, queries, keys) if with_maps else None
     for part, weights, gated in layer.parts():
         alphas = gated.to(layer.dtype)
-        for norms in pairs.values():
-            norms.fill(part, alphas)
+        for pair in pairs.values():
+            pair.fill(part, alphas)
         if results.head_norms is not None and results.transformed_norms is not None:
             transformed = results.transformed_norms[part.examples]
             results.head_norms[part.examples, :, part.rows] = head_norms(alphas, transformed)
@@ -157,14 +170,14 @@ def _finish(
     batch, queries, width = tensors.residual.shape
     weight, bias = layer.block.projection.read()
     weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
-    directions = random_directions(width, weight)
     # Of attention's output and of each scope's end: what is lacking to the model's tensor, and this tensor.
-    sketches = {name: formed.new_empty(2, batch, queries, directions.shape[1]) for name in (*pairs, *carries)}
+    sketches = {name: formed.new_empty(2, batch, queries, DIRECTIONS) for name in (*pairs, *carries)}
     own_norms = {scope: formed.new_empty(batch, queries) for scope in carries}
     results.mixing_ratio.update({scope: formed.new_empty(batch, queries) for scope in carries})
     results.residual_norm = formed.new_empty(batch, queries)
     if any(carry.final is not None for carry in carries.values()):
         results.norm_scale = formed.new_empty(batch, queries)
+    directions = random_directions(width, weight)
     for rows in chunks(queries, batch * width, limit):
         here = tensors.rows(rows, dtype)
         direct = others = here.residual.new_empty(0)
@@ -172,10 +185,9 @@ def _finish(
             direct, others = formed[:, rows] @ weight, _without_bias(here, weight, bias)
             others = others if layer.call.cross else others - direct
         ends = {scope: end_of(scope, here) for scope in carries}
-        results.residual_norm[:, rows] = length(here.residual)
         for norms, pair in pairs.items():
-            through = pair.carry.transposed(directions)
-            sketch, whole = here.context @ pair.projected_directions, here.projected @ through
+            scales, through = scales_of(pair.carry, here), pair.carry.transposed(directions)
+            sketch, whole = here.context @ pair.directions, here.projected @ through
             if bias is None:
                 sketches[norms][:, :, rows] = torch.stack([sketch - whole, whole])
             else:
@@ -185,16 +197,18 @@ def _finish(
                 sketches[norms][:, :, rows] = torch.stack([sketch - whole, whole.abs() + shift.abs()])
             if not carries:
                 continue
-            scales, carried = scales_of(pair.carry, here), pair.carry.linear(direct)
             pair.scale[:, rows] = scales.divide(torch.ones_like(whole[..., :1]))
             if results.norm_scale is not None and scales.final is not None:
                 results.norm_scale[:, rows] = scales.final.squeeze(-1)
-            pair.direct[:, rows], others_norm = lengths(carried, pair.carry.linear(others))
+            carried = pair.carry.linear(direct)
+            others_carried = pair.carry.linear(others)
+            pair.direct[:, rows], others_norm = length(carried), length(others_carried)
             own = torch.zeros_like(carried) if layer.call.cross else carried
             for scope in pair.scopes:
                 measured = measure_end(carries[scope], scales, own, others_norm, sketch, *ends[scope], directions)
                 own_norms[scope][:, rows], results.mixing_ratio[scope][:, rows] = measured[:2]
                 sketches[scope][:, :, rows] = torch.stack(measured[2:])
+        results.residual_norm[:, rows] = length(here.residual)
     error, size = estimated_length(torch.stack(list(sketches.values()), 1))
     deltas = [relative_error(error, size, layer.real)]
     if layer.difference is not None:
@@ -230,57 +244,53 @@ def _scales_of(carry: Carry, tensors: BlockTensors) -> Scales:
     return carry.scales(tensors.projected, tensors.total)
 
 
+@dataclass(eq=False)
 class _Pairs:
     """Norms of the vectors of all pairs at scopes that pass the same normalisations, not yet divided by σ.
 
-    Args:
-        layer: the layer.
+    Attributes:
         carry: the normalisations.
         scopes: these scopes.
         values: (B, K, H, d).
-        limit: maximum number of elements of an intermediate result.
-        mapped: whether to compute norms of pairs, not only of single heads' vectors.
-
-    Attributes:
-        carry, scopes: the same.
-        projected_directions: rows of the output projection, carried, on the random directions, (H·d, k).
+        rows: makes the rows of the output projection by head, carried, (H, d, D), in a dtype.
+        gram: their inner products, (H·d, H·d).
+        directions: the rows on the random directions, (H·d, k).
+        form: :func:`key_gram`, or None.
         maps: ‖Σ_h α_ij f_h(x_j)‖, (B, Q, K), or None.
-        direct: norm of one vector for each query, directly computed, (B, Q), filled by the caller.
-        scale: 1/σ, (B, Q, 1), likewise.
+        direct: norm of one vector for each query, directly computed, (B, Q).
+        scale: 1/σ, (B, Q, 1).
     """
 
-    def __init__(
-        self, layer: Layer, carry: Carry, scopes: list[Scope], values: Tensor, limit: int, *, mapped: bool
-    ) -> None:
-        batch, keys, heads, width = values.shape
-        queries = layer.call.query.shape[2]
-        self.carry, self.scopes, self._values = carry, scopes, values
-        self._rows = partial(carried_rows, layer.block, carry, heads)
-        self._gram, self.projected_directions = _weight_products(layer.block, carry, heads, layer.dtype)
-        # If every channel is a head of its own (a gate), the vectors are smaller than their inner products.
-        self._form = key_gram(values, self._gram, limit) if mapped and width > 1 else None
-        self.maps = values.new_empty(batch, queries, keys) if mapped else None
-        self.direct, self.scale = values.new_empty(batch, queries), values.new_empty(batch, queries, 1)
+    carry: Carry
+    scopes: list[Scope]
+    values: Tensor
+    rows: Callable[[torch.dtype], Tensor]
+    gram: Tensor
+    directions: Tensor
+    form: Tensor | None
+    maps: Tensor | None
+    direct: Tensor
+    scale: Tensor
 
     @cached_property
     def _lengths(self) -> Tensor:
-        return value_norms(self._values, self._gram) if self._form is None else transformed_norms(self._form)
+        return value_norms(self.values, self.gram) if self.form is None else transformed_norms(self.form)
 
     def transformed(self) -> Tensor:
         """Return ‖f_h(x_j)‖, (B, H, K)."""
-        return refined_head_norms(self._lengths, self._values, partial(self._rows, torch.float64))
+        return refined_head_norms(self._lengths, self.values, partial(self.rows, torch.float64))
 
     def fill(self, part: Part, weights: Tensor) -> None:
         """Compute the norms of a part from its attention weights."""
         if self.maps is None:
             return
-        values = self._values[part.examples]
-        if self._form is None:
-            rows = self._rows(weights.dtype).flatten(0, 1)
+        values = self.values[part.examples]
+        if self.form is None:
+            rows = self.rows(weights.dtype).flatten(0, 1)
             self.maps[part] = length((weights * values.permute(0, 2, 3, 1)).permute(0, 2, 3, 1) @ rows)
         else:
-            norms = summed_norms(weights, self._form[part.examples])
-            self.maps[part] = refined_summed_norms(norms, weights, values, partial(self._rows, torch.float64))
+            norms = summed_norms(weights, self.form[part.examples])
+            self.maps[part] = refined_summed_norms(norms, weights, values, partial(self.rows, torch.float64))
 
     def divided(self, scope: Scope) -> Tensor:
         """Return ‖Σ_h α_ij f_h(x_j)‖ / σ_i, (B, Q, K); for the last scope in place unless gradients are enabled."""
@@ -306,15 +316,15 @@ class _Pairs:
 _products: WeakKeyDictionary[Block, dict[Combination, tuple[object, tuple[Tensor, Tensor]]]] = WeakKeyDictionary()
 
 
-def _weight_products(block: Block, carry: Carry, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _weight_products(layer: Layer, carry: Carry) -> tuple[Tensor, Tensor]:
     """Return a projection's carried rows times each other, (H·d, H·d), and on the directions, (H·d, k).
 
     They are computed anew if a weight has changed.
     """
-    known = {} if torch.is_grad_enabled() else _products.setdefault(block, {})
-    state = dtype, block.version()
+    known = {} if torch.is_grad_enabled() else _products.setdefault(layer.block, {})
+    state = layer.dtype, layer.block.version()
     if carry.norms not in known or known[carry.norms][0] != state:
-        rows = carried_rows(block, carry, heads, dtype)
+        rows = carried_rows(layer.block, carry, layer.call.query.shape[1], layer.dtype)
         products = weight_gram(rows), rows.flatten(0, 1) @ random_directions(rows.shape[-1], rows)
         known[carry.norms] = state, products
     return known[carry.norms][1]

@@ -144,6 +144,7 @@ class Layer:
         block: the block's parts, such as ``block.projection`` and ``block.layout``; not set where attention weights
             alone are recorded.
         recorded: the block's tensors in the model's dtype, likewise.
+        dtype: the dtype to compute in, likewise.
         ahead: whether the first query attends to later keys, (), noted as weights are made.
         difference: length of the difference of Σ_j α_ij v_j and what the model computed, and the length of the latter,
             (B, Q) each, likewise.
@@ -162,6 +163,7 @@ class Layer:
     scope: Scope = "atb"
     block: Block = field(init=False)
     recorded: BlockTensors = field(init=False)
+    dtype: torch.dtype = field(init=False)
     ahead: Tensor | None = None
     difference: tuple[Tensor, Tensor] | None = None
 
@@ -177,11 +179,6 @@ class Layer:
         for name in ("carry", "scales", "stream", "projection", "scaled_weights"):
             vars(layer).pop(name, None)
         return layer
-
-    @cached_property
-    def dtype(self) -> torch.dtype:
-        """The dtype to compute in."""
-        return torch.promote_types(self.options.accumulate, self.block.projection.dtype)
 
     @cached_property
     def tensors(self) -> BlockTensors:
@@ -212,12 +209,13 @@ class Layer:
         if values.shape[-1] > DIRECTIONS:
             signs = random_directions(values.shape[-1], values)
             values, attended = values @ signs, attended @ signs
-        values = replace(self.call, value=values).values_by_head
-        error, size = (values.new_empty(attended.shape[:2]) for _ in range(2))
+        error, size = (attended.new_empty(attended.shape[:2]) for _ in range(2))
         self.difference = error, size
         # What the function itself would make of its weights does not count.
         attention = replace(self.attention, value=self.attention.value[..., :0])
-        for part in self._parts:
+        parts = list(parts_of(attention, self.options.budget, self.call.query.shape[1]))
+        values = replace(self.call, value=values).values_by_head
+        for part in parts:
             if self.made is None:
                 # Its parameters (sinks) may have been offloaded since.
                 with loaded(attention.module) if attention.module._parameters else nullcontext():
@@ -237,10 +235,6 @@ class Layer:
             yield part, weights, gated
             if advancing:
                 self.advance(weights.shape[0] * weights.shape[2])
-
-    @cached_property
-    def _parts(self) -> list[Part]:
-        return list(parts_of(self.attention, self.options.budget, self.call.query.shape[1]))
 
     @cached_property
     def weights(self) -> Tensor:
@@ -366,7 +360,7 @@ def record(
     options: Options,
     blocks: Mapping[nn.Module, Block] | None = None,
     *,
-    chosen: Callable[[Place], bool] = lambda _: True,
+    chosen: Callable[[Place], bool] | None = None,
     feed_forward: bool = False,
     advance: Callable[[int], object] = no_bar,
 ) -> Recording[Result]:
@@ -377,7 +371,7 @@ def record(
         reduce: called with each layer that is chosen, in the order of the forward pass; nothing else outlives it.
         options: how to compute.
         blocks: the model's blocks by attention module; None if only attention weights are needed.
-        chosen: which layers to reduce.
+        chosen: which layers to reduce; all if None.
         feed_forward: also record the tensors of the feed-forward blocks; a layer ends with the one behind it.
         advance: told how many queries have been treated.
 
@@ -419,14 +413,16 @@ class _Recorder(Generic[Result]):
     reduce: Callable[[Layer], Result]
     options: Options
     blocks: Mapping[nn.Module, Block] | None
-    chosen: Callable[[Place], bool]
+    chosen: Callable[[Place], bool] | None
     feed_forward: bool
     advance: Callable[[int], object]
 
     def __post_init__(self) -> None:
         self.stacks = self.model_call.stacks()
         self.results: dict[Role, list[tuple[int, Result]]] = {}
-        self.checks: list[tuple[Place, nn.Module, torch.dtype, Tensor | None, Tensor]] = []
+        # Of each layer: where it is, its dtype, whether it looks ahead, and how its weights differ from the model's.
+        self.checks: list[tuple[Place, nn.Module, torch.dtype, Tensor | None, tuple[Tensor, Tensor], Tensor | None]]
+        self.checks = []
         self._open = {module: _OpenLayer() for module in self.blocks or ()}
         self._sites = {module: self._sites_of(block) for module, block in (self.blocks or {}).items()}
 
@@ -458,7 +454,7 @@ class _Recorder(Generic[Result]):
         output, queries = call.output(), call.query.shape[2]
         first = 0 if self.model_call.last is None or place.role not in ROWED else queries - self.model_call.last
         layer = None
-        if self.chosen(place):
+        if self.chosen is None or self.chosen(place):
             noted = call.part(Part(slice(None), slice(first, queries))) if first else call
             made = None if call.own is None or call.own.weights is None else call.own.weights[:, :, first:]
             real = self.model_call.positions_of(place.role)[0].real
@@ -467,7 +463,7 @@ class _Recorder(Generic[Result]):
             layer = Layer(place, noted, attended, made, real, self.options, past, first, self.advance)
         if self.blocks is None:
             if layer is not None:
-                self._reduced(layer)
+                self._note(layer, self.reduce(layer))
         elif call.module not in self._open:
             raise UnsupportedModelError(
                 f"{type(call.module).__name__} was not seen when the model's structure was read"
@@ -492,17 +488,19 @@ class _Recorder(Generic[Result]):
             if opened.layer is not None:
                 layer = opened.layer
                 layer.block, layer.recorded = block, _block_tensors(block, opened, self.feed_forward)
+                layer.dtype = torch.promote_types(self.options.accumulate, block.projection.dtype)
                 if block.gated:
                     attended, received = layer.attended.flatten(2), layer.recorded.context
                     layer.call, layer.gate = fold_gate(layer.call, attended, received)
                     layer.attended = received.unflatten(2, (layer.call.value.shape[1], -1))
-                self._reduced(layer)
+                self._note(layer, self.reduce(layer))
 
-    def _reduced(self, layer: Layer) -> None:
-        self.results.setdefault(layer.place.role, []).append((layer.place.index, self.reduce(layer)))
+    def _note(self, layer: Layer, result: Result) -> None:
+        self.results.setdefault(layer.place.role, []).append((layer.place.index, result))
         if layer.difference is not None:  # else nothing was made of its weights
-            worst = _largest(*layer.difference, layer.real)
-            self.checks.append((layer.place, layer.call.module, layer.attention.value.dtype, layer.ahead, worst))
+            attention = layer.attention
+            made = layer.place, attention.module, attention.value.dtype, layer.ahead, layer.difference, layer.real
+            self.checks.append(made)
 
     def finished(self) -> Recording[Result]:
         """Return the results, once all layers were seen to their ends and their weights were the model's."""
@@ -514,9 +512,10 @@ class _Recorder(Generic[Result]):
                     f"the attention block of {type(module).__name__} was not seen to its end: some of its modules did "
                     "not run in this forward pass"
                 )
-        for place, module, dtype, ahead, worst in self.checks:
+        for place, module, dtype, ahead, difference, real in self.checks:
             if ahead is not None:
                 self.stacks.note_direction(place, module, ahead=bool(ahead))
+            worst = _largest(*difference, real)
             accepted = epsilon_of(least_precise(torch.float32, dtype)) ** 0.5  # half of the digits
             if worst > accepted:
                 raise UnsupportedModelError(
@@ -525,7 +524,7 @@ class _Recorder(Generic[Result]):
                     f"{dtype}; to explain the weights, run the model with them, too"
                     f"{self.model_call.library.with_weights}"
                 )
-        directed = any(ahead is not None and place.role == "self" for place, _, _, ahead, _ in self.checks)
+        directed = any(ahead is not None and place.role == "self" for place, _, _, ahead, _, _ in self.checks)
         causal = self.stacks.causal if directed else bool(self.model_call.facts.excerpt.causal)
         return Recording(
             {role: sorted(layers, key=lambda one: one[0]) for role, layers in self.results.items()}, causal

@@ -245,7 +245,7 @@ class Session:
                 reduce,
                 self.options,
                 blocks,
-                chosen=is_chosen,
+                chosen=None if request.layers is None and stacks is None else is_chosen,
                 feed_forward=request.feed_forward,
                 advance=advance,
             )

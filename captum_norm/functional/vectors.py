@@ -78,18 +78,10 @@ def length(vectors: Tensor) -> Tensor:
         >>> length(torch.tensor([3e-30, 4e-30])), length(torch.tensor([3e30, 4e30]))
         (tensor(5.0000e-30), tensor(5.0000e+30))
     """
-    (norms,) = lengths(vectors)
-    return norms
-
-
-def lengths(*vectors: Tensor) -> tuple[Tensor, ...]:
-    """Compute :func:`length` of several tensors of one dtype, with one range check for all."""
-    if vectors[0].is_cuda:
-        return tuple(map(_balanced_length, vectors))  # checking the range would synchronise
-    norms: list[Tensor] = [torch.linalg.vector_norm(several, dim=-1) for several in vectors]
-    if not in_range(norms[0] if len(norms) == 1 else torch.cat([several.detach().flatten() for several in norms])):
-        norms = [_refined(*pair) for pair in zip(norms, vectors, strict=True)]
-    return tuple(norms)
+    if vectors.is_cuda:
+        return _balanced_length(vectors)  # checking the range would synchronise
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
+    return norms if in_range(norms) else _refined(norms, vectors)
 
 
 def _refined(norms: Tensor, vectors: Tensor) -> Tensor:
@@ -143,8 +135,7 @@ def relative_error(error: Tensor, reference: Tensor, real: Tensor | None) -> Ten
     if real is not None:
         real = real.to(error.device)
         error, reference = error.where(real, 0), reference.where(real, 0)
-    error, reference = lengths(error, reference)
-    return error / reference.clamp(min=torch.finfo(reference.dtype).tiny)
+    return length(error) / length(reference).clamp(min=torch.finfo(reference.dtype).tiny)
 
 
 def weight_gram(projection: Tensor) -> Tensor:

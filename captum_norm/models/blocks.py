@@ -223,11 +223,13 @@ class Block:
 
     def version(self) -> object:
         """Return what changes when a weight of the projection, or of what its output passes, is replaced or written."""
-        second = None if self.feed_forward is None else self.feed_forward.final_norm
-        norms = (self.branch_norm, self.norm_behind, second)
-        versions = [self.projection.version(), *(versions_of(norm.module) for norm in norms if norm is not None)]
-        factor = None if self.branch_factor is None else self.branch_factor.stored
-        return versions, version_of(factor) if isinstance(factor, Tensor) else factor
+        versions = [self.projection.version()]
+        for norm in (self.branch_norm, self.norm_behind, self.feed_forward and self.feed_forward.final_norm):
+            if norm is not None:
+                versions.append(versions_of(norm.module))
+        if self.branch_factor is not None:
+            versions.append(version_of(self.branch_factor.stored))
+        return versions
 
     def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
         """Return the steps of a scope up to the end of the attention block, or to the norm after it."""

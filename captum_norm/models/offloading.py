@@ -34,7 +34,7 @@ def is_sharded(module: nn.Module) -> bool:
 
 def is_elsewhere(module: nn.Module, tensor: Tensor) -> bool:
     """Whether a module's parameter is offloaded (meta), or sharded: a DTensor, or whole for a moment."""
-    return tensor.is_meta or type(tensor).__name__ == "DTensor" or is_sharded(module)
+    return tensor.is_meta or type(tensor).__name__ == "DTensor" or module in _sharded
 
 
 def processes_of(model: nn.Module) -> Any:
@@ -131,24 +131,26 @@ def tensor_of(module: nn.Module, name: str) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
-def loaded_tensors(module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-    """Return a module's weight and bias, loaded if they are offloaded or sharded; None for what it has not."""
+def loaded_tensors(module: nn.Module, *, transposed: bool = False) -> tuple[Tensor | None, Tensor | None]:
+    """Return a module's weight (or its transpose) and bias, loaded if they are elsewhere; None for what it lacks."""
     weight, bias = tensor_of(module, "weight"), tensor_of(module, "bias")
     first = bias if weight is None else weight  # a module's parameters are offloaded or sharded together
-    if first is None or not is_elsewhere(module, first):
-        return weight, bias
-    with loaded(module):
-        return tensor_of(module, "weight"), tensor_of(module, "bias")
+    if first is not None and is_elsewhere(module, first):
+        with loaded(module):
+            weight, bias = tensor_of(module, "weight"), tensor_of(module, "bias")
+    return weight.T if transposed and weight is not None else weight, bias
 
 
 def versions_of(module: nn.Module) -> object:
     """Return what changes when a module's weight or bias is replaced or written to."""
-    return [version_of(tensor_of(module, name)) for name in ("weight", "bias")]
+    return version_of(getattr(module, "weight", None)), version_of(getattr(module, "bias", None))
 
 
-def version_of(tensor: Tensor | None) -> object:
-    """Return what changes when a tensor is replaced or written to."""
-    return None if tensor is None else (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+def version_of(value: object) -> object:
+    """Return what changes when a tensor is replaced or written to; of anything else, itself."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.data_ptr(), 0 if value.is_inference() else value._version
 
 
 def _whole(tensor: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
@@ -135,17 +135,9 @@ def _stored_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> Pr
 
 
 def _stored(module: nn.Module, dtype: torch.dtype, outputs: int, *, transposed: bool) -> Projection:
-    sharded = is_sharded(module)
-
-    def read() -> tuple[Tensor, Tensor | None]:
-        weight, bias = loaded_tensors(module)
-        matrix = cast(Tensor, weight)
-        return matrix.T if transposed else matrix, bias
-
-    def version() -> object:
-        # Shards change, and the memory of whole weights is used again.
-        return object() if sharded else versions_of(module)
-
+    read: Any = partial(loaded_tensors, module, transposed=transposed)
+    # Shards change, and the memory of whole weights is used again.
+    version = object if is_sharded(module) else partial(versions_of, module)
     return Projection(module, outputs, dtype, dtype, read, version, transposed)
 
 
