@@ -213,7 +213,7 @@ class Layer:
         self.difference = error, size
         # What the function itself would make of its weights does not count.
         attention = replace(self.attention, value=self.attention.value[..., :0])
-        parts = list(parts_of(attention, self.options.budget, self.call.query.shape[1]))
+        parts = list(parts_of(self.attention, self.options.budget, self.call.query.shape[1]))
         values = replace(self.call, value=values).values_by_head
         for part in parts:
             if self.made is None:

@@ -221,15 +221,15 @@ class Block:
             attention, *self.feed_forward.dtypes
         )
 
+    @cached_property
+    def _norm_modules(self) -> list[nn.Module]:
+        second = None if self.feed_forward is None else self.feed_forward.final_norm
+        return [norm.module for norm in (self.branch_norm, self.norm_behind, second) if norm is not None]
+
     def version(self) -> object:
         """Return what changes when a weight of the projection, or of what its output passes, is replaced or written."""
-        versions = [self.projection.version()]
-        for norm in (self.branch_norm, self.norm_behind, self.feed_forward and self.feed_forward.final_norm):
-            if norm is not None:
-                versions.append(versions_of(norm.module))
-        if self.branch_factor is not None:
-            versions.append(version_of(self.branch_factor.stored))
-        return versions
+        factor = None if self.branch_factor is None else version_of(self.branch_factor.stored)
+        return self.projection.version(), list(map(versions_of, self._norm_modules)), factor
 
     def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
         """Return the steps of a scope up to the end of the attention block, or to the norm after it."""
