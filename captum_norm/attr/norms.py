@@ -233,7 +233,7 @@ class NormMeter:
             blocks=bool(scopes) or head_norms,
         )
         with torch.set_grad_enabled(self._session.differentiable):
-            call = self._session.bind(inputs, additional_forward_args, request.stacks)
+            call = self._session.bind(inputs, additional_forward_args, request.stacks, chained=False)
             if last is not None:
                 call = call.of_last(check_count("last", last))
         return finite_results(self.model, self._session.explain(self._measure, call, request))

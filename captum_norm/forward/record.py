@@ -24,6 +24,7 @@ from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block, fold_gate, multiplied
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import End, Hook, hooked
+from captum_norm.models.layers import seen
 from captum_norm.models.layouts import Scope, Site
 from captum_norm.models.networks import ExpertsReader, Routing, routing_of, routing_of_scores
 from captum_norm.models.offloading import loaded
@@ -525,7 +526,7 @@ class _Recorder(Generic[Result]):
                     f"{self.model_call.library.with_weights}"
                 )
         directed = any(ahead is not None and place.role == "self" for place, _, _, ahead, _, _ in self.checks)
-        causal = self.stacks.causal if directed else bool(self.model_call.facts.excerpt.causal)
+        causal = self.stacks.causal if directed else bool(seen(self.model_call).causal)
         return Recording(
             {role: sorted(layers, key=lambda one: one[0]) for role, layers in self.results.items()}, causal
         )

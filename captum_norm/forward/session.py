@@ -25,10 +25,10 @@ from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs, bind_inputs
-from captum_norm.models.layers import on_excerpt, stack_sizes, verify
+from captum_norm.models.layers import on_excerpt, seen
 from captum_norm.models.libraries.adapters import norms_taken_once
 from captum_norm.models.libraries.refusals import refusal_of
-from captum_norm.models.model import Model, understand
+from captum_norm.models.model import Excerpt, Model, understand
 from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place, Role, Sizes
@@ -120,14 +120,20 @@ class Session:
         return class_of(self.model).__name__
 
     def bind(
-        self, inputs: Inputs, additional_forward_args: Any = None, stacks: Collection[Role] | None = None
+        self,
+        inputs: Inputs,
+        additional_forward_args: Any = None,
+        stacks: Collection[Role] | None = None,
+        *,
+        chained: bool = True,
     ) -> ModelCall:
-        """Bind inputs to the model; at its first call, see its stacks of layers.
+        """Bind inputs to the model; at its first call, compare a model that must be intercepted with itself.
 
         Args:
             inputs: see :meth:`captum_norm.NormMeter.measure`.
             additional_forward_args: the model's further positional arguments (attention mask first).
             stacks: the stacks to explain of a model with towers; if None, those that read the tokens.
+            chained: whether the maps of layers may be chained, which needs to be seen at the first call.
 
         Raises:
             InvalidInputError: the inputs do not fit the model.
@@ -138,13 +144,8 @@ class Session:
         if stacks is not None and facts.has_towers:
             facts = understand(self.model, frozenset(stacks))
         call = bind_inputs(facts, inputs, additional_forward_args, self.tokenizer)
-        if facts.excerpt.sizes is None:
-            try:
-                with norms_taken_once(self.model):
-                    verify(call)
-            except CaptumNormError as error:
-                self._name_reason(error)
-                raise
+        if facts.excerpt.sizes is None and call.positions.several and (chained or facts.intercepted):
+            self.seen(call)
         if facts is not self._facts:
             self._facts, self._blocks = facts, None
         return call
@@ -153,13 +154,30 @@ class Session:
         """Check the names of the stacks to explain; None stays None."""
         return None if stacks is None else as_stacks(understand(self.model), stacks)
 
+    def seen(self, call: ModelCall) -> Excerpt:
+        """What a forward pass over the first positions of the model's first call shows.
+
+        Raises:
+            UnsupportedModelError: the model computes something else than with attention weights.
+            NonFiniteError: its weights contain NaN or infinity.
+        """
+        known = call.facts.excerpt
+        if known.sizes is None:
+            try:
+                with norms_taken_once(self.model):
+                    known = seen(call)
+            except CaptumNormError as error:
+                self._name_reason(error)
+                raise
+        return known
+
     def sizes(self, call: ModelCall) -> Sizes:
         """Sizes of the model's stacks, seen on an excerpt.
 
         Raises:
             UnsupportedModelError: if no attention was seen.
         """
-        sizes = stack_sizes(call)
+        sizes = self.seen(call).sizes
         if not sizes:
             raise UnsupportedModelError(call.unseen)
         return sizes

@@ -5,7 +5,7 @@ maps be chained.
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,22 +16,25 @@ from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import (
-    End,
-    Hook,
     Received,
     evaluating,
     first_argument,
     first_tensor,
     hooked,
+    modules_of,
     with_argument,
 )
+from captum_norm.models.model import Excerpt
 from captum_norm.models.precision import epsilon_of, least_precise
 from captum_norm.models.probes import drawn
-from captum_norm.models.stacks import Sizes, Stacks
+from captum_norm.models.stacks import Stacks
 
 Result = TypeVar("Result")
 EXCERPT = 16
 """Number of positions that suffice to find a model's structure."""
+LISTS = (nn.ModuleList, nn.Sequential)
+Entered = tuple[nn.Module, Tensor, Tensor, Received]
+"""A module that was called, its input with a gradient, as it came, and all its arguments."""
 
 
 def layer_of(
@@ -51,7 +54,7 @@ def _layer(model: nn.Module, name: str, kinds: Iterable[set[nn.Module]]) -> nn.M
     path = name.split(".")
     for length in range(1, len(path) + 1):
         parent = model.get_submodule(".".join(path[: length - 1]))
-        if not isinstance(parent, (nn.ModuleList, nn.Sequential)):
+        if not isinstance(parent, LISTS):
             continue
         layer = model.get_submodule(".".join(path[:length]))
         if all(len(kind.intersection(layer.modules())) <= 1 for kind in kinds):
@@ -72,18 +75,6 @@ def not_run(model: nn.Module, layers: Iterable[nn.Module]) -> UnsupportedModelEr
     )
 
 
-def verify(call: ModelCall) -> None:
-    """Note the sizes of a model's stacks, their direction, and a layer that mixes positions otherwise."""
-    # A single position attends only to itself.
-    if call.positions.several:
-        stacks = on_excerpt(call, _expect_same_output)
-        layer = on_excerpt(call, lambda excerpt: mixing_layer(excerpt, stacks.queries))
-        names = {module: name for name, module in call.model.named_modules()}
-        call.facts.excerpt.mixing = None if layer is None else f'"{names[layer]}" ({type(layer).__name__})'
-        # Without its inputs, a tower has not been seen.
-        call.facts.excerpt.sizes, call.facts.excerpt.causal = stacks.sizes or None, stacks.causal
-
-
 def on_excerpt(call: ModelCall, work: Callable[[ModelCall], Result]) -> Result:
     """Apply a function to an excerpt of a call, or to the whole call if an argument does not fit the excerpt."""
     try:
@@ -92,14 +83,39 @@ def on_excerpt(call: ModelCall, work: Callable[[ModelCall], Result]) -> Result:
         return work(call)
 
 
-def stack_sizes(call: ModelCall) -> Sizes:
-    """Return the sizes of a model's stacks of layers on an excerpt of these inputs, or of earlier ones."""
-    known = call.facts.excerpt.sizes
-    return on_excerpt(call, seen_stacks)[0].sizes if known is None else known
+def seen(call: ModelCall) -> Excerpt:
+    """Return what a forward pass over an excerpt of a call shows of its model, or what an earlier one has shown."""
+    known = call.facts.excerpt
+    if known.sizes is not None:
+        return known
+    stacks, layer = on_excerpt(call, _watched)
+    names = {module: name for name, module in call.model.named_modules()}
+    # A single position attends only to itself.
+    excerpt = known if call.positions.several else Excerpt(known.state)
+    # Without its inputs, a tower has not been seen.
+    excerpt.sizes, excerpt.causal = stacks.sizes or None, stacks.causal
+    excerpt.mixing = None if layer is None else f'"{names[layer]}" ({type(layer).__name__})'
+    return excerpt
 
 
-def seen_stacks(call: ModelCall) -> tuple[Stacks, Any]:
-    """Run a call; return the stacks of layers that it went through, and its output."""
+def _watched(call: ModelCall) -> tuple[Stacks, nn.Module | None]:
+    """Return a short call's stacks, and the first layer that mixes positions by more than attention weights."""
+    devices = {parameter.device for parameter in call.model.parameters() if parameter.device.type == "cuda"}
+    # A model may draw random numbers, such as which patches it sees.
+    with torch.random.fork_rng(devices):
+        try:
+            stacks, output, layer = _with_gradients(call)
+        except InvalidInputError:  # some of the model's code has no gradient
+            (stacks, output), layer = _without_gradients(call), None
+    if call.facts.intercepted:
+        with torch.random.fork_rng(devices), torch.no_grad(), evaluating(call.model):
+            plain = call.run()
+        _expect_same(call, *(_real(first_tensor(returned), call) for returned in (output, plain)))
+    return stacks, layer
+
+
+def _without_gradients(call: ModelCall) -> tuple[Stacks, Any]:
+    """Return a call's stacks and its output."""
     stacks = call.stacks()
 
     def attend(attention: AttentionCall) -> Tensor:
@@ -110,17 +126,88 @@ def seen_stacks(call: ModelCall) -> tuple[Stacks, Any]:
         return stacks, call.run()
 
 
-def _expect_same_output(call: ModelCall) -> Stacks:
-    """See a model's stacks; refuse a model that computes something else while observed, as by fused operations."""
-    devices = {parameter.device for parameter in call.model.parameters() if parameter.device.type == "cuda"}
-    # A model may draw random numbers, such as which patches it sees.
-    with torch.random.fork_rng(devices):
-        stacks, output = seen_stacks(call)
-    with torch.random.fork_rng(devices), torch.no_grad(), evaluating(call.model):
-        again = call.run()
-    observed, plain = (_real(first_tensor(returned), call) for returned in (output, again))
+def _with_gradients(call: ModelCall) -> tuple[Stacks, Any, nn.Module | None]:
+    """Return a call's stacks, its output, and the first layer that mixes positions by more than attention weights.
+
+    One forward pass, and one backward pass through each layer, in which every position attends only to its own value.
+    Gradients between positions are then exactly 0 unless something else mixes them: a state-space model, linear
+    attention, a convolution. If a layer has no gradient, or the gradient overflows, the layer runs twice more, the
+    second time with other vectors at the other positions.
+    """
+    stacks, entered, outputs, alone = call.stacks(), list[Entered](), dict[nn.Module, Tensor](), False
+
+    def attend(attention: AttentionCall) -> Tensor:
+        """Return attention's output, with a gradient to each query's own value only; in later runs, just that value."""
+        values = attention.values_by_head.transpose(1, 2)
+        if alone and not attention.cross:
+            return values[:, -attention.query.shape[2] :]  # a cache may hold those of the first run before them
+        with torch.no_grad():
+            if not alone:
+                stacks.attend(attention)
+            output = attention.output()
+        return output if attention.cross or values.shape != output.shape else output + (values - values.detach())
+
+    def enter(module: nn.Module, received: Received) -> Received | None:
+        stream = first_argument(*received)
+        if stream is None or alone:
+            return None
+        # If no parameter requires a gradient, the graph begins here.
+        start = stream if stream.requires_grad else stream.detach().requires_grad_()
+        # The model may change its tensors in place.
+        entered.append((module, start, stream.clone(), with_argument(*received, stream, start)))
+        return with_argument(*received, stream, start.clone())
+
+    def leave(module: nn.Module, output: Tensor | None) -> None:
+        if output is not None and not alone:
+            outputs.pop(module, None)  # the last one stays last
+            outputs[module] = output
+
+    def rerun(layer: nn.Module, received: Received, old: Tensor, new: Tensor) -> Tensor | None:
+        nonlocal alone
+        alone = True
+        try:
+            with torch.inference_mode(old.is_inference()), torch.no_grad():
+                args, kwargs = with_argument(*received, old, new)
+                return first_tensor(layer(*args, **kwargs))
+        finally:
+            alone = False
+
+    elements = {element for module in modules_of(call.model) if isinstance(module, LISTS) for element in module}
+    hooks = [hook for element in elements for hook in ((element, "arguments", enter), (element, "output", leave))]
+    with (
+        torch.inference_mode(mode=False),
+        torch.enable_grad(),
+        call.attention_through(attend),
+        hooked(hooks),
+        warnings.catch_warnings(),
+    ):
+        # Quantised maps without a gradient warn; without one, a layer is run instead.
+        warnings.simplefilter("ignore")
+        output = call.outside_inference().run()
+        passed = (step for layers in _levels(call.model, stacks.queries) for step in _steps(layers, entered, outputs))
+        mixing = (
+            layer
+            for positions, layer, start, received, end in passed
+            if _mixes(start, end, positions, partial(rerun, layer, received, start))
+        )
+        return stacks, output, next(mixing, None)
+
+
+def _steps(
+    layers: Mapping[nn.Module, int], entered: Sequence[Entered], outputs: Mapping[nn.Module, Tensor]
+) -> Iterator[tuple[int, nn.Module, Tensor, Received, Tensor]]:
+    """Yield the number of positions of each layer, the layer, its input, its arguments, and the next input."""
+    path = [entry for entry in entered if entry[0] in layers]
+    last = [reached for module, reached in outputs.items() if module in layers]
+    ends = [*(stream for _, _, stream, _ in path[1:]), *last[-1:]]
+    for (layer, start, _, received), end in zip(path, ends, strict=False):
+        yield layers[layer], layer, start, received, end
+
+
+def _expect_same(call: ModelCall, observed: Tensor | None, plain: Tensor | None) -> None:
+    """Refuse a model that computes something else while its attention is intercepted, as by fused operations."""
     if observed is None or plain is None or observed.shape != plain.shape:
-        return stacks
+        return
     error, size = (difference.float().norm() for difference in (observed - plain, plain))
     accepted = epsilon_of(least_precise(torch.float32, plain.dtype)) ** 0.5  # half of the digits
     if error > accepted * size:
@@ -129,7 +216,6 @@ def _expect_same_output(call: ModelCall) -> Stacks:
             f"difference {float(error / size):.1e}, accepted {accepted:.0e} for {plain.dtype}; to explain it, run it "
             f"in the same way{call.library.with_weights}"
         )
-    return stacks
 
 
 def _real(output: Tensor | None, call: ModelCall) -> Tensor | None:
@@ -137,38 +223,11 @@ def _real(output: Tensor | None, call: ModelCall) -> Tensor | None:
     for positions in (call.decoder, call.positions_of("self")[0]):
         for real in () if positions.real is None or output is None else (positions.real, positions.real.T):
             if output is not None and output.shape[:2] == real.shape and output.dim() > 2:
-                return output[real.to(output.device)]
+                return output.detach()[real.to(output.device)]
     return output
 
 
-def mixing_layer(call: ModelCall, queries: Mapping[nn.Module, int]) -> nn.Module | None:
-    """Return the first layer in which positions depend on each other by more than attention weights; None if none does.
-
-    One forward pass of a short call, and one backward pass through each layer, in which every position attends only to
-    its own value. Gradients between positions are then exactly 0 unless something else mixes them: a state-space model,
-    linear attention, a convolution. If a layer has no gradient, or the gradient overflows, the layer runs twice more,
-    the second time with other vectors at the other positions. ``queries`` has the numbers of queries by module.
-    """
-    watch = _LayerGradients(_layers(call.model, queries))
-    attending = call.attention_through(watch.attend)
-    with (
-        torch.inference_mode(mode=False),
-        torch.enable_grad(),
-        attending,
-        hooked(watch.hooks()),
-        warnings.catch_warnings(),
-    ):
-        # Quantised maps without a gradient warn; without one, a layer is run instead.
-        warnings.simplefilter("ignore")
-        try:
-            call.outside_inference().run()
-            watch.end()
-        except InvalidInputError:
-            return None  # some of the model's code has no gradient
-    return watch.mixing
-
-
-def _layers(model: nn.Module, queries: Mapping[nn.Module, int]) -> list[dict[nn.Module, int]]:
+def _levels(model: nn.Module, queries: Mapping[nn.Module, int]) -> list[dict[nn.Module, int]]:
     """Return the layers of the lists that hold attention, and their numbers of positions, by level, innermost first."""
     levels: list[dict[nn.Module, int]] = []
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -176,103 +235,36 @@ def _layers(model: nn.Module, queries: Mapping[nn.Module, int]) -> list[dict[nn.
         if module in queries:
             path = name.split(".")
             around = (modules[".".join(path[:length])] for length in reversed(range(len(path))))
-            lists = [parent for parent in around if isinstance(parent, (nn.ModuleList, nn.Sequential))]
+            lists = [parent for parent in around if isinstance(parent, LISTS)]
             levels += [{} for _ in lists[len(levels) :]]
             for level, held in zip(levels, lists, strict=False):
                 level.update(dict.fromkeys(held, queries[module]))
     return levels
 
 
-class _LayerGradients:
-    """Computes the gradient between each layer's input and the next one's, or its output, by level of lists."""
-
-    def __init__(self, levels: list[dict[nn.Module, int]]) -> None:
-        self.mixing: nn.Module | None = None
-        self._levels = levels
-        self._entered: dict[int, tuple[nn.Module, Tensor, Received]] = {}
-        self._outputs: dict[int, Tensor | None] = {}
-        self._alone = False
-
-    def hooks(self) -> Iterator[tuple[nn.Module, End, Hook]]:
-        """Yield hooks that watch the layers."""
-        for level, layers in enumerate(self._levels):
-            for layer in layers:
-                yield layer, "arguments", partial(self._enter, level)
-                yield layer, "output", partial(self._leave, level)
-
-    def attend(self, call: AttentionCall) -> Tensor:
-        """Return attention's output, with a gradient to each query's own value only; in later runs, just that value."""
-        heads, queries = call.query.shape[1:3]
-        values = call.value.repeat_interleave(heads // call.value.shape[1], dim=1).transpose(1, 2)
-        if self._alone and not call.cross:
-            return values[:, -queries:]  # a cache may hold those of the first run before them
-        with torch.no_grad():
-            output, _ = call.run()
-        return output if call.cross or values.shape != output.shape else output + (values - values.detach())
-
-    def _enter(self, level: int, layer: nn.Module, received: Received) -> Received | None:
-        stream = first_argument(*received)
-        if stream is None or self._alone:
-            return None
-        self._look(level, stream)
-        # If no parameter requires a gradient, the graph begins here.
-        start = stream if stream.requires_grad else stream.detach().requires_grad_()
-        # The layer may change its input in place.
-        self._entered[level] = layer, start, with_argument(*received, stream, start)
-        return with_argument(*received, stream, start.clone())
-
-    def _leave(self, level: int, _layer: nn.Module, output: Tensor | None) -> None:
-        if not self._alone:
-            self._outputs[level] = output
-
-    def end(self) -> None:
-        """Look at the last layers' outputs when the model has run."""
-        for level, output in self._outputs.items():
-            if output is not None:
-                self._look(level, output)
-
-    def _look(self, level: int, reached: Tensor) -> None:
-        """Test whether the last position of ``reached`` depends on another position of the layer before."""
-        entered = self._entered.pop(level, None)
-        if entered is None or self.mixing is not None:
-            return
-        layer, stream, received = entered
-        positions = self._levels[level][layer]
-        start, end = _axis(stream, positions), _axis(reached, positions)
-        if start is None or end is None or positions < 2:
-            return
-        others = None
-        if reached.requires_grad:
-            last = reached.select(end, -1)
-            number = (last * drawn(last, last.shape)[0]).sum()
-            gradient = _gradient(number, stream)
-            others = None if gradient is None else gradient.narrow(start, 0, positions - 1)
-        # An overflow tells nothing: zero times infinity shows no dependence.
-        if others is None or not others.isfinite().all():
-            mixes = self._changes(layer, positions, stream, received)
-        else:
-            mixes = bool(others.any())
-        if mixes:
-            self.mixing = layer
-
-    def _changes(self, layer: nn.Module, positions: int, stream: Tensor, received: Received) -> bool:
-        """Whether a layer's output at the last position changes with its input at the others."""
-        changed = stream.detach().clone()
-        others = changed.narrow(_axis(stream, positions) or 0, 0, positions - 1)
-        others += others.abs().mean() * drawn(others, others.shape)[0]
-        self._alone = True
-        try:
-            with torch.no_grad():
-                calls = (with_argument(*received, stream, value) for value in (stream.clone(), changed))
-                first, second = (first_tensor(layer(*args, **kwargs)) for args, kwargs in calls)
-        finally:
-            self._alone = False
-        end = None if first is None else _axis(first, positions)
-        if first is None or second is None or end is None:
-            return False
-        before, after = (output.select(end, -1).double() for output in (first, second))
-        # Experts may round in another order when other positions are routed to them.
-        return bool((after - before).norm() > 8 * torch.finfo(first.dtype).eps * before.norm())
+def _mixes(start: Tensor, end: Tensor, positions: int, run: Callable[[Tensor], Tensor | None]) -> bool:
+    """Whether the last position of ``end`` depends on another position of ``start``, of which ``run`` makes it."""
+    begins, ends = _axis(start, positions), _axis(end, positions)
+    if begins is None or ends is None or positions < 2:
+        return False
+    others = None
+    if end.requires_grad:
+        last = end.select(ends, -1)
+        gradient = _gradient((last * drawn(last, last.shape)[0]).sum(), start)
+        others = None if gradient is None else gradient.narrow(begins, 0, positions - 1)
+    # An overflow tells nothing: zero times infinity shows no dependence.
+    if others is not None and others.isfinite().all():
+        return bool(others.any())
+    changed = start.detach().clone()
+    part = changed.narrow(begins, 0, positions - 1)
+    part += part.abs().mean() * drawn(part, part.shape)[0]
+    first, second = run(start.clone()), run(changed)
+    axis = None if first is None else _axis(first, positions)
+    if first is None or second is None or axis is None:
+        return False
+    before, after = (output.select(axis, -1).double() for output in (first, second))
+    # Experts may round in another order when other positions are routed to them.
+    return bool((after - before).norm() > 8 * torch.finfo(first.dtype).eps * before.norm())
 
 
 def _axis(tensor: Tensor, positions: int) -> int | None:

@@ -82,6 +82,7 @@ class Model:
         inner: the model inside all wrappers.
         forward: a forward function of its own instance, or None.
         attention_through: a context in which a function of ours is told of every attention call.
+        intercepted: whether attention is intercepted in the model's own code, not observed where it is looked up.
         excerpt: what a forward pass over an excerpt showed.
     """
 
@@ -99,6 +100,7 @@ class Model:
     processes: Any
     members: Members
     attention_through: Callable[[AttentionFunction], AbstractContextManager[None]]
+    intercepted: bool
     excerpt: Excerpt
     inner: nn.Module
     forward: object
@@ -153,6 +155,7 @@ def _read(module: nn.Module, state: tuple[object, ...], watched: Watched) -> Mod
         processes=processes_of(module),
         members=Members(None if halves is None else halves[0], others),
         attention_through=library.observer(module),
+        intercepted=library.intercepts(module),
         excerpt=excerpt,
         inner=inner,
         forward=vars(inner).get("forward"),

@@ -17,7 +17,7 @@ from captum_norm import (
     ValueZeroing,
 )
 from captum_norm.models.inputs import bind_inputs
-from captum_norm.models.layers import layer_of, mixing_layer, seen_stacks
+from captum_norm.models.layers import layer_of, seen
 from tests import encoder_decoders, families
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.hybrids import HYBRIDS
@@ -78,8 +78,8 @@ def test_every_aggregation_is_refused_and_single_layers_are_not(frozen: bool) ->
 def test_encoder_decoders_are_chained() -> None:
     """As all families of the matrix are."""
     for name in ENCODER_DECODERS:
-        call = bind_inputs(encoder_decoders.build(name), encoder_decoders.inputs(name)).excerpt(16)
-        assert mixing_layer(call, seen_stacks(call)[0].queries) is None, name
+        call = bind_inputs(encoder_decoders.build(name), encoder_decoders.inputs(name))
+        assert seen(call).mixing is None, name
 
 
 class Convolved(nn.Module):

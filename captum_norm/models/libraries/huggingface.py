@@ -113,9 +113,7 @@ def observer(model: nn.Module) -> AttentionThrough:
     The context is to be open inside :func:`~captum_norm.models.hooks.evaluating`, which undoes all of this.
     :meth:`AttentionCall.output` is the model's own.
     """
-    modules = modules_of(model)
-    models = [unwrapped(model), *(module for module in modules if isinstance(module, PreTrainedModel))]
-    registered, crosses, places = all(map(_uses_interface, models)), _crosses(model), _places(modules)
+    registered, crosses, places = not _intercepts(model), _crosses(model), _places(modules_of(model))
 
     @contextmanager
     def attention_through(function: AttentionFunction) -> Iterator[None]:
@@ -160,9 +158,10 @@ def _crosses(model: nn.Module) -> bool:
     return crosses or _towers(model) is not None
 
 
-def _uses_interface(module: nn.Module) -> bool:
-    """Whether the file that defines the module's class uses the attention interface."""
-    return hasattr(sys.modules.get(class_of(module).__module__), INTERFACE)
+def _intercepts(model: nn.Module) -> bool:
+    """Whether some file that defines a model, or a model in it, does not use the attention interface."""
+    models = [unwrapped(model), *(module for module in modules_of(model) if isinstance(module, PreTrainedModel))]
+    return not all(hasattr(sys.modules.get(class_of(module).__module__), INTERFACE) for module in models)
 
 
 def _in_file_of(module: nn.Module, name: str) -> Any:
@@ -229,6 +228,7 @@ HUGGING_FACE = Library(
     "scaled_dot_product_attention",
     fits=lambda _: True,
     observer=observer,
+    intercepts=_intercepts,
     halves=_halves,
     embeddings=_embeddings,
     inputs=("input_ids", "inputs_embeds", *SIGNALS),

@@ -34,6 +34,7 @@ class Library:
         models: which of its models can be explained, for messages.
         fits: whether a model is one of this library's.
         observer: from a model to a context in which a function of ours is told of each of its attention calls.
+        intercepts: whether a model's attention is intercepted in its own code, not observed where it is looked up.
         halves: encoder and decoder of an encoder–decoder model; None for any other model, including an encoder alone.
         embeddings: the module that embeds the token ids of a model or of one of its halves, if there is one.
         inputs: the arguments that may be the first sequence, the encoder's in an encoder–decoder model, by preference.
@@ -63,6 +64,7 @@ class Library:
     signals: tuple[str, ...] = ()
     with_weights: str = ""
     towers: Callable[[nn.Module], Towers | None] = lambda _: None
+    intercepts: Callable[[nn.Module], bool] = lambda _: True
     sequences: SequencesSeen | None = None
 
     def is_decoders(self, name: str) -> bool:
