@@ -45,11 +45,9 @@ from .lab.comparison import Comparison as Comparison
 from .lab.comparison import compare as compare
 from .methods import register_method as register_method
 from .models import Difference as Difference
-from .models import FeedForwardLayout as FeedForwardLayout
 from .models import Layout as Layout
 from .models import SentenceSimilarity as SentenceSimilarity
 from .models import Site as Site
-from .models import register_feed_forward as register_feed_forward
 from .models import register_layout as register_layout
 from .results.maps import AttributionMaps as AttributionMaps
 from .results.maps import MapUnits as MapUnits

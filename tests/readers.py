@@ -25,7 +25,6 @@ from captum_norm.lab.analysis import read_result
 from captum_norm.lab.analysis.corpus import Corpus
 from captum_norm.lab.analysis.results import AnalysisResult
 from captum_norm.loading.files import read_config
-from captum_norm.models import register_layouts, registered_feed_forwards, registered_layouts
 from tests.alignment.fairseq.small import settings, weights
 from tests.lab.analysis.results import RESULT
 from tests.tiny import bert_config, save_tiny
@@ -138,32 +137,6 @@ def pieces_models(folder: Path) -> list[bytes]:
     return contents
 
 
-LAYOUT = """
-[FuzzedLayer]
-attention = "attention"
-projection = "attention.out"
-residual = "input"
-total = "norm.input"
-final_norm = "norm"
-normed_input = false
-
-[FuzzedLayer.feed_forward]
-inner = ["up", "gate"]
-outer = "down"
-total = "last_norm.input"
-"""
-
-
-def layouts(path: Path) -> object:
-    before = dict(registered_layouts()), dict(registered_feed_forwards())
-    try:
-        names = register_layouts(path)
-    except InvalidInputError:
-        assert (dict(registered_layouts()), dict(registered_feed_forwards())) == before, "something was declared"
-        raise
-    return [(name, registered_layouts().get(name), registered_feed_forwards().get(name)) for name in names]
-
-
 def result(path: Path) -> AnalysisResult:
     return read_result(path.parent)
 
@@ -228,7 +201,6 @@ READERS: Mapping[str, Callable[[Path], Reader]] = {
     "bpe": lambda _: Reader("codes", codes(), partial(cut, BPESegmenter)),
     "fastbpe": lambda _: Reader("bpecodes", texts("e s 120\nes t</w> 90\nl a</w> 7\n"), partial(cut, BPESegmenter)),
     "sentencepiece": lambda folder: Reader("pieces.model", pieces_models(folder), partial(cut, SentencePieceSegmenter)),
-    "layouts": lambda _: Reader("layers.toml", texts(LAYOUT), layouts),
     "config": lambda folder: model_file(folder, "config.json", read_config),
     "tokenizer": lambda folder: model_file(folder, "tokenizer.json", loading.load_tokenizer),
     "safetensors": lambda folder: model_file(folder, "model.safetensors", loading.load_model),

@@ -24,12 +24,6 @@ pytestmark = pytest.mark.fuzz
 LONGEST_MESSAGE = 1000
 
 
-@pytest.fixture(autouse=True)
-def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    for declared in ("_layouts", "_feed_forwards"):
-        monkeypatch.setattr(f"captum_norm.models.layouts.{declared}", {})
-
-
 @pytest.mark.parametrize("kind", READERS)
 def test_a_damaged_file_is_read_or_refused_in_one_sentence(kind: str, tmp_path: Path) -> None:
     reader = READERS[kind](tmp_path)

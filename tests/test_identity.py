@@ -12,7 +12,7 @@ import torch
 from captum_norm.errors import InvalidInputError
 from captum_norm.identity import configuration_digest, tokenizer_digest, weights_digest
 from captum_norm.loading import load_tokenizer
-from captum_norm.models import FeedForwardLayout, Layout, Site, layouts, register_feed_forward, register_layout
+from captum_norm.models import Layout, Site, layouts, register_layout
 from tests.alignment.translation_models import FAMILIES
 from tests.lab.analysis.small import bert, tokenizer
 
@@ -56,19 +56,14 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "another adapter": _adapter(16),
     "a layout": lambda _: register_layout("BertLayer", Layout("attention", "attention.output", OUTPUT, OUTPUT)),
     "another layout": lambda _: register_layout("BertLayer", Layout("attention", "output.dense", OUTPUT, OUTPUT)),
-    "a feed-forward layout": lambda _: register_feed_forward(
-        "BertLayer", FeedForwardLayout(("intermediate.dense",), "output.dense", OUTPUT)
-    ),
 }
 
 
 def test_whatever_decides_how_the_weights_are_used_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "_layouts", {})
-    monkeypatch.setattr(layouts, "_feed_forwards", {})
     digests = [configuration_digest(bert())]
     for change in CHANGES.values():
         layouts._layouts.clear()
-        layouts._feed_forwards.clear()
         model = bert()
         change(model)
         digests.append(configuration_digest(model))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from captum_norm.bars import progress
 from captum_norm.commands.program import Command, argument, option
 from captum_norm.commands.shared import (
-    Layouts,
     Workers,
     device_option,
     natural,
@@ -35,7 +34,7 @@ NAMES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalyzeOptions(Layouts, Workers):
+class AnalyzeOptions(Workers):
     """The options of ``captum-norm analyze``."""
 
     analysis: str = argument(f"the experiment: {', '.join(NAMES)}", metavar="NAME", choices=NAMES)
@@ -77,7 +76,6 @@ def _run(options: AnalyzeOptions) -> None:
 
     console = Terminal()
     backend, device = options.backend(), options.worker_device(options.device)
-    options.register_layouts()
     if options.out is not None:
         Journal(f"{options.out}/{options.analysis}", {}).check()
     written: list[Path] = []

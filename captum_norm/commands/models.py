@@ -8,8 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captum_norm.commands.program import Command, option
-from captum_norm.commands.shared import Layouts, output_path, quantize_option, write_outputs
+from captum_norm.commands.program import Command, Options, option
+from captum_norm.commands.shared import output_path, quantize_option, write_outputs
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.loading import Quantization
 from captum_norm.results.tables import json_text
@@ -23,7 +23,7 @@ _POSITIONS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelsOptions(Layouts):
+class ModelsOptions(Options):
     """The options of ``captum-norm models``."""
 
     check: str | None = option(
@@ -38,7 +38,6 @@ class ModelsOptions(Layouts):
 def _run(options: ModelsOptions) -> None:
     from captum_norm.commands.terminal import Terminal
 
-    options.register_layouts()
     if options.check is None:
         content: dict[str, Any] = {"models": supported_models()}
     else:

@@ -144,24 +144,7 @@ def quantize_option() -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layouts(Options):
-    """The layouts of layers that are not found."""
-
-    layouts: str | None = option(
-        "declare the parts of layers that are not found; see “Describe a new model” in the documentation",
-        metavar="FILE.toml",
-    )
-
-    def register_layouts(self) -> None:
-        """Register the layouts in the file."""
-        from captum_norm.models import register_layouts
-
-        if self.layouts is not None:
-            register_layouts(self.layouts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Subject(Layouts, title="the model and the output"):
+class Subject(Options, title="the model and the output"):
     """The model and the output that is explained."""
 
     model: str = option(
@@ -209,12 +192,11 @@ class Subject(Layouts, title="the model and the output"):
         return self.placed(model), tokenizer
 
     def prepare(self) -> None:
-        """Check what a model is loaded with, and register the layouts."""
+        """Check what a model is loaded with."""
         if self.dtype is not None and self.quantize is not None:
             raise InvalidInputError(
                 f"got --dtype {self.dtype} and --quantize {self.quantize}, which decides the dtype; leave one out"
             )
-        self.register_layouts()
 
     def placed(self, model: Any) -> Any:
         """Move a model to ``--device`` and convert it to ``--dtype``; a quantised one stays as it is on the CPU."""

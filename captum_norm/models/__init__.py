@@ -4,15 +4,11 @@ from captum_norm.models.embeddings import replacement
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, check_sequence
 from captum_norm.models.layouts import (
-    FeedForwardLayout,
     Layout,
     Scope,
     Site,
     Stage,
-    register_feed_forward,
     register_layout,
-    register_layouts,
-    registered_feed_forwards,
     registered_layouts,
 )
 from captum_norm.models.model import longest_sequence
@@ -25,7 +21,6 @@ from captum_norm.models.wrappers import explained_module
 __all__ = [
     "Difference",
     "Explainable",
-    "FeedForwardLayout",
     "Inputs",
     "Layout",
     "Position",
@@ -43,10 +38,7 @@ __all__ = [
     "input_device",
     "longest_sequence",
     "opened",
-    "register_feed_forward",
     "register_layout",
-    "register_layouts",
-    "registered_feed_forwards",
     "registered_layouts",
     "replacement",
 ]

@@ -1,18 +1,15 @@
 """Declares where the parts of a layer are; declarations are checked against what the layer computes."""
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from torch import nn
 
-from captum_norm.checks import quoted, quoted_name
+from captum_norm.checks import quoted
 from captum_norm.errors import InvalidInputError
-from captum_norm.text.lines import read_text
 
 Style = Literal["post-norm", "pre-norm", "parallel", "sandwich", "norm-on-output"]
 Scope = Literal["attn", "attn_res", "attn_res_ln", "atb", "atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln"]
@@ -142,62 +139,8 @@ class Layout:
         return ("attn", "attn_res", "atb") if self.branch_norm is None else ("attn", "atb")
 
 
-@dataclass(frozen=True)
-class FeedForwardLayout:
-    """The parts of a feed-forward block in one kind of layer.
-
-    All names are relative to the module that holds it and attention. The parts must satisfy these equations, which are
-    checked on the layer's own tensors. x is the output of the attention block; in a parallel layer, the residual stream
-    before it::
-
-        read    = norm(x)                                  (norm=None: read = x)
-        hidden  = g(inner(read))                           (one inner map)
-        hidden  = g(gate(read)) * up(read)                 (two inner maps, or one whose output is cut in two)
-        written = outer(hidden)
-        branch  = branch_factor ⊙ branch_norm(written)     (parts that are None are left out)
-        total   = residual_factor ⊙ x + branch
-        output  = final_norm(total)                        (final_norm=None: output = total)
-
-    Attributes:
-        inner: the map into the neurons; of a gated network, both maps in either order.
-        outer: the map out of the neurons.
-        total: the sum with the residual stream.
-        activation: the module that computes g; None if a function does.
-        norm: the norm before the inner maps.
-        branch_norm: the norm on the output before the sum.
-        final_norm: the norm on the sum.
-        branch_factor: the name, inside the layer, of the number or vector (D,) that multiplies the output before the
-            sum: a residual multiplier, a layer scale.
-        residual_factor: the name of the number or vector that multiplies the residual stream in the sum.
-
-    Example:
-        A LLaMA layer (in practice its structure is found automatically):
-
-        >>> FeedForwardLayout(
-        ...     inner=("mlp.gate_proj", "mlp.up_proj"), outer="mlp.down_proj", total=Site.parse("output"),
-        ...     activation="mlp.act_fn", norm="post_attention_layernorm").outer
-        'mlp.down_proj'
-    """
-
-    inner: tuple[str, ...]
-    outer: str
-    total: Site[str]
-    activation: str | None = None
-    norm: str | None = None
-    branch_norm: str | None = None
-    final_norm: str | None = None
-    branch_factor: str | None = None
-    residual_factor: str | None = None
-
-
 _layouts: dict[str, Layout] = {}
-_feed_forwards: dict[str, FeedForwardLayout] = {}
 """The layouts declared so far, by the name of the layer's class."""
-
-Described = TypeVar("Described", Layout, FeedForwardLayout)
-
-_FEED_FORWARD = "feed_forward"
-"""The key of the table, inside that of a class in a file, that describes its feed-forward block."""
 
 
 def register_layout(layer_class: str, layout: Layout) -> None:
@@ -221,119 +164,3 @@ def register_layout(layer_class: str, layout: Layout) -> None:
 def registered_layouts() -> Mapping[str, Layout]:
     """Return the layouts declared so far, by the name of the layer's class."""
     return MappingProxyType(_layouts)
-
-
-def register_feed_forward(layer_class: str, layout: FeedForwardLayout) -> None:
-    """Declare where the feed-forward parts of a layer are, for layers in which they are not found automatically.
-
-    Args:
-        layer_class: the name of the class of the module that holds attention and feed-forward network, for example
-            ``"MyDecoderLayer"``.
-        layout: the parts. They are checked against the layer's tensors when a scope that includes them is first used. A
-            later declaration for the same class replaces an earlier one.
-
-    Example:
-        >>> register_feed_forward("DocumentedLayer", FeedForwardLayout(
-        ...     inner=("up",), outer="down", total=Site.parse("norm.input"), final_norm="norm"))
-        >>> registered_feed_forwards()["DocumentedLayer"].inner
-        ('up',)
-    """
-    _feed_forwards[layer_class] = layout
-
-
-def registered_feed_forwards() -> Mapping[str, FeedForwardLayout]:
-    """Return the feed-forward layouts declared so far, by the name of the layer's class."""
-    return MappingProxyType(_feed_forwards)
-
-
-def register_layouts(path: str | Path) -> tuple[str, ...]:
-    """Declare the layouts in a TOML file.
-
-    The file has one table for each class of layers, whose keys are the fields of :class:`Layout`. The keys of a table
-    ``feed_forward`` inside it are those of :class:`FeedForwardLayout`; that table is enough where attention is found
-    automatically.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The names of the classes.
-
-    Raises:
-        InvalidInputError: if the file cannot be read or declares anything else.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-        ...     _ = file.write('''
-        ... [FiledLayer]
-        ... attention = "attention"
-        ... projection = "attention.out"
-        ... residual = "input"
-        ... total = "norm.input"
-        ... final_norm = "norm"
-        ...
-        ... [FiledLayer.feed_forward]
-        ... inner = ["up"]
-        ... outer = "down"
-        ... total = "last_norm.input"
-        ... final_norm = "last_norm"
-        ... ''')
-        ...     file.flush()
-        ...     register_layouts(file.name)
-        ('FiledLayer',)
-    """
-    try:
-        tables = tomllib.loads(read_text(path))
-    except (RecursionError, ValueError) as error:  # ValueError: also numbers of too many digits
-        raise InvalidInputError(f"cannot read layouts from {path}: {error}") from error
-    attention: dict[str, Layout] = {}
-    feed_forward: dict[str, FeedForwardLayout] = {}
-    for name, table in tables.items():
-        if not isinstance(table, dict):
-            raise InvalidInputError(f"{path}: got {quoted_name(name)} outside a table; expected [CLASS] before it")
-        behind = table.pop(_FEED_FORWARD, None)
-        if behind is not None:
-            feed_forward[name] = _described(
-                FeedForwardLayout, f"[{quoted_name(name)}.{_FEED_FORWARD}] in {path}", behind
-            )
-        if table or behind is None:
-            attention[name] = _described(Layout, f"[{quoted_name(name)}] in {path}", table)
-    _layouts.update(attention)
-    _feed_forwards.update(feed_forward)
-    return tuple(tables)
-
-
-def _described(kind: type[Described], place: str, table: Any) -> Described:
-    if not isinstance(table, Mapping):
-        raise InvalidInputError(f"got {quoted(table)} for {place}; expected a table")
-    kinds = get_type_hints(kind)
-    for key in table:
-        if key not in kinds:
-            raise InvalidInputError(f'got the key "{quoted_name(key)}" of {place}; expected some of {", ".join(kinds)}')
-    missing = [part.name for part in fields(kind) if part.default is MISSING and part.name not in table]
-    parts = {
-        key: _part(f"{quoted_name(key)} = {quoted(value)} of {place}", kinds[key], value)
-        for key, value in table.items()
-    }
-    if missing:
-        raise InvalidInputError(f"{place} has no {' and no '.join(missing)}")
-    return kind(**parts)
-
-
-def _part(described: str, kind: Any, value: Any) -> Any:
-    """Convert a value to the type of a layout's field."""
-    texts = isinstance(value, list) and bool(value) and all(isinstance(name, str) for name in value)
-    expected, fits = "a text", isinstance(value, str)
-    if kind is bool:
-        expected, fits = "true or false", isinstance(value, bool)
-    elif kind == tuple[str, ...]:
-        expected, fits = "a list of texts", texts
-    if not fits:
-        raise InvalidInputError(f"got {described}; expected {expected}")
-    if kind not in (Site[str], Site[str] | None):
-        return tuple(value) if texts else value
-    try:
-        return Site.parse(value)
-    except InvalidInputError as error:
-        raise InvalidInputError(f"{error}, which is not {described}") from error

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +25,8 @@ _SENTENCE_TRANSFORMER = {"SentenceTransformer": "sentence_transformers."}
 _EMBEDDING = "sentence_embedding"
 
 
-class ModelHolder(Protocol):
-    """What holds a model and its tokenizer, such as a pipeline of transformers."""
-
-    model: Any
-    tokenizer: Any
-
-
-Explainable = nn.Module | ModelHolder
-"""What methods accept as a model."""
+Explainable = Any
+"""What methods accept as a model: a module, or what holds one and its tokenizer, as a pipeline of transformers."""
 
 
 def opened(model: Explainable, tokenizer: Any = None) -> tuple[nn.Module, Any]:

@@ -127,7 +127,6 @@ REFUSED = [
     ["compare", "two.txt", "--out=folder/x.jpg"],
     ["explain", "a dog", "--out=/proc/x.json"],
     ["models", "--check=MODEL", "--out=nosuch/x.json"],
-    ["explain", "two.txt", f"--layouts={'x' * 300}"],
     ["compare", "two.txt", f"--out={'x' * 300}.csv"],
     ["models", f"--check={'x' * 300}"],
     *(["analyze", "mixing-ratio", f"--corpus={name}.txt"] for name in ("nosuch", "utf16")),

@@ -25,7 +25,7 @@ from captum_norm.models.probes import affine_test, may_be_affine
 from captum_norm.models.projections import equal, reproduces
 from captum_norm.models.search.attention_layouts import bind, candidates, projections
 from captum_norm.models.search.feed_forward_blocks import FeedForwardSearch
-from captum_norm.models.search.trace import Event, ModuleCall, Trace
+from captum_norm.models.search.trace import Event, Trace
 from captum_norm.models.wrappers import class_of
 
 HOW_TO = 'Declare the layer with captum_norm.models.register_layout: see "Describe a new model" in the documentation'
@@ -40,10 +40,6 @@ OpenCall = tuple[nn.Module, Tensor, int]
 """A call of attention without a block yet: its module, its output (B, Q, H·d), and the number of events before it."""
 
 
-class _NotProjectedError(UnsupportedModelError):
-    """No affine map receives attention's output as it is."""
-
-
 def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, Block]:
     """Find the attention blocks of a model, by attention module, in one forward pass of a short call; three if gated.
 
@@ -51,10 +47,10 @@ def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Modul
     """
     try:
         return _find_blocks(call, {}, feed_forward=feed_forward)
-    except _NotProjectedError as error:
+    except UnsupportedModelError:
         gated = _gated_projections(call)
         if not gated:
-            raise UnsupportedModelError(str(error)) from None
+            raise
     return _find_blocks(call, gated, feed_forward=feed_forward)
 
 
@@ -174,8 +170,8 @@ class _Search:
             return None
         copy = self._copied(tensor)
         computed = None if computed is None else self._copied(computed)
-        call = None if received is None else ModuleCall(module, received, copy, computed)
-        self._events.append(Event(Site(module, end), copy, tensor, call))
+        inputs = copy if received is None else received
+        self._events.append(Event(Site(module, end), copy, tensor, inputs, received is not None, computed))
         return copy
 
     def _copied(self, tensor: Tensor) -> Tensor:
@@ -216,8 +212,8 @@ def _not_understood(search: _Search, trace: Trace, attention: nn.Module, context
         )
     received = next((call.module for call in trace.calls_on(context) if trace.name(call.module)), None)
     if received is None:
-        return _NotProjectedError(f"{attends}, but no module receives its output. {HOW_TO}")
-    return _NotProjectedError(
+        return UnsupportedModelError(f"{attends}, but no module receives its output. {HOW_TO}")
+    return UnsupportedModelError(
         f'{attends}, but "{search.names[received]}" ({type(received).__name__}), which receives its output, is not '
         f"affine: merge the adapter (merge_and_unload()) or dequantize() the weights. {HOW_TO}"
     )

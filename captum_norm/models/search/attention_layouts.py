@@ -21,7 +21,6 @@ from captum_norm.models.search.trace import (
     UNFACTORED,
     Event,
     Factors,
-    ModuleCall,
     Trace,
     near,
     possible_factors,
@@ -58,7 +57,7 @@ def candidates(
     """
     output, is_parallel = trace.output, partial(_is_parallel, trace, attention, order, attending)
     for projection in projections(trace, context):
-        if output is None or output.numel() != projection.output.numel() or equal(projection.output, output):
+        if output is None or output.numel() != projection.tensor.numel() or equal(projection.tensor, output):
             continue
         size = output.numel()
         earlier, streams, after = (
@@ -69,9 +68,9 @@ def candidates(
         of_streams, of_after = (stacked([event.sketch for event in events]) for events in (streams, after))
         # If a norm receives attention's output, the layer adds the norm, even where rounding hides the difference.
         branches: list[tuple[str | None, Tensor]] = [
-            (trace.name(call.module), call.output) for _, call in trace.norms_of(projection.output)
+            (trace.name(call.module), call.tensor) for _, call in trace.norms_of(projection.tensor)
         ]
-        branches.append((None, projection.output))
+        branches.append((None, projection.tensor))
         received = trace.call_of(attention)
         held = possible_factors(trace.layer, output.shape[-1]) if factored else [UNFACTORED]
         scales = [scale for _, branch in branches for scale in trace.layer_scales(branch)] if factored else []
@@ -110,7 +109,7 @@ def candidates(
                 )
 
 
-def projections(trace: Trace, context: Tensor) -> Iterator[ModuleCall]:
+def projections(trace: Trace, context: Tensor) -> Iterator[Event]:
     """Yield the calls of affine maps that receive attention's output, ``context`` (B, Q, H·d), as it is."""
     orders = (context,) if 1 in context.shape[:2] else (context, context.transpose(0, 1))
     for received in orders:
@@ -139,7 +138,7 @@ def _end(
     if _continues(trace, total, later, same, factors):
         return trace.site(sums[0]), None, None
     for _, call in trace.norms_of(sums[0].tensor):
-        if _continues(trace, call.output, later, same, factors):
+        if _continues(trace, call.tensor, later, same, factors):
             name = trace.name(call.module)
             return Site(name, "input"), None, name
     return None
@@ -166,19 +165,19 @@ def _is_parallel(
     If it depends on attention, it carries a part of what attention adds: a second projection, an adapter. If attention
     depends on it, it is a part of the stream that attention's output is added to: a network or attention before it.
     """
-    read = [stream, *(call.output for _, call in trace.norms_of(stream))]
-    if any(event.call and equal(event.tensor, other.tensor) for event in trace.events[:order]):
+    read = [stream, *(call.tensor for _, call in trace.norms_of(stream))]
+    if any(event.is_call and equal(event.tensor, other.tensor) for event in trace.events[:order]):
         # It came before attention, which must read the stream or a norm; unknown if the layer itself attends.
         received = None if attention is trace.layer else trace.call_of(attention)
         if received is None or not any(equal(received.inputs, tensor) for tensor in read):
             return False
     inner = [[call for call in trace.calls_on(tensor) if call.projection] for tensor in read]
     # Modules, none of which attends, must compute it one after the other from the stream or its norm.
-    pending, seen = [other.tensor], set[ModuleCall]()
+    pending, seen = [other.tensor], set[Event]()
     while pending:
         target = pending.pop()
         for call in trace.calls:
-            if call in seen or not equal(call.output, target):
+            if call in seen or not equal(call.tensor, target):
                 continue
             if any(inside in attending for inside in call.module.modules()):
                 continue
@@ -220,7 +219,7 @@ def _continues(trace: Trace, stream: Tensor, after: list[Event], same: Same, fac
                     return True
                 event = received[end - 1]
                 call = trace.call_of(event.site.module)
-                for onward in [total, call.output] if call is not None and call.norm else [total]:
+                for onward in [total, call.tensor] if call is not None and call.norm else [total]:
                     value = sketch(onward)[:-2].numpy().tobytes()
                     if value not in seen:
                         seen.add(value)
@@ -248,13 +247,13 @@ def _sums_of_two(outputs: Sequence[Event]) -> list[tuple[Tensor, Tensor]]:
     """
     readers: dict[tuple[float, ...], list[Event]] = {}
     for event in outputs:
-        if event.call is not None and event.call.inputs.numel() == event.tensor.numel():
-            readers.setdefault(tuple(event.call.inputs.flatten()[:4].tolist()), []).append(event)
+        if event.is_call and event.inputs.numel() == event.tensor.numel():
+            readers.setdefault(tuple(event.inputs.flatten()[:4].tolist()), []).append(event)
     return [
         (sum_of(first.tensor, second.tensor), sketch_of_sum(first.sketch, second.sketch))
         for together in readers.values()
         for first, second in combinations(together, 2)
-        if first.call and second.call and equal(first.call.inputs, second.call.inputs)
+        if equal(first.inputs, second.inputs)
     ]
 
 
@@ -290,10 +289,10 @@ def _read(trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> B
     if projection is None:
         raise UnsupportedModelError(f'"{layout.projection}" does not compute input @ weight + bias')
     branch_norm = final_norm = None
-    branch = projected.output
+    branch = projected.tensor
     if layout.branch_norm is not None:
         branch_norm = _norm(trace, layout.branch_norm, branch)
-        branch = _call(trace, layout.branch_norm).output
+        branch = _call(trace, layout.branch_norm).tensor
     residual = _tensor(trace, layout.residual)
     residual_factor = _factor(trace, layout.residual_factor, residual)
     branch_factor = _factor(trace, layout.branch_factor, branch)
@@ -342,7 +341,7 @@ def _module(trace: Trace, part: str) -> nn.Module:
         raise UnsupportedModelError(f'there is no module "{part}"') from None
 
 
-def _call(trace: Trace, part: str) -> ModuleCall:
+def _call(trace: Trace, part: str) -> Event:
     call = trace.call_of(_module(trace, part))
     if call is None:
         raise UnsupportedModelError(f'no tensor passed "{part}"')

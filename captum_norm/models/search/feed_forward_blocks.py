@@ -15,7 +15,6 @@ from operator import itemgetter
 import torch
 from torch import Tensor, nn
 
-from captum_norm.errors import UnsupportedModelError
 from captum_norm.functional import Elementwise, neuron_outputs
 from captum_norm.models.blocks import Block, FeedForwardBlock, multiplied
 from captum_norm.models.hooks import Received
@@ -35,19 +34,15 @@ from captum_norm.models.networks import (
 from captum_norm.models.projections import NormReader, Projection, Same, equal, reproduces
 from captum_norm.models.search.trace import (
     UNFACTORED,
+    Event,
     Factors,
-    ModuleCall,
     Trace,
     possible_factors,
-    read_factor,
     sum_of,
     with_scales,
 )
 
-HOW_TO = (
-    "Declare it with captum_norm.models.register_feed_forward if it is one network whose maps are linear modules; see "
-    '"Describe a new model" in the documentation. The scopes up to atb need none'
-)
+HOW_TO = 'See "Describe a new model" in the documentation; the scopes up to atb need none'
 CROSSED = (
     "cross-attention follows, not a feed-forward network; in such a layer the feed-forward scopes are those of "
     'cross-attention: stacks=["cross"]'
@@ -124,20 +119,13 @@ class FeedForwardSearch:
             for same, factored in product((equal, reproduces), (False, True))
             for candidate in self._candidates(trace, block, stream, written, same, factored=factored)
         )
-        first = next(candidates, None)
-        if first is None and trace.declared is not None:
-            raise UnsupportedModelError(
-                f"the feed-forward layout of {type(trace.layer).__name__} does not hold around "
-                f'"{block.name}": its equations do not give what the layer computed; see "Describe a new '
-                'model" in the documentation'
-            )
-        return first
+        return next(candidates, None)
 
     def _candidates(
         self, trace: Trace, block: Block, stream: Tensor, parallel: Tensor | None, same: Same, *, factored: bool
     ) -> Iterator[FeedForwardBlock]:
         """Yield the blocks that read a stream; in a parallel layer, those that write the tensor ``parallel``."""
-        for norm, read in _norms(trace, stream, "norm", bare_first=True):
+        for norm, read in _norms(trace, stream, bare_first=True):
             inner = [call for call in trace.calls_on(read) if call.projection]
             if inner:
                 names = [trace.name(call.module) for call in inner]
@@ -145,7 +133,7 @@ class FeedForwardSearch:
             for dense, experts, written, site in self._networks(trace, read, inner, same):
                 if parallel is not None and not equal(written, parallel):
                     continue
-                for branch_norm, branch in _norms(trace, written, "branch_norm"):
+                for branch_norm, branch in _norms(trace, written):
                     for factors in _factors(trace, block, branch, factored=factored):
                         residual, added = multiplied(factors[0], stream), multiplied(factors[1], branch)
                         end = _end(trace, residual, added, same) if parallel is None else (block.total, None)
@@ -169,27 +157,27 @@ class FeedForwardSearch:
                             )
 
     def _networks(
-        self, trace: Trace, read: Tensor, inner: Sequence[ModuleCall], same: Same
+        self, trace: Trace, read: Tensor, inner: Sequence[Event], same: Same
     ) -> Iterator[tuple[tuple[DenseReader, ...], ExpertsReader | None, Tensor, Site[nn.Module]]]:
         """Yield the networks that read a tensor, their summed output, and where it is seen."""
         dense = [
             (reader, outer)
             for outer in trace.calls
-            if outer.output.numel() == read.numel() and outer not in inner and trace.permits("outer", outer.module)
+            if outer.tensor.numel() == read.numel() and outer not in inner
             for reader in networks_into(trace, outer, inner)
         ]
-        for experts, routed, seen in self._mixtures(trace, read) if trace.declared is None else ():
+        for experts, routed, seen in self._mixtures(trace, read):
             for reader, shared in dense:
-                for gate, output in _with_position_gates(trace, read, shared.output):
+                for gate, output in _with_position_gates(trace, read, shared.tensor):
                     total = sum_of(routed, output)
                     for other in trace.calls:
-                        if same(total, other.output, routed, output):
+                        if same(total, other.tensor, routed, output):
                             readers = (replace(reader, gate=gate),)
-                            yield readers, experts, other.output, Site(other.module, "output")
+                            yield readers, experts, other.tensor, Site(other.module, "output")
             if seen is not None:
                 yield (), experts, routed, seen
         for reader, call in dense:
-            yield (reader,), None, call.output, Site(call.module, "output")
+            yield (reader,), None, call.tensor, Site(call.module, "output")
 
     def _mixtures(self, trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor, Site[nn.Module] | None]]:
         """Yield the experts that read a tensor, their summed output, and where it is seen, if anywhere."""
@@ -197,9 +185,9 @@ class FeedForwardSearch:
             if call.module not in self._routings:
                 continue
             routing, received = self._routings[call.module]
-            experts = read_experts(call.module, call.inputs, call.output, routing, received)
+            experts = read_experts(call.module, call.inputs, call.tensor, routing, received)
             if experts is not None:
-                yield experts, call.output, Site(call.module, "output")
+                yield experts, call.tensor, Site(call.module, "output")
         # Experts that each read all positions times their scores; no module returns their sum.
         positions = read.flatten(0, -2)
         for call in trace.calls:
@@ -207,12 +195,12 @@ class FeedForwardSearch:
             if not any(parameter.dim() == 3 for parameter in call.module.parameters(recurse=False)):
                 continue
             for scored in trace.calls_on(read):
-                if scored.output.shape != (len(positions), count):
+                if scored.tensor.shape != (len(positions), count):
                     continue
-                if equal(positions.repeat(count, 1) * scored.output.T.reshape(-1, 1), call.inputs):
+                if equal(positions.repeat(count, 1) * scored.tensor.T.reshape(-1, 1), call.inputs):
                     experts = _scaled_experts(call, scored, positions)
                     if experts is not None:
-                        yield experts, _summed(call.output, positions), None
+                        yield experts, _summed(call.tensor, positions), None
 
 
 def _summed(output: Tensor, positions: Tensor) -> Tensor:
@@ -220,12 +208,12 @@ def _summed(output: Tensor, positions: Tensor) -> Tensor:
     return output.reshape(-1, *positions.shape).sum(0)
 
 
-def _scaled_experts(call: ModuleCall, scored: ModuleCall, positions: Tensor) -> ExpertsReader | None:
+def _scaled_experts(call: Event, scored: Event, positions: Tensor) -> ExpertsReader | None:
     return read_experts(
         call.module,
         positions,
-        _summed(call.output, positions),
-        routing_of_scores(scored.output),
+        _summed(call.tensor, positions),
+        routing_of_scores(scored.tensor),
         ((call.inputs,), {}),
         together=partial(_summed, positions=positions),
         scorer=scored.module,
@@ -236,36 +224,25 @@ def _with_position_gates(trace: Trace, read: Tensor, output: Tensor) -> Iterator
     """Yield a shared expert's output alone, and times the sigmoid of one number for each position."""
     yield None, output
     for call in trace.calls_on(read):
-        if call.output.shape[-1] == 1 and call.projection is not None:
-            yield call.projection, output * call.output.reshape(*output.shape[:-1], 1).sigmoid()
+        if call.tensor.shape[-1] == 1 and call.projection is not None:
+            yield call.projection, output * call.tensor.reshape(*output.shape[:-1], 1).sigmoid()
 
 
-def _norms(
-    trace: Trace, tensor: Tensor, part: str, *, bare_first: bool = False
-) -> Iterator[tuple[NormReader | None, Tensor]]:
-    """Yield the norms of a tensor that may be this part, then the tensor: rounding may hide norms behind the stream."""
-    bare = trace.permits(part, None)
-    if bare and bare_first:
+def _norms(trace: Trace, tensor: Tensor, *, bare_first: bool = False) -> Iterator[tuple[NormReader | None, Tensor]]:
+    """Yield a tensor's norms, and before or after them itself: rounding may hide norms behind the stream."""
+    if bare_first:
         yield None, tensor
     for norm, call in trace.norms_of(tensor):
-        if trace.permits(part, call.module):
-            yield norm, call.output
-    if bare and not bare_first:
+        yield norm, call.tensor
+    if not bare_first:
         yield None, tensor
 
 
 def _factors(trace: Trace, block: Block, branch: Tensor, *, factored: bool) -> Iterator[Factors]:
     """Yield what may multiply the stream and the branch: nothing unless ``factored``."""
-    declared = trace.declared
-    names = (None, None) if declared is None else (declared.residual_factor, declared.branch_factor)
-    if names != (None, None):
-        residual, added = (None if name is None else read_factor(trace.layer, name) for name in names)
-        fitting = all(factor is None or factor.size in (1, branch.shape[-1]) for factor in (residual, added))
-        if fitting and (residual is None, added is None) == tuple(name is None for name in names):
-            yield residual, added
-    elif not factored:
+    if not factored:
         yield UNFACTORED
-    elif declared is None:
+    else:
         held = possible_factors(trace.layer, branch.shape[-1])
         taken = block.layout.branch_factor
         # In a newly initialised model all layer scales have the same values; that of attention goes last.
@@ -283,36 +260,31 @@ def _end(
     for event in trace.events:
         if not trace.is_unique(event) or not same(total, event.tensor, residual, branch):
             continue
-        if trace.declared is not None and trace.site(event) != trace.declared.total:
-            continue
-        if equal(event.tensor, output) and trace.permits("final_norm", None):
+        if equal(event.tensor, output):
             return event.site, None
         for call in trace.calls_on(event.tensor):
-            follows = equal(call.output, output) and trace.permits("final_norm", call.module)
-            if follows and call.norm is not None:
+            if equal(call.tensor, output) and call.norm is not None:
                 return event.site, call.norm
     return None
 
 
-def networks_into(trace: Trace, outer: ModuleCall, inner: Sequence[ModuleCall]) -> Iterator[DenseReader]:
+def networks_into(trace: Trace, outer: Event, inner: Sequence[Event]) -> Iterator[DenseReader]:
     """Yield the networks of some of the inner maps and of this outer map."""
     for chosen, activation, cuts in _gatings(trace, inner, outer.inputs):
         projections = [call.projection for call in (*chosen, outer)]
         *into, out = [projection for projection in projections if projection is not None]
-        if trace.declared is not None and {trace.name(call.module) for call in chosen} != set(trace.declared.inner):
-            continue
         if len(into) == len(chosen):
             yield DenseReader(tuple(into), out, activation, cuts)
 
 
 def _gatings(
-    trace: Trace, inner: Sequence[ModuleCall], hidden: Tensor
-) -> Iterator[tuple[tuple[ModuleCall, ...], Elementwise, Cuts]]:
+    trace: Trace, inner: Sequence[Event], hidden: Tensor
+) -> Iterator[tuple[tuple[Event, ...], Elementwise, Cuts]]:
     """Yield the one or two inner maps from whose outputs ``hidden`` follows, with the activation and the cuts."""
     width = hidden.shape[-1]
     for count in (1, 2):
         for chosen in permutations(inner, count):
-            outputs = [call.output for call in chosen]
+            outputs = [call.tensor for call in chosen]
             for cuts in cuts_of(outputs[0].shape[-1], width) if count == 1 else ((),):
                 factors = [outputs[0][..., cut] for cut in cuts] or outputs
                 if all(factor.shape[-1] == width and factor.numel() == hidden.numel() for factor in factors):
@@ -338,7 +310,6 @@ def _functions(trace: Trace, point: Tensor) -> Iterator[Elementwise]:
     for call in trace.calls_on(point):
         # A module with children may receive the same numbers (all zero), but also takes other arguments.
         single = not any(True for _ in call.module.children())
-        if single and call.output.shape == call.inputs.shape and trace.permits("activation", call.module):
+        if single and call.tensor.shape == call.inputs.shape:
             yield call.module.forward
-    if trace.permits("activation", None):
-        yield from KNOWN
+    yield from KNOWN

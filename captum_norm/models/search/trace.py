@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.models.blocks import Factor
-from captum_norm.models.layouts import Site, registered_feed_forwards
+from captum_norm.models.layouts import Site
 from captum_norm.models.projections import NormReader, Projection, read_norm, read_projection
 
 SMALLEST_FACTOR = 1e-4
@@ -31,33 +31,30 @@ UNFACTORED: Factors = (None, None)
 
 
 @dataclass(frozen=True, eq=False)
-class ModuleCall:
-    """One finished call of a module, with its first tensors."""
+class Event:
+    """A copy of a tensor that a module received, or returned at the end of a call."""
 
-    module: nn.Module
-    inputs: Tensor  # of a call of attention, the queries
-    output: Tensor
+    site: Site[nn.Module]
+    tensor: Tensor
+    source: Tensor  # the model's own, which it may have changed since
+    inputs: Tensor  # what the module received in this call; of a call of attention, the queries
+    is_call: bool = False  # whether this is the output of a module that received a tensor
     computed: Tensor | None = None  # what the module itself computed, if the output replaced it
+
+    @property
+    def module(self) -> nn.Module:
+        """The module."""
+        return self.site.module
 
     @cached_property
     def norm(self) -> NormReader | None:
         """The normalisation that the module computed, if it is one."""
-        return read_norm(self.module, self.inputs, self.output)
+        return read_norm(self.module, self.inputs, self.tensor)
 
     @cached_property
     def projection(self) -> Projection | None:
         """The affine map that the module computed, if it is one."""
         return None if self.computed is None else read_projection(self.module, self.inputs, self.computed)
-
-
-@dataclass(frozen=True, eq=False)
-class Event:
-    """A copy of a tensor that a module received or returned."""
-
-    site: Site[nn.Module]
-    tensor: Tensor
-    source: Tensor  # the model's own, which it may have changed since
-    call: ModuleCall | None = None  # the call that this output ends
 
     @cached_property
     def sketch(self) -> Tensor:
@@ -74,15 +71,9 @@ class Trace:
         self.events = events
         self._modules = dict(layer.named_modules())
         self._names: dict[nn.Module, str] = {module: name for name, module in self._modules.items()}
-        self.calls = [event.call for event in events if event.call is not None]
+        self.calls = [event for event in events if event.is_call]
         self._first_calls = {call.module: call for call in reversed(self.calls)}
         self._times_called = Counter(call.module for call in self.calls)
-        self.declared = registered_feed_forwards().get(type(layer).__name__)
-
-    def permits(self, part: str, module: nn.Module | None) -> bool:
-        """Whether a module, or none, may be this part of the feed-forward block, of which a layout may be declared."""
-        name = None if module is None else self._names[module]
-        return self.declared is None or bool(getattr(self.declared, part) == name)
 
     def site(self, event: Event) -> Site[str]:
         """Return the site of an event by its module's name inside the layer."""
@@ -115,22 +106,21 @@ class Trace:
         """The layer's output, or None if it returned no tensor."""
         return self.at(Site("", "output"))
 
-    def after(self, call: ModuleCall) -> Sequence[Event]:
+    def after(self, call: Event) -> Sequence[Event]:
         """Return the events after the end of a call."""
-        place = next(place for place, event in enumerate(self.events) if event.call is call)
-        return self.events[place + 1 :]
+        return self.events[self.events.index(call) + 1 :]
 
-    def call_of(self, module: nn.Module) -> ModuleCall | None:
+    def call_of(self, module: nn.Module) -> Event | None:
         """Return the first call of a module, or None."""
         return self._first_calls.get(module)
 
-    def calls_on(self, tensor: Tensor) -> Iterator[ModuleCall]:
+    def calls_on(self, tensor: Tensor) -> Iterator[Event]:
         """Yield the calls whose input equals ``tensor``."""
         for call in self.calls:
             if call.inputs.numel() == tensor.numel() and torch.equal(call.inputs.reshape(tensor.shape), tensor):
                 yield call
 
-    def norms_of(self, tensor: Tensor) -> Iterator[tuple[NormReader, ModuleCall]]:
+    def norms_of(self, tensor: Tensor) -> Iterator[tuple[NormReader, Event]]:
         """Yield the normalisations of a tensor and their calls."""
         for call in self.calls_on(tensor):
             if call.norm is not None:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from captum_norm import AttentionBlockAttribution, NormMeter, UnsupportedModelError, UnsupportedScopeError
-from captum_norm.models import FeedForwardLayout, Site
+from captum_norm import AttentionBlockAttribution, NormMeter, UnsupportedScopeError
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.networks import routing_of
 from captum_norm.models.search.attention_blocks import find_blocks
@@ -114,7 +113,7 @@ def test_what_is_no_known_elementwise_function_is_refused(function: Any) -> None
     with pytest.raises(UnsupportedScopeError) as caught:
         AttentionBlockAttribution(model, "atb_ff").maps(ids)
     message = str(caught.value)
-    for part in ("model.layers.0", "linear maps ['mlp.inner.0']", "register_feed_forward", "attn, attn_res, atb"):
+    for part in ("model.layers.0", "linear maps ['mlp.inner.0']", "Describe a new model", "attn, attn_res, atb"):
         assert part in message
 
 
@@ -128,44 +127,8 @@ def test_the_search_waits_until_a_scope_needs_it() -> None:
     assert torch.equal(meter.measure(ids, scopes=["atb"])["decoder"].norms["atb"], before)
 
 
-RIGHT: dict[str, Any] = {
-    "inner": ("mlp.inner.0",),
-    "outer": "mlp.outer",
-    "total": Site.parse("output"),
-    "norm": "post_attention_layernorm",
-}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"inner": ("mlp.outer",)},
-        {"outer": "self_attn.o_proj"},
-        {"total": Site.parse("post_attention_layernorm.input")},
-        {"norm": None},
-        {"norm": "input_layernorm"},
-        {"branch_norm": "input_layernorm"},
-        {"final_norm": "input_layernorm"},
-        {"activation": "mlp"},
-    ],
-)
-def test_declarations_are_held_to_their_equations(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
-    model, ids = llama(functional.gelu), families.inputs("llama")
-    expected = AttentionBlockAttribution(model, "atb_ff").maps(ids).decoder
-    registered = "captum_norm.models.layouts._feed_forwards"
-    monkeypatch.setattr(registered, {"LlamaDecoderLayer": FeedForwardLayout(**RIGHT)})
-    torch.testing.assert_close(AttentionBlockAttribution(model, "atb_ff").maps(ids).decoder, expected, rtol=0, atol=0)
-    monkeypatch.setattr(registered, {"LlamaDecoderLayer": FeedForwardLayout(**RIGHT | changes)})
-    with pytest.raises(UnsupportedModelError, match="feed-forward layout of LlamaDecoderLayer does not hold"):
-        AttentionBlockAttribution(model, "atb_ff").maps(ids)
-
-
-def test_a_module_as_activation_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module with weights of its own, which by itself could be anything, and still is element-wise."""
-    model, ids = llama(nn.PReLU()), families.inputs("llama")
-    layout = FeedForwardLayout(**RIGHT, activation="mlp.function")
-    monkeypatch.setattr("captum_norm.models.layouts._feed_forwards", {"LlamaDecoderLayer": layout})
-    delta = AttentionBlockAttribution(model, "atb_ff").maps(ids).convergence_delta
+def test_a_module_with_weights_of_its_own_is_an_activation() -> None:
+    delta = AttentionBlockAttribution(llama(nn.PReLU()), "atb_ff").maps(families.inputs("llama")).convergence_delta
     assert delta is not None
     assert delta.max() < 1e-5
 
@@ -239,25 +202,3 @@ def test_a_factor_on_the_stream_of_a_parallel_layer_is_refused() -> None:
     assert list(meter.measure(ids, scopes=["atb"])) == ["encoder"]
     with pytest.raises(UnsupportedScopeError, match=r'reads a residual stream that "first" multiplies'):
         meter.measure(ids, scopes=["atb_ff_res"])
-
-
-@pytest.mark.parametrize(
-    ("factors", "right"),
-    [
-        ({"residual_factor": "second"}, True),
-        ({"residual_factor": "first"}, False),
-        ({"branch_factor": "second"}, False),
-        ({"residual_factor": "nothing"}, False),
-    ],
-)
-def test_factors_are_declared(factors: dict[str, str], right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ids = factored(parallel=False), torch.randint(0, 20, (2, 5))
-    layout = FeedForwardLayout(
-        inner=("network.0",), outer="network.2", activation="network.1", total=Site.parse("output"), **factors
-    )
-    monkeypatch.setattr("captum_norm.models.layouts._feed_forwards", {"_Factored": layout})
-    if right:
-        assert found_in(model, ids)[0].residual_factor.name == "second"
-    else:
-        with pytest.raises(UnsupportedModelError, match="feed-forward layout of _Factored does not hold"):
-            found_in(model, ids)
