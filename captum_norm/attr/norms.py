@@ -25,7 +25,7 @@ from captum_norm.models.attention import Part
 from captum_norm.models.blocks import check_scopes
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
-from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope, Stage
+from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Scope
 from captum_norm.models.model import encoder_of
 from captum_norm.models.objects import Explainable
 from captum_norm.models.precision import accumulation_dtype
@@ -267,8 +267,11 @@ class NormMeter:
         """
         return self._session.count_layers(self._session.bind(inputs, additional_forward_args))
 
-    def stages(self, inputs: Inputs, additional_forward_args: Any = None) -> tuple[Stage, ...]:
-        """Return the scopes from attention to the end of the layer, in order of computation, with their components.
+    def stages(self, inputs: Inputs, additional_forward_args: Any = None) -> dict[Scope, str]:
+        """Return the scopes from attention to the end of the layer, and the component just before each.
+
+        In order of computation: ``ATTN``, ``RES``, ``LN``, ``FF``, or ``LN, RES`` if a branch is normalised before
+        it is added.
 
         Args:
             inputs: any that the model accepts; they do not change the result.
@@ -289,10 +292,10 @@ class NormMeter:
             blocks = self._session.blocks(call, feed_forward=True).values()
         for block in blocks:
             check_scopes(self.model, ["atb_ff_res"], block)
-        arrangements = {block.stages for block in blocks}
+        arrangements = {tuple(block.stages.items()) for block in blocks}
         if len(arrangements) != 1:
             raise InvalidInputError(f"the layers of {name} are arranged in {len(arrangements)} ways; expected one")
-        return arrangements.pop()
+        return dict(arrangements.pop())
 
 
 def layer_results(model: nn.Module, layer: Layer, request: Request) -> LayerResults:

@@ -7,7 +7,6 @@ from captum_norm.models.layouts import (
     Layout,
     Scope,
     Site,
-    Stage,
     register_layout,
     registered_layouts,
 )
@@ -27,7 +26,6 @@ __all__ = [
     "Scope",
     "SentenceSimilarity",
     "Site",
-    "Stage",
     "TokenInputs",
     "bind_tokens",
     "check_sequence",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from captum_norm.errors import UnsupportedModelError, UnsupportedScopeError
 from captum_norm.functional import Carry, Normalization, Use, scaled
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site, Stage
+from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site
 from captum_norm.models.networks import DenseReader, ExpertsReader, Routing
 from captum_norm.models.offloading import loaded, version_of, versions_of
 from captum_norm.models.precision import accumulation_dtype, least_precise
@@ -178,21 +178,22 @@ class Block:
         return (*self.layout.scopes, *(() if self.feed_forward is None else self.feed_forward.scopes))
 
     @cached_property
-    def stages(self) -> tuple[Stage, ...]:
-        """The maps from attention to the layer's last scope, each once, in the order of the computation."""
-        stages = [Stage("ATTN", "attn"), Stage("RES", "attn_res")]
+    def stages(self) -> dict[Scope, str]:
+        """The scopes from attention to the layer's last one, each map once, and the component just before each."""
+        stages: dict[Scope, str] = {"attn": "ATTN"}
         if self.branch_norm is not None:
-            stages[1] = Stage("LN, RES", "atb")
-        elif self.final_norm is not None:
-            stages.append(Stage("LN", "attn_res_ln"))
+            stages["atb"] = "LN, RES"
+        else:
+            stages["attn_res"] = "RES"
+            stages |= {} if self.final_norm is None else {"attn_res_ln": "LN"}
         behind = self.feed_forward
         if behind is None:
-            return tuple(stages)
+            return stages
         added = "RES" if behind.branch_norm is None else "LN, RES"
         names: dict[Scope, str] = {"atb_ln": "LN", "atb_ff": "FF", "atb_ff_res": added, "atb_ff_res_ln": "LN"}
         if behind.parallel:
             names["atb_ff_res"] = "FF"
-        return (*stages, *(Stage(names[scope], scope) for scope in behind.scopes))
+        return stages | {scope: names[scope] for scope in behind.scopes}
 
     @cached_property
     def norm_behind(self) -> NormReader | None:

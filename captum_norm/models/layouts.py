@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from torch import nn
 
@@ -14,18 +14,6 @@ from captum_norm.errors import InvalidInputError
 Style = Literal["post-norm", "pre-norm", "parallel", "sandwich", "norm-on-output"]
 Scope = Literal["attn", "attn_res", "attn_res_ln", "atb", "atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln"]
 FEED_FORWARD_SCOPES: frozenset[Scope] = frozenset(("atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln"))
-
-
-class Stage(NamedTuple):
-    """A map of a layer and the component just before it.
-
-    Attributes:
-        component: ``ATTN``, ``RES``, ``LN``, ``FF``, or ``LN, RES`` if a branch is normalised before it is added.
-        scope: the map's scope.
-    """
-
-    component: str
-    scope: Scope
 
 
 ModuleOrName = TypeVar("ModuleOrName", str, nn.Module)

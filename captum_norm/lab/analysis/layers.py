@@ -219,12 +219,12 @@ def contextualization_change(
     """
     meter = NormMeter(model, **options)
     stages = meter.stages(inputs, additional_forward_args)
-    scopes = tuple(stage.scope for stage in stages)
+    scopes = tuple(stages)
     ((stack, measured),) = meter.measure(inputs, additional_forward_args, scopes=scopes).items()
     maps = torch.stack([measured.norms[scope].detach().cpu() for scope in scopes])
     entries = list(_entries(maps, measured.real.cpu(), causal=stack == "decoder"))
     return ContextualizationChange(
-        tuple(stage.component for stage in stages[1:]),
+        tuple(stages.values())[1:],
         scopes,
         torch.stack([_changes(norms).T for norms in entries]),
         _changes(torch.cat(entries, -1)).T,
@@ -257,8 +257,8 @@ class ComponentChanges(Analysis):
 
     def __init__(self, context: AnalysisContext) -> None:
         super().__init__(context)
-        self._components = [stage.component for stage in context.prepared[1:]]
-        self._scopes = [stage.scope for stage in context.prepared]
+        self._components = list(context.prepared.values())[1:]
+        self._scopes = list(context.prepared)
         shape = len(self._components), context.layers
         self._macro = Moments(*shape)  # over sequences
         self._micro = Counts(shape[0] * shape[1], NORMS, NORMS)  # of the pairs of all sequences
