@@ -127,8 +127,9 @@ def _stored_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> Pr
         weight, bias = (None if part is None else part.to(outputs.device, dtype) for part in projection.read())
         matrix = cast(Tensor, weight)
         computed = inputs.to(dtype) @ matrix
-        magnitude = inputs.to(dtype).abs() @ matrix.abs()
-        fits = reproduces(computed if bias is None else computed + bias, outputs, magnitude)
+        computed = computed if bias is None else computed + bias
+        # Only where summands cancel, their magnitudes matter.
+        fits = reproduces(computed, outputs) or reproduces(computed, outputs, inputs.to(dtype).abs() @ matrix.abs())
         if fits and _is_linear(module, matrix, biased=bias is not None, transposed=transposed):
             return projection
     return None
