@@ -16,6 +16,8 @@ from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import (
+    End,
+    Hook,
     Received,
     evaluating,
     first_argument,
@@ -173,7 +175,8 @@ def _with_gradients(call: ModelCall) -> tuple[Stacks, Any, nn.Module | None]:
             alone = False
 
     elements = {element for module in modules_of(call.model) if isinstance(module, LISTS) for element in module}
-    hooks = [hook for element in elements for hook in ((element, "arguments", enter), (element, "output", leave))]
+    hooks: list[tuple[nn.Module, End, Hook]] = [(element, "arguments", enter) for element in elements]
+    hooks += [(element, "output", leave) for element in elements]
     with (
         torch.inference_mode(mode=False),
         torch.enable_grad(),

@@ -144,7 +144,7 @@ def test_options_that_do_not_exist_are_refused(bert: Any, ids: Tensor) -> None:
     with pytest.raises(InvalidInputError, match="got aggregation='max'; expected one of rollout, product, mean"):
         NormAttribution(bert, aggregation="max")
     with pytest.raises(InvalidInputError, match=r"type dict; expected a torch\.nn\.Module"):
-        NormAttribution({})  # type: ignore[arg-type]
+        NormAttribution({})
     with pytest.raises(TypeError, match="chunk_byte"):
         NormAttribution(bert, chunk_byte=3)  # type: ignore[call-arg]
     with pytest.raises(InvalidInputError, match="nothing to measure"):

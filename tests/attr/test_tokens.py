@@ -398,7 +398,7 @@ def test_bad_input_is_refused() -> None:
         return pytest.raises(InvalidInputError, match=message)
 
     with refused("expected a torch.nn.Module"):
-        TokenAttribution("bert", attr.Saliency)  # type: ignore[arg-type]
+        TokenAttribution("bert", attr.Saliency)
     with refused("got reduction='max'; expected one of l2, sum"):
         TokenAttribution(model, attr.Saliency, reduction="max")  # type: ignore[arg-type]
     with refused("keep_special=True without a tokenizer"):
