@@ -140,11 +140,13 @@ def layer_norms(
     formed = (values[:, formed_keys] * formed_weights.transpose(1, 2).unsqueeze(-1)).flatten(2)
     ends = end_of or partial(_end_of, layer, carries)
     own_norms = _finish(layer, carries, pairs, formed, results, scales_of or _scales_of, ends, limit)
-    errors = [norms.discrepancy(formed_keys, formed_weights) for norms in pairs.values() if norms.maps is not None]
+    error = values.new_zeros(batch)
+    for pair in pairs.values() if carries else ():
+        if pair.maps is not None:
+            error = torch.maximum(error, pair.discrepancy(formed_keys, formed_weights))
     if not carries and results.transformed_norms is not None:
         key, rows = keys // 2, carried_rows(layer.block, Carry(), heads, layer.dtype)
-        errors = [value_norms_error(results.transformed_norms[..., key], values[:, key], rows)]
-    error = torch.stack(errors).amax(0) if errors else values.new_zeros(batch)
+        error = value_norms_error(results.transformed_norms[..., key], values[:, key], rows)
     results.discrepancy = error, layer.dtype
     for scope, carry in carries.items() if with_maps else ():
         results.norms[scope] = pairs[carry.norms].divided(scope)

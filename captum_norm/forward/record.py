@@ -28,8 +28,6 @@ from captum_norm.models.layers import seen
 from captum_norm.models.layouts import Scope, Site
 from captum_norm.models.networks import ExpertsReader, Routing, routing_of, routing_of_scores
 from captum_norm.models.offloading import loaded
-from captum_norm.models.precision import epsilon_of, least_precise
-from captum_norm.models.projections import within_a_pass
 from captum_norm.models.stacks import EXTENDED, ROWED, Place, Role
 
 Result = TypeVar("Result")
@@ -381,7 +379,7 @@ def record(
             are different sequences where they should not be.
     """
     recorder = _Recorder(call, reduce, options, blocks, chosen, feed_forward, advance)
-    with within_a_pass(), call.attention_through(recorder.attention), hooked(list(recorder.hooks())):
+    with call.attention_through(recorder.attention), hooked(list(recorder.hooks())):
         (call if call.last is None else call.with_few_outputs()).run()
     return recorder.finished()
 
@@ -513,11 +511,12 @@ class _Recorder(Generic[Result]):
                     f"the attention block of {type(module).__name__} was not seen to its end: some of its modules did "
                     "not run in this forward pass"
                 )
-        for place, module, dtype, ahead, difference, real in self.checks:
+        for place, module, _, ahead, _, _ in self.checks:
             if ahead is not None:
                 self.stacks.note_direction(place, module, ahead=bool(ahead))
+        for place, _, dtype, _, difference, real in self.checks:
             worst = _largest(*difference, real)
-            accepted = epsilon_of(least_precise(torch.float32, dtype)) ** 0.5  # half of the digits
+            accepted = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) ** 0.5  # half of the digits
             if worst > accepted:
                 raise UnsupportedModelError(
                     f"the attention weights of {place} of {type(self.model_call.model).__name__} are not those of its "

@@ -38,6 +38,14 @@ numbers = count()
 """Numbers for the changes made to models, in their order."""
 
 
+_evaluation = ContextVar("evaluation", default=0)
+
+
+def evaluation() -> int | None:
+    """Return the number of the evaluation that this thread is in; weights stay the same in it. None outside of any."""
+    return _evaluation.get() if EXPLAINING._is_owned() else None  # type: ignore[attr-defined]
+
+
 def modules_of(model: nn.Module) -> list[nn.Module]:
     """List a module and all modules inside, each once, in the order of ``model.modules()``.
 
@@ -235,8 +243,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         >>> model.training
         True
     """
-    outermost = not EXPLAINING._is_owned() and get_ident() not in _open  # type: ignore[attr-defined]
+    inside = evaluation() is not None
+    outermost = not inside and get_ident() not in _open
     with EXPLAINING:
+        if not inside:
+            _evaluation.set(next(numbers))
         # Read under the lock: before, another thread may have had the model in eval mode.
         modules = modules_of(model)
         if outermost:  # what an interrupt at the very end of an earlier call left

@@ -50,7 +50,9 @@ class DenseReader:
 
     def use(self, inputs: Tensor) -> Use:
         """Return the network's use, with present parameters, at positions whose whole inputs are (N, D)."""
-        inner = [affine for projection in self.inner for affine in _cut(Affine(*projection.read()), self.cuts)]
+        inner: list[Affine] = []
+        for projection in self.inner:
+            inner += _cut(Affine(*projection.read()), self.cuts)
         network = Network(tuple(inner), Affine(*self.outer.read()), self.activation)
         gate = None if self.gate is None else Affine(*self.gate.read())
         return Use(network, coefficient=None if gate is None else gate.whole(inputs).sigmoid())

@@ -9,8 +9,6 @@ matrix that could be read, but still computes x W + b: its matrix is measured on
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -23,7 +21,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from captum_norm.functional import Elementwise, Normalization, normalize
-from captum_norm.models.hooks import unobserved
+from captum_norm.models.hooks import evaluation, unobserved
 from captum_norm.models.layouts import Site
 from captum_norm.models.offloading import is_sharded, loaded_tensors, tensor_of, version_of, versions_of
 from captum_norm.models.precision import accumulation_dtype, epsilon_of, least_precise
@@ -182,17 +180,6 @@ class _Measured(NamedTuple):
 
 
 _measured: WeakKeyDictionary[nn.Module, _Measured] = WeakKeyDictionary()
-_unchanged: ContextVar[set[int] | None] = ContextVar("measured modules that have not changed", default=None)
-
-
-@contextmanager
-def within_a_pass() -> Iterator[None]:
-    """Look for changes of a measured module once while open: weights stay the same during a forward pass."""
-    token = _unchanged.set(set())
-    try:
-        yield
-    finally:
-        _unchanged.reset(token)
 
 
 def affine_map(module: nn.Module, like: Tensor) -> Projection | None:
@@ -206,6 +193,7 @@ def affine_map(module: nn.Module, like: Tensor) -> Projection | None:
     received = like.new_empty(0, like.shape[-1])
     # Not every change leaves a trace; in single precision, sums that do not add up would tell.
     coarse = epsilon_of(precision) > torch.finfo(torch.float32).eps
+    checked: int | None = None  # the evaluation in which the module was last compared
 
     def holds(measured: _Measured) -> bool:
         if measured.matrix.device != returned.device or measured.state != _state(module):
@@ -216,13 +204,13 @@ def affine_map(module: nn.Module, like: Tensor) -> Projection | None:
         """Measure the module if it has changed, with gradients to its parameters where these are enabled."""
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters()):
             return _measure(module, received)
-        measured, unchanged = _measured.get(module), _unchanged.get()
-        if measured is None or unchanged is None or id(module) not in unchanged:
+        nonlocal checked
+        measured, now = _measured.get(module), evaluation()
+        if measured is None or now is None or checked != now:
             with torch.no_grad():
                 if measured is None or not holds(measured):
                     measured = _measured[module] = _measure(module, received)
-            if unchanged is not None:
-                unchanged.add(id(module))
+            checked = now
         return measured
 
     def read() -> tuple[Tensor, Tensor | None]:

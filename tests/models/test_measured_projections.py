@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from captum_norm.models.hooks import evaluating
 from captum_norm.models.precision import EIGHT_BITS
 from captum_norm.models.probes import TOLERATED, affine_test
-from captum_norm.models.projections import UNIT_VECTORS, Projection, affine_map, read_projection, within_a_pass
+from captum_norm.models.projections import UNIT_VECTORS, Projection, affine_map, read_projection
 
 IN, OUT = 24, 20
 
@@ -289,7 +290,7 @@ def test_half_and_double_precision(dtype: torch.dtype) -> None:
 def test_a_change_without_a_trace_is_seen_where_the_sums_would_not_show_it(precision: str) -> None:
     module: Any = Rounding(lambda inputs: rounded(inputs, 127, -1)) if precision == "eight bits" else LowRank()
     weight = module.map.weight if precision == "eight bits" else module.base.weight
-    module.to(torch.bfloat16 if precision == "bfloat16" else torch.float32)
+    module.to(torch.bfloat16 if precision == "bfloat16" else torch.float32).eval()
     inputs = torch.randn(1, 5, IN, dtype=weight.dtype)
     found = read(module, inputs)
     before, version = found.weight(torch.float32), found.version()
@@ -298,7 +299,7 @@ def test_a_change_without_a_trace_is_seen_where_the_sums_would_not_show_it(preci
     # In float32, sums that do not add up tell, and the map is read anew.
     assert counts == ([] if precision == "float32" else [2])
     counts.clear()
-    with within_a_pass():
+    with evaluating(module):
         assert torch.equal(found.weight(torch.float32), before)
         assert found.version() is version
         assert found.bias(torch.float32) is not None
