@@ -14,8 +14,8 @@ from captum_norm.text.lines import COMPRESSED, TextSource
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+# The delay of bars, and whether they are for terminals only; None for no bars.
 DISPLAY: ContextVar[tuple[float, bool] | None] = ContextVar("captum_norm_progress", default=None)
-"""The delay of bars, and whether they are for terminals only; None for no bars."""
 
 
 @contextmanager

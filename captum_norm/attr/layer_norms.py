@@ -141,17 +141,24 @@ def layer_norms(
     ends = end_of or partial(_end_of, layer, carries)
     own_norms = _finish(layer, carries, pairs, formed, results, scales_of or _scales_of, ends, limit)
     error = values.new_zeros(batch)
-    for pair in pairs.values() if carries else ():
-        if pair.maps is not None:
-            error = torch.maximum(error, pair.discrepancy(formed_keys, formed_weights))
+    for pair in pairs.values() if carries and with_maps else ():
+        error = torch.maximum(error, pair.discrepancy(formed_keys, formed_weights))
     if not carries and results.transformed_norms is not None:
         key, rows = keys // 2, carried_rows(layer.block, Carry(), heads, layer.dtype)
         error = value_norms_error(results.transformed_norms[..., key], values[:, key], rows)
     results.discrepancy = error, layer.dtype
-    for scope, carry in carries.items() if with_maps else ():
-        results.norms[scope] = pairs[carry.norms].divided(scope)
-        if carry.residual and not layer.call.cross:
-            own_keys(results.norms[scope]).copy_(own_norms[scope])
+    if with_maps:
+        results.norms.update({scope: pairs[carry.norms].divided(scope) for scope, carry in carries.items()})
+        _add_residual(results.norms, carries, own_norms, cross=layer.call.cross)
+
+
+def _add_residual(
+    maps: Mapping[Scope, Tensor], carries: Mapping[Scope, Carry], own_norms: Mapping[Scope, Tensor], *, cross: bool
+) -> None:
+    """Write each query's own norm, in which the residual connection counts, into the maps of scopes that have it."""
+    for scope, norms in own_norms.items():
+        if carries[scope].residual and not cross:
+            own_keys(maps[scope]).copy_(norms)
 
 
 def _finish(

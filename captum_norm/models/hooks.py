@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from itertools import count
 from threading import RLock, get_ident
+from types import FunctionType
 from typing import Any, Literal
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 Hook = Callable[..., Any]
 Received = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a module."""
-End = Literal["input", "output", "arguments", "result"]
+End = Literal["input", "output", "arguments", "result", "before", "after"]
 SWITCHES = ("training", "can_use_fastpath")
 """Attributes that are False while a model is explained; the second lets fairseq fuse whole layers."""
 
@@ -123,7 +124,7 @@ class _Hook:
 
     def __init__(self, end: End, function: Hook) -> None:
         self.end, self.function = end, function
-        self.thread, self.number = get_ident(), next(numbers)
+        self.thread = get_ident()
 
     def __call__(self, module: nn.Module, *seen: Any) -> Any:
         # If the hook is removed meanwhile, other threads call it with fewer arguments.
@@ -148,16 +149,19 @@ def hooked(hooks: Iterable[tuple[nn.Module, End, Hook]]) -> Iterator[None]:
     Args:
         hooks: (module, end, function) each. The function takes the module and, at ``"input"`` or ``"output"``, the
             first tensor there or None; at ``"arguments"``, (args, kwargs); at ``"result"``, everything that the module
-            returns. What it returns, unless None, replaces the arguments or the result.
+            returns. What it returns, unless None, replaces the arguments or the result. ``"before"`` and ``"after"``
+            the module, a function that is made for this call takes what torch gives it, in any thread.
     """
     with ExitStack() as stack:
         _open.append(get_ident())
         stack.callback(_open.remove, get_ident())
         for module, end, function in hooks:
-            if end in ("output", "result"):
-                handle = module.register_forward_hook(_Hook(end, function))
+            hook: Any = function if end in ("before", "after") else _Hook(end, function)
+            hook.mark = get_ident(), next(numbers)
+            if end in ("output", "result", "after"):
+                handle = module.register_forward_hook(hook, with_kwargs=end == "after")
             else:
-                handle = module.register_forward_pre_hook(_Hook(end, function), with_kwargs=True)
+                handle = module.register_forward_pre_hook(hook, with_kwargs=True)
             stack.callback(handle.remove)
         yield
 
@@ -175,7 +179,10 @@ def _remove_hooks(modules: Iterable[nn.Module], since: int) -> None:
 
 
 def _is_ours(hook: object, thread: int, since: int) -> bool:
-    return isinstance(hook, _Hook) and hook.thread == thread and hook.number >= since
+    if not isinstance(hook, _Hook | FunctionType) or "mark" not in vars(hook):
+        return False
+    owner, number = vars(hook)["mark"]
+    return bool(owner == thread and number >= since)
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -113,7 +113,7 @@ def test_one_map_is_not_those_of_single_heads() -> None:
 def test_comparisons_name_what_they_expect() -> None:
     model = classifiers.classifier()
     ids, _ = classifiers.sentences([5, 5])
-    with pytest.raises(InvalidInputError, match=r'a method of type Own.*methods=\{"own": \.\.\.\}'):
+    with pytest.raises(InvalidInputError, match=r'Own object.*methods=\{"mine": \.\.\.\}'):
         compare(model, ids, methods=[own_method(mean)(model), "norm"])
 
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, wrap_torch_function
-from torch.utils.hooks import RemovableHandle
 
 from captum_norm.attr.frozen.rules import ACTIVATIONS, DECOMPX, AttentionRules, RuleSet, with_rules
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
@@ -25,7 +24,7 @@ from captum_norm.functional import Elementwise, Network, Normalization, Use, app
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
-from captum_norm.models.hooks import Hook, first_argument, first_tensor, numbers, undone, with_argument
+from captum_norm.models.hooks import Hook, first_argument, first_tensor, hooked, with_argument
 from captum_norm.models.layers import layer_of, not_run
 from captum_norm.models.model import encoder_of
 from captum_norm.models.networks import (
@@ -86,21 +85,6 @@ class HookedModules:
         self.complete = False
 
 
-# Threads and handles of the hooks that are open, by their numbers in the order of all changes to models.
-_handles: dict[int, tuple[int, RemovableHandle]] = {}
-
-
-def _remove_hooks(since: int) -> None:
-    """Remove this thread's hooks with numbers from ``since`` on."""
-    for number, (thread, handle) in list(_handles.items()):
-        if number >= since and thread == get_ident():
-            handle.remove()
-            _handles.pop(number, None)
-
-
-undone.append(_remove_hooks)
-
-
 class FrozenNetwork(TorchFunctionMode):
     """A model's forward pass as an autograd graph in which gradient × input decomposes an output value."""
 
@@ -152,17 +136,9 @@ class FrozenNetwork(TorchFunctionMode):
     @contextmanager
     def hooking(self) -> Iterator[None]:
         """Replace steps of the forward passes in this thread, attention aside, while the context is open."""
-        first = next(numbers)
-        try:
-            for when, modules, function in self.hooks():
-                hook = self._hook(function)
-                for module in modules:
-                    register = module.register_forward_hook if when == "after" else module.register_forward_pre_hook
-                    _handles[next(numbers)] = get_ident(), register(hook, with_kwargs=True)
-            with self:
-                yield
-        finally:
-            _remove_hooks(first)
+        hooks = ((modules, end, self._hook(function)) for end, modules, function in self.hooks())
+        with hooked((module, end, hook) for modules, end, hook in hooks for module in modules), self:
+            yield
 
     def hooks(self) -> list[tuple[Literal["before", "after"], Iterable[nn.Module], Hook]]:
         """Return the functions to call before and after modules, in the order of their calls."""

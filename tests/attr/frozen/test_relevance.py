@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -234,10 +235,10 @@ def test_the_model_is_left_as_it_was(name: str, product: str) -> None:
 def test_hooks_that_an_interrupt_leaves_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = classifier(), families.inputs("bert")
 
-    def interrupt(_: int) -> None:
+    def interrupt(_: RemovableHandle) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(network, "_remove_hooks", interrupt)
+    monkeypatch.setattr(RemovableHandle, "remove", interrupt)
     with pytest.raises(KeyboardInterrupt):
         AttnLRP(model).attribute(ids, 1)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
