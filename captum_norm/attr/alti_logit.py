@@ -200,9 +200,8 @@ class ALTILogit(OutputAttribution):
             tracing.advance(layer.place, made.map, cast(Tensor, made.delta))
             return made
 
-        recording = self.session.record(call, Request(weights=maps, feed_forward=True), reduce)
-        tracing.causal = recording.causal
-        check_layers(self.model, recording.layers)
+        layers, tracing.causal = self.session.record(call, Request(weights=maps, feed_forward=True), reduce)
+        check_layers(self.model, layers)
         self._accept(
             finite_results(self.model, tracing.summed.convergence_delta),
             f"the updates of all blocks do not add up to the output of {type(self.model).__name__}",

@@ -152,16 +152,16 @@ class InformationFlow(AttentionMapAttribution):
 
             return self._checked(layer_map, layer)
 
-        recording = self.session.record(call, Request(weights=True, feed_forward=True), reduce)
-        check_layers(self.model, recording.layers)
+        layers, causal = self.session.record(call, Request(weights=True, feed_forward=True), reduce)
+        check_layers(self.model, layers)
         real = call.output_positions.shift_back(real_positions(call), 1)
         if isinstance(position, str) and position == "all":
             outputs = [row.nonzero().flatten().tolist() for row in real]
         else:
-            position = self._read(position, causal=recording.causal or crossed)
+            position = self._read(position, causal=causal or crossed)
             outputs = [[place] for place in positions_of_examples(position, real).tolist()]
         roles: tuple[Role, ...] = ("encoder", "decoder") if crossed else ("self",)
-        names = {role: stack_name(role, causal=recording.causal) for role in roles}
+        names = {role: stack_name(role, causal=causal) for role in roles}
         shifts = {role: call.positions_of(role)[0].shift for role in roles}
         texts, graphs = call.tokens, []
         for example, places in enumerate(outputs):

@@ -245,14 +245,14 @@ class NormMeter:
             formed = {scope for block in blocks for scope in request.scopes if scope in block.vector_scopes}
         weighed = request.weights or request.head_norms or not formed.issuperset(request.scopes)
         reduce = partial(layer_results, self.model, request=request)
-        recording = session.record(call, request, reduce, passes=weighed + bool(formed))
+        by_role, causal = session.record(call, request, reduce, passes=weighed + bool(formed))
         baseline = session.options.baseline if request.feed_forward else None
         measured: dict[StackName, Measurements] = {}
-        for role, layers in recording.layers.items():
+        for role, layers in by_role.items():
             for number, results in layers:
                 for delta, precision in results.deltas:
                     expect_complete(self.model, Place(role, number), delta, precision, results.discrepancy)
-            measured[stack_name(role, causal=recording.causal)] = assemble(call, role, layers, request.scopes, baseline)
+            measured[stack_name(role, causal=causal)] = assemble(call, role, layers, request.scopes, baseline)
         return measured
 
     def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:

@@ -75,7 +75,7 @@ class ValueZeroing(AttentionMapAttribution):
         session.expect_room(call, replace(request, weights=True))
         calls: list[_LayerCall] = []
         with evaluating(call.model), _recorded(around, calls):
-            causal = record(call, lambda _: None, session.options).causal
+            _, causal = record(call, lambda _: None, session.options)
         if not calls:
             raise not_run(self.model, around)
         if call.batch > 1:

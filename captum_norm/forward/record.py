@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import ceil, prod
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -341,16 +341,11 @@ def _largest(error: Tensor, size: Tensor, real: Tensor | None) -> Tensor:
     return error.where(compared, 0).detach().nan_to_num(torch.inf).amax()
 
 
-class Recording(NamedTuple, Generic[Result]):
-    """What one forward pass gave.
+Recording = tuple[dict[Role, list[tuple[int, Result]]], bool]
+"""The number and the result of each layer requested, by stack, and whether the one stack of a model only looked back.
 
-    Attributes:
-        layers: the number and the result of each layer requested, by stack.
-        causal: whether the one stack of a model that is no encoder–decoder only looked back.
-    """
-
-    layers: dict[Role, list[tuple[int, Result]]]
-    causal: bool
+The latter says nothing of an encoder–decoder model.
+"""
 
 
 def record(
@@ -526,9 +521,7 @@ class _Recorder(Generic[Result]):
                 )
         directed = any(ahead is not None and place.role == "self" for place, _, _, ahead, _, _ in self.checks)
         causal = self.stacks.causal if directed else bool(seen(self.model_call).causal)
-        return Recording(
-            {role: sorted(layers, key=lambda one: one[0]) for role, layers in self.results.items()}, causal
-        )
+        return {role: sorted(layers, key=lambda one: one[0]) for role, layers in self.results.items()}, causal
 
 
 def _block_tensors(block: Block, opened: _OpenLayer, feed_forward: bool) -> BlockTensors:

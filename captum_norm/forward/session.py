@@ -271,7 +271,7 @@ class Session:
         if request.layers is not None:
             by_number = {role: dict(seen) for role, seen in layers.items()}
             layers = {role: [(number, seen[number]) for number in chosen[role]] for role, seen in by_number.items()}
-        return Recording(layers, causal)
+        return layers, causal
 
     def expect_room(self, call: ModelCall, request: Request) -> None:
         """Refuse maps that will not fit in memory.

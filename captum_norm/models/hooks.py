@@ -119,23 +119,22 @@ def unobserved() -> Iterator[None]:
         _observing.reset(token)
 
 
-class _Hook:
-    """A hook on a module; silent in other threads, and for modules that are run on inputs of our own."""
+def _hook(end: End, function: Hook) -> Hook:
+    """Make a hook that is silent in other threads, and for modules that are run on inputs of our own."""
+    thread = get_ident()
 
-    def __init__(self, end: End, function: Hook) -> None:
-        self.end, self.function = end, function
-        self.thread = get_ident()
-
-    def __call__(self, module: nn.Module, *seen: Any) -> Any:
+    def hook(module: nn.Module, *seen: Any) -> Any:
         # If the hook is removed meanwhile, other threads call it with fewer arguments.
-        if get_ident() != self.thread or not is_observed():
+        if get_ident() != thread or not is_observed():
             return None
-        if self.end == "input":
-            return self.function(module, first_argument(*seen))
-        if self.end == "arguments":
-            return self.function(module, seen)
+        if end == "input":
+            return function(module, first_argument(*seen))
+        if end == "arguments":
+            return function(module, seen)
         _, output = seen
-        return self.function(module, first_tensor(output) if self.end == "output" else output)
+        return function(module, first_tensor(output) if end == "output" else output)
+
+    return hook
 
 
 # The threads that have hooks now.
@@ -156,7 +155,7 @@ def hooked(hooks: Iterable[tuple[nn.Module, End, Hook]]) -> Iterator[None]:
         _open.append(get_ident())
         stack.callback(_open.remove, get_ident())
         for module, end, function in hooks:
-            hook: Any = function if end in ("before", "after") else _Hook(end, function)
+            hook: Any = function if end in ("before", "after") else _hook(end, function)
             hook.mark = get_ident(), next(numbers)
             if end in ("output", "result", "after"):
                 handle = module.register_forward_hook(hook, with_kwargs=end == "after")
@@ -179,7 +178,7 @@ def _remove_hooks(modules: Iterable[nn.Module], since: int) -> None:
 
 
 def _is_ours(hook: object, thread: int, since: int) -> bool:
-    if not isinstance(hook, _Hook | FunctionType) or "mark" not in vars(hook):
+    if not isinstance(hook, FunctionType) or "mark" not in vars(hook):
         return False
     owner, number = vars(hook)["mark"]
     return bool(owner == thread and number >= since)

@@ -205,14 +205,15 @@ def _read_prefix(facts: Model, arguments: dict[str, Any], main: Tensor, continue
     given = arguments.get(CACHE) is not None or arguments.get(STATES) is not None
     cache = taken_cache(arguments, len(main) if main.dim() else 0) if given else None
     if cache is None:
-        if virtual is not None and not virtual.attend:
-            return Prefix(past=virtual.number)
+        number, attend = virtual or (0, True)
+        if not attend:
+            return Prefix(past=number)
         # A cache is of use to nobody here, but where positions restart its absence tells transformers to see several
         # sequences in one: then the model's own default decides.
         unset = arguments.get("use_cache") is None and arguments.get("position_ids") is None
         if "use_cache" in facts.parameters and unset:
             arguments["use_cache"] = False
-        return Prefix(virtual=0 if virtual is None else virtual.number)
+        return Prefix(virtual=number)
     if virtual is not None:
         raise InvalidInputError(
             f"got past_key_values for {type(module).__name__}, which puts its virtual tokens before the inputs of "

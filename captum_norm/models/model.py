@@ -130,8 +130,7 @@ def _read(module: nn.Module, state: tuple[object, ...], watched: Watched) -> Mod
     note_sharded(module)
     library = library_of(module)
     towers, halves = library.towers(module), library.halves(module)
-    text = module if towers is None else towers.text
-    others = {} if towers is None else towers.others
+    text, others = (module, {}) if towers is None else towers
     excerpts = _excerpts.setdefault(module, {})
     excerpt = excerpts.get(watched)
     if excerpt is None or excerpt.state != state:

@@ -255,7 +255,8 @@ def _scores(model: nn.Module, output: Any, real: Tensor, readout: Readout | None
     logits, virtual = _logits(model, output), virtual_tokens(model)
     if virtual is not None and isinstance(logits, Tensor) and logits.dim() == 3:
         # Behind a prompt; in an encoder–decoder model the prompt is the encoder's.
-        logits = logits[:, virtual.number :] if logits.shape[1] == virtual.number + real.shape[1] else logits
+        number, _ = virtual
+        logits = logits[:, number:] if logits.shape[1] == number + real.shape[1] else logits
     if not isinstance(logits, Tensor):
         way = "compare it with texts: SentenceSimilarity(model, text)" if isinstance(model, SentenceEncoder) else _HEAD
         raise UnsupportedModelError(f"{type(model).__name__} returns no logits; {way}")

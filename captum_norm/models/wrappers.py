@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -145,25 +145,16 @@ _PREFIXES = ("PREFIX_TUNING", "CARTRIDGE")
 _BEFORE_THE_ENCODER = ("PROMPT_TUNING", "P_TUNING")
 
 
-class VirtualTokens(NamedTuple):
-    """Learned positions before those of the inputs.
+def virtual_tokens(model: nn.Module) -> tuple[int, bool] | None:
+    """Return how many virtual tokens, learned positions, a model's active adapter puts before the inputs, or None.
 
-    Attributes:
-        number: how many there are.
-        attend: whether they are embeddings, which attend as other tokens do; False for keys and values alone.
+    Also whether they are embeddings, which attend as other tokens do, not keys and values alone.
     """
-
-    number: int
-    attend: bool
-
-
-def virtual_tokens(model: nn.Module) -> VirtualTokens | None:
-    """Return the virtual tokens that a model's active adapter puts before the inputs; None if it puts none."""
     adapted: Any = next(filter(is_peft, model.modules()), None)
     return None if adapted is None else tokens_of_adapter(adapted)
 
 
-def tokens_of_adapter(adapted: Any) -> VirtualTokens | None:
+def tokens_of_adapter(adapted: Any) -> tuple[int, bool] | None:
     """Return the virtual tokens that a PeftModel puts before the inputs; see :func:`virtual_tokens`."""
     if not isinstance(adapted.active_adapter, str) or getattr(adapted, "_adapters_disabled", False):
         return None
@@ -172,13 +163,13 @@ def tokens_of_adapter(adapted: Any) -> VirtualTokens | None:
         return None
     kind = str(getattr(settings.peft_type, "value", settings.peft_type))
     if kind in _PREFIXES:
-        return VirtualTokens(settings.num_virtual_tokens, attend=False)
+        return settings.num_virtual_tokens, False
     if settings.num_transformer_submodules == 2 and kind not in _BEFORE_THE_ENCODER:
         raise UnsupportedModelError(
             f"{kind} of {type(adapted).__name__} puts virtual tokens before the inputs of both encoder and decoder; "
             f"supported are {', '.join((*_BEFORE_THE_ENCODER, *_PREFIXES))} for encoder-decoder models"
         )
-    return VirtualTokens(settings.num_virtual_tokens, attend=True)
+    return settings.num_virtual_tokens, True
 
 
 def is_peft(module: nn.Module) -> bool:

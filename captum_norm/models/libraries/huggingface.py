@@ -212,7 +212,7 @@ def _towers(model: nn.Module) -> Towers | None:
         inside |= modules
         kind = kinds.get(type(module.config))
         others[name.rpartition(".")[2] if kind is None or kind in others else kind] = module
-    return Towers(text, others) if others else None
+    return (text, others) if others else None
 
 
 def _parts(config: Any) -> Iterator[tuple[str, Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -19,11 +19,8 @@ AttentionThrough = Callable[[AttentionFunction], AbstractContextManager[None]]
 """A context in which a function of ours is told of every attention call of a model."""
 
 
-class Towers(NamedTuple):
-    """The models inside a model that reads images or sounds beside tokens, by what they read or by their attribute."""
-
-    text: nn.Module
-    others: Mapping[str, nn.Module]
+Towers = tuple[nn.Module, Mapping[str, nn.Module]]
+"""The model that reads the tokens, and those beside it that read images or sounds, by kind or by attribute."""
 
 
 @dataclass(frozen=True)
