@@ -9,7 +9,15 @@ from torch import Tensor, nn
 from captum_norm.attr.alti import alti_map
 from captum_norm.attr.frozen.head import HeadNetwork, HeadReading, read_head
 from captum_norm.attr.frozen.network import HookedModules
-from captum_norm.attr.layer_maps import LayerMap, check_layers, checked_map, scores_of_inputs
+from captum_norm.attr.layer_maps import (
+    LayerMap,
+    check_layers,
+    checked_map,
+    expect_finite,
+    expect_number,
+    finite_results,
+    scores_of_inputs,
+)
 from captum_norm.attr.logit_updates import (
     LogitUpdates,
     PathStep,
@@ -20,7 +28,6 @@ from captum_norm.attr.logit_updates import (
 )
 from captum_norm.attr.output import Decomposition, OutputAttribution
 from captum_norm.errors import InvalidInputError
-from captum_norm.forward.checks import expect_finite, expect_number, finite_results
 from captum_norm.forward.gradients import gradients_on
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, layer_indices

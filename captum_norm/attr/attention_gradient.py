@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from captum_norm.attr.base import AttentionMapAttribution
-from captum_norm.attr.layer_maps import LayerMap, of_last_rows, stacked_maps
+from captum_norm.attr.layer_maps import LayerMap, expect_number, of_last_rows, stacked_maps
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.forward.checks import expect_number
 from captum_norm.forward.gradients import WITHOUT, gradients_on, gradients_through
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.session import check_seen

@@ -11,10 +11,17 @@ from captum.attr import Attribution
 from captum.log import log_usage
 from torch import Tensor, nn
 
-from captum_norm.attr.layer_maps import LayerMap, check_layers, checked_map, scores_of_inputs, stacked_maps
+from captum_norm.attr.layer_maps import (
+    LayerMap,
+    check_layers,
+    checked_map,
+    delta_for,
+    finite_results,
+    scores_of_inputs,
+    stacked_maps,
+)
 from captum_norm.checks import check_bool, check_choice, check_count, quoted
 from captum_norm.errors import InvalidInputError, MethodError, UnsupportedModelError
-from captum_norm.forward.checks import delta_for, finite_results
 from captum_norm.forward.head import ObservedHead
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, as_layers, as_segments, refuse_towers
@@ -26,7 +33,7 @@ from captum_norm.models.inputs import Inputs
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable, Texts
-from captum_norm.models.outputs import Position, position_rows
+from captum_norm.models.outputs import HeadPosition, Position, position_rows, read_position
 from captum_norm.models.stacks import StackName
 from captum_norm.results.aggregation import AGGREGATIONS, encoder_decoder_rollout, with_prefix_rows
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix, only_layer
@@ -91,6 +98,8 @@ class AttentionMapAttribution(Attribution, ABC):
         self.model: nn.Module = self.session.model
         self.aggregation = check_choice("aggregation", aggregation, AGGREGATIONS)
         self._head = ObservedHead(self.model)
+        # Where heads read as the model's class told last, for bidirectional and for causal maps.
+        self._told: dict[bool, HeadPosition | None] = {}
 
     def maps(
         self,
@@ -138,7 +147,7 @@ class AttentionMapAttribution(Attribution, ABC):
     ) -> AttributionMaps:
         call, request = self.call_of(inputs, further, request, segments, together=together)
         maps = self.session.explain(self.maps_of, call, request)
-        self._head.observe(call, maps)
+        self._see_head(call, maps)
         return finite_results(self.model, maps)
 
     @overload
@@ -408,7 +417,8 @@ class AttentionMapAttribution(Attribution, ABC):
         stack = maps.self_attention
         queries, keys = stack.shape[-2:]
         if position is None:
-            rows = position_rows(None, self._head.position(maps), maps.real, stack, self.model)
+            read = self._told.get(maps.decoder is not None) or self._head.position(maps)
+            rows = position_rows(None, read, maps.real, stack, self.model)
         else:
             # The user counts from the first input on, not from the first virtual token.
             virtual = queries - (keys - maps.before)
@@ -420,13 +430,21 @@ class AttentionMapAttribution(Attribution, ABC):
             stack, rows = with_prefix_rows(stack, self.prefix_own), nn.functional.pad(rows, (keys - queries, 0))
         return self.aggregate(stack, rows.unsqueeze(1)).squeeze(1)
 
+    def _see_head(self, call: ModelCall, maps: AttributionMaps) -> None:
+        """See where the head reads, unless the model's class tells."""
+        if maps.cross is None:
+            causal = maps.decoder is not None
+            told = self._told[causal] = read_position(self.model, causal=causal)
+            if told is None:
+                self._head.observe(call, maps)
+
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Compute the scores of the position explained, (B, S), and the completeness error, (B,)."""
         aggregate = request.layers is None
         if aggregate and self.aggregation != "mean" and call.prefix.cache is not None:
             refuse_chains(call.without_rows)
         maps = self.session.explain(self.maps_of, call, request)
-        self._head.observe(call, maps)
+        self._see_head(call, maps)
         if aggregate and call.facts.excerpt.mixing is not None:
             refuse_mixing(self.model)
         with torch.set_grad_enabled(self.session.differentiable):

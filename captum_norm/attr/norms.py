@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.feed_forward import feed_forward_norms
-from captum_norm.attr.layer_maps import LayerMap, stack_name
+from captum_norm.attr.layer_maps import LayerMap, expect_complete, finite_results, stack_name
 from captum_norm.attr.layer_norms import LayerResults, layer_norms
 from captum_norm.attr.measurements import Measurements, assemble
 from captum_norm.checks import check_bool, check_count, check_entries, quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError, UnsupportedScopeError
-from captum_norm.forward.checks import expect_complete, finite_results
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, as_layers
 from captum_norm.forward.segments import Segments

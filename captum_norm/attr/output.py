@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.frozen.network import FrozenNetwork, HookedModules
 from captum_norm.attr.frozen.rules import RuleSet
-from captum_norm.attr.layer_maps import scores_of_inputs
+from captum_norm.attr.layer_maps import TOLERANCE, expect_number, finite_results, scores_of_inputs
 from captum_norm.checks import check_bool
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, UnsupportedModelError
-from captum_norm.forward.checks import TOLERANCE, expect_number, finite_results
 from captum_norm.forward.gradients import gradients_on, gradients_through
 from captum_norm.forward.request import Request, expect_room_for_gradients
 from captum_norm.forward.session import MeterOptions, may_be_large

@@ -9,9 +9,9 @@ from captum.attr import Attribution, DeepLiftShap, GradientShap, PerturbationAtt
 from captum.log import log_usage
 from torch import Tensor, nn
 
+from captum_norm.attr.layer_maps import finite_results
 from captum_norm.checks import check_bool, check_choice, check_count
 from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
-from captum_norm.forward.checks import finite_results
 from captum_norm.forward.gradients import gradients_through
 from captum_norm.functional import length
 from captum_norm.models.call import ModelCall

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from captum_norm.attr.base import AttentionMapAttribution
-from captum_norm.attr.layer_maps import LayerMap, of_last_rows, stacked_maps
+from captum_norm.attr.layer_maps import TOLERANCE, LayerMap, of_last_rows, stacked_maps
 from captum_norm.bars import bar
 from captum_norm.errors import CaptumNormError, NonFiniteError, UnsupportedModelError
-from captum_norm.forward.checks import TOLERANCE
 from captum_norm.forward.record import CHUNK_BYTES, record
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.session import check_seen

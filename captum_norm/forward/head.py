@@ -24,7 +24,7 @@ SeenPosition = ReadPosition | Literal["each"]
 
 
 class ObservedHead:
-    """Where a model's head reads: as its class tells, or as one forward and backward pass shows.
+    """Where a model's head reads, as one forward and backward pass shows if its class does not tell.
 
     Args:
         model: the model.
@@ -33,23 +33,17 @@ class ObservedHead:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._seen: tuple[list[nn.Module], SeenPosition | None] | None = None
-        self._told: dict[bool, HeadPosition | None] = {}
 
     def observe(self, call: ModelCall, maps: AttributionMaps) -> None:
-        """Run the model once, unless its class tells, it was seen already, or there is but one position."""
-        if maps.cross is not None:
-            return
-        causal = maps.decoder is not None
-        told = self._told[causal] = read_position(self._model, causal=causal)
-        if told is None:
-            modules = list(self._model.modules())
-            if (self._seen is None or self._seen[0] != modules) and _several(maps):
-                self._seen = modules, seen_position(call)
+        """Run the model once, unless it was seen already, or there is but one position."""
+        modules = list(self._model.modules())
+        if (self._seen is None or self._seen[0] != modules) and _several(maps):
+            self._seen = modules, seen_position(call)
 
     def position(self, maps: AttributionMaps) -> HeadPosition:
         """Return the position that the head reads."""
         causal = maps.decoder is not None
-        known = self._told[causal] if causal in self._told else read_position(self._model, causal=causal)
+        known = read_position(self._model, causal=causal)
         if known is None and self._seen is not None:
             _, seen = self._seen
             known = ("last" if causal else "mean") if seen == "each" else seen

@@ -412,13 +412,13 @@ class _Recorder(Generic[Result]):
     advance: Callable[[int], object]
 
     def __post_init__(self) -> None:
-        self.stacks = self.model_call.stacks()
         self.results: dict[Role, list[tuple[int, Result]]] = {}
         # Of each layer: where it is, its dtype, whether it looks ahead, and how its weights differ from the model's.
         self.checks: list[tuple[Place, nn.Module, torch.dtype, Tensor | None, tuple[Tensor, Tensor], Tensor | None]]
         self.checks = []
         self._open = {module: _OpenLayer() for module in self.blocks or ()}
         self._sites = {module: self._sites_of(block) for module, block in (self.blocks or {}).items()}
+        self.stacks = self.model_call.stacks()
 
     def _sites_of(self, block: Block) -> frozenset[Site[nn.Module]]:
         behind = block.feed_forward if self.feed_forward else None

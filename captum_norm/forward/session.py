@@ -17,7 +17,6 @@ from captum_norm.errors import (
     UnsupportedModelError,
     UnsupportedScopeError,
 )
-from captum_norm.forward.checks import refuse_non_finite_weights
 from captum_norm.forward.record import Layer, Options, Recording, no_bar, record
 from captum_norm.forward.request import Request, as_stacks, expect_room, layer_indices, total_queries
 from captum_norm.functional import Baseline
@@ -30,6 +29,7 @@ from captum_norm.models.libraries.adapters import norms_taken_once
 from captum_norm.models.libraries.refusals import refusal_of
 from captum_norm.models.model import Excerpt, Model, understand
 from captum_norm.models.objects import Explainable, opened
+from captum_norm.models.offloading import loaded
 from captum_norm.models.search.attention_blocks import find_blocks
 from captum_norm.models.stacks import Place, Role, Sizes
 from captum_norm.models.wrappers import class_of
@@ -339,3 +339,12 @@ def refuse_unknown(
     for name in options:
         if name not in known:
             raise TypeError(f"{method.__name__}() got an unexpected keyword argument {name!r}")
+
+
+def refuse_non_finite_weights(model: nn.Module) -> None:
+    """Refuse a model with NaN or infinity in a weight."""
+    for path, module in model.named_modules():
+        with loaded(module):
+            for name, parameter in module.named_parameters(path, recurse=False):
+                if not parameter.detach().isfinite().all():
+                    raise NonFiniteError(f'the weight "{name}" of {type(model).__name__} contains NaN or infinity')

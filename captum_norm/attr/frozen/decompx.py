@@ -9,11 +9,10 @@ from torch import Tensor
 
 from captum_norm.attr.frozen.parts import PartsNetwork, propagated
 from captum_norm.attr.frozen.rules import DECOMPX
-from captum_norm.attr.layer_maps import LayerMap, stacked_maps
+from captum_norm.attr.layer_maps import LayerMap, finite_results, stacked_maps
 from captum_norm.attr.output import Decomposition, RelevanceAttribution, sequences
 from captum_norm.bars import bar
 from captum_norm.checks import check_bool, check_choice
-from captum_norm.forward.checks import finite_results
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.functional import length, relative_error
 from captum_norm.models.call import ModelCall, Positions
