@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import ceil, prod
+from threading import get_ident
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -23,7 +24,7 @@ from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block, fold_gate, multiplied
 from captum_norm.models.call import ModelCall
-from captum_norm.models.hooks import End, Hook, hooked
+from captum_norm.models.hooks import OBSERVING, End, Hook, first_tensor, hooked
 from captum_norm.models.layers import seen
 from captum_norm.models.layouts import Scope, Site
 from captum_norm.models.networks import ExpertsReader, Routing, routing_of, routing_of_scores
@@ -419,6 +420,7 @@ class _Recorder(Generic[Result]):
         self._open = {module: _OpenLayer() for module in self.blocks or ()}
         self._sites = {module: self._sites_of(block) for module, block in (self.blocks or {}).items()}
         self.stacks = self.model_call.stacks()
+        self._thread = get_ident()
 
     def _sites_of(self, block: Block) -> frozenset[Site[nn.Module]]:
         behind = block.feed_forward if self.feed_forward else None
@@ -429,7 +431,7 @@ class _Recorder(Generic[Result]):
         for module, sites in self._sites.items():
             block = cast(Mapping[nn.Module, Block], self.blocks)[module]
             for site in sites:
-                yield site.module, site.end, partial(self._arrive, block, site)
+                yield site.module, "before" if site.end == "input" else "after", partial(self._arrive, block, site)
             behind = block.feed_forward if self.feed_forward else None
             if behind is not None and behind.experts is not None:
                 yield self._routing(module, behind.experts)
@@ -470,8 +472,13 @@ class _Recorder(Generic[Result]):
             opened.tensors = {site: _kept(block, opened, tensor) for site, tensor in opened.tensors.items()}
         return output
 
-    def _arrive(self, block: Block, site: Site[nn.Module], _module: nn.Module, tensor: Tensor | None) -> None:
+    def _arrive(self, block: Block, site: Site[nn.Module], _module: nn.Module, *seen: Any) -> None:
+        """Note the tensor of a site, from a module's arguments and, behind it, its output."""
+        if get_ident() != self._thread or not OBSERVING.get():
+            return
         opened, behind = self._open[block.attention], block.feed_forward
+        value = seen if site.end == "input" else seen[-1]
+        tensor = value if isinstance(value, Tensor) else first_tensor(value)
         if tensor is not None:
             overwritten = site in block.overwritten or (behind is not None and site in behind.overwritten)
             tensor = tensor.clone() if overwritten else tensor

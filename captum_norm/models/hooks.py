@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from itertools import count
 from threading import RLock, get_ident
 from types import FunctionType
@@ -101,22 +102,18 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for item in value for tensor in tensors_in(item)]
 
 
-_observing = ContextVar("observing", default=True)
-
-
-def is_observed() -> bool:
-    """Whether modules run as part of the model, not under :func:`unobserved`."""
-    return _observing.get()
+OBSERVING = ContextVar("observing", default=True)
+"""Whether modules run as part of the model, not under :func:`unobserved`."""
 
 
 @contextmanager
 def unobserved() -> Iterator[None]:
     """Call no function of :func:`hooked` while the context is open: its modules are run on inputs of our own."""
-    token = _observing.set(False)
+    token = OBSERVING.set(False)
     try:
         yield
     finally:
-        _observing.reset(token)
+        OBSERVING.reset(token)
 
 
 def _hook(end: End, function: Hook) -> Hook:
@@ -125,7 +122,7 @@ def _hook(end: End, function: Hook) -> Hook:
 
     def hook(module: nn.Module, *seen: Any) -> Any:
         # If the hook is removed meanwhile, other threads call it with fewer arguments.
-        if get_ident() != thread or not is_observed():
+        if get_ident() != thread or not OBSERVING.get():
             return None
         if end == "input":
             return function(module, first_argument(*seen))
@@ -149,7 +146,7 @@ def hooked(hooks: Iterable[tuple[nn.Module, End, Hook]]) -> Iterator[None]:
         hooks: (module, end, function) each. The function takes the module and, at ``"input"`` or ``"output"``, the
             first tensor there or None; at ``"arguments"``, (args, kwargs); at ``"result"``, everything that the module
             returns. What it returns, unless None, replaces the arguments or the result. ``"before"`` and ``"after"``
-            the module, a function that is made for this call takes what torch gives it, in any thread.
+            the module, a function or partial one that is made for this call takes what torch gives it, in any thread.
     """
     with ExitStack() as stack:
         _open.append(get_ident())
@@ -178,7 +175,7 @@ def _remove_hooks(modules: Iterable[nn.Module], since: int) -> None:
 
 
 def _is_ours(hook: object, thread: int, since: int) -> bool:
-    if not isinstance(hook, FunctionType) or "mark" not in vars(hook):
+    if not isinstance(hook, FunctionType | partial) or "mark" not in vars(hook):
         return False
     owner, number = vars(hook)["mark"]
     return bool(owner == thread and number >= since)

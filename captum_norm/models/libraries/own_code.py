@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from captum_norm.models.attention import AttentionCall, AttentionFunction, OwnAttention, mask_rows, scaled_dot_product
-from captum_norm.models.hooks import End, Hook, Received, hooked, is_observed
+from captum_norm.models.hooks import OBSERVING, End, Hook, Received, hooked
 from captum_norm.models.libraries.library import forward_parameters
 
 SOFTMAX = frozenset({functional.softmax, torch.softmax, Tensor.softmax})
@@ -149,7 +149,7 @@ class AttentionProducts(TorchFunctionMode):
             with self:
                 return _multi_head_attention(*args, **kwargs)  # type: ignore[no-any-return]
         module: Any = self._running[-1]
-        projects = func is functional.linear and len(args) > 1 and _has_heads(module) and is_observed()
+        projects = func is functional.linear and len(args) > 1 and _has_heads(module) and OBSERVING.get()
         if projects and args[1] is module.out_proj.weight:
             return self._projected(module, args[0])
         if func is functional.scaled_dot_product_attention and args and args[0].dim() == 4:

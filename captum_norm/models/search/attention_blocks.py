@@ -17,7 +17,7 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
-from captum_norm.models.hooks import first_tensor, hooked, is_observed
+from captum_norm.models.hooks import OBSERVING, first_tensor, hooked
 from captum_norm.models.layouts import Site, registered_layouts
 from captum_norm.models.libraries.refusals import refusal_of
 from captum_norm.models.precision import least_precise
@@ -100,7 +100,7 @@ class _Search:
 
     def attention(self, call: AttentionCall) -> Tensor:
         """Make attention's output, and note the call."""
-        if not is_observed():
+        if not OBSERVING.get():
             raise RuntimeError("attention is not affine")
         self._feed_forwards.attention_begins(call.module, cross=call.cross)
         self.stacks.enter(call)
