@@ -126,17 +126,18 @@ def test_norms_equal_the_oracle(name: str) -> None:
 
 def merged_inputs(model: Any, inputs: Inputs) -> tuple[nn.Module, dict[str, Any]]:
     """The text model, and what the whole gives to it."""
-    text: Any = bind_inputs(model, inputs).facts.library.towers(model)
+    towers: Any = bind_inputs(model, inputs).facts.library.towers(model)
+    text, _ = towers
     given: dict[str, Any] = {}
 
     def note(_: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given.update(kwargs)
 
-    handle = text.text.register_forward_pre_hook(note, with_kwargs=True)
+    handle = text.register_forward_pre_hook(note, with_kwargs=True)
     with torch.no_grad():
         model(**inputs)
     handle.remove()
-    return text.text, given
+    return text, given
 
 
 @every_family

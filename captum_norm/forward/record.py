@@ -374,6 +374,8 @@ def record(
         UnsupportedModelError: if no attention was seen, the attention weights are not the model's, or queries and keys
             are different sequences where they should not be.
     """
+    if call.last is not None and call.facts.decoder is None:
+        seen(call)  # of the direction, the last queries say nothing
     recorder = _Recorder(call, reduce, options, blocks, chosen, feed_forward, advance)
     with call.attention_through(recorder.attention), hooked(list(recorder.hooks())):
         (call if call.last is None else call.with_few_outputs()).run()
@@ -527,7 +529,8 @@ class _Recorder(Generic[Result]):
                     f"{self.model_call.library.with_weights}"
                 )
         directed = any(ahead is not None and place.role == "self" for place, _, _, ahead, _, _ in self.checks)
-        causal = self.stacks.causal if directed else bool(seen(self.model_call).causal)
+        one_stack = "self" in self.results and not directed
+        causal = bool(seen(self.model_call).causal) if one_stack else self.stacks.causal
         return {role: sorted(layers, key=lambda one: one[0]) for role, layers in self.results.items()}, causal
 
 

@@ -6,6 +6,7 @@ maps be chained.
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -79,6 +80,7 @@ def not_run(model: nn.Module, layers: Iterable[nn.Module]) -> UnsupportedModelEr
 
 def on_excerpt(call: ModelCall, work: Callable[[ModelCall], Result]) -> Result:
     """Apply a function to an excerpt of a call, or to the whole call if an argument does not fit the excerpt."""
+    call = replace(call, seen={})  # what the call's own pass shows stays
     try:
         return work(call.excerpt(EXCERPT))
     except InvalidInputError:

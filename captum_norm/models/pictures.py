@@ -272,11 +272,16 @@ def gathering_chunks(towers: Iterable[nn.Module], function: AttentionFunction) -
     def attend(call: AttentionCall) -> Tensor:
         if counts.get(call.module, 1) == 1:
             return function(call)
-        output = call.output()
+        # The backward pass may need the model's own tensor.
+        output = call.output().clone() if torch.is_grad_enabled() else call.output()
         chunks = waiting[call.module]
         chunks.append((call, output))
         if len(chunks) == counts[call.module]:
-            function(_joined(chunks))
+            made = function(_joined(chunks))
+            if torch.is_grad_enabled():  # what it returns may have another graph than the model's own
+                sizes = [each.shape[1] for _, each in chunks]
+                for (_, each), piece in zip(chunks, made.split(sizes, dim=1), strict=True):
+                    each.copy_(piece)
         return output
 
     modules = (module for tower in towers for module in tower.modules())

@@ -24,7 +24,7 @@ from captum_norm import (
     UnsupportedModelError,
     ValueZeroing,
 )
-from captum_norm.forward import checks
+from captum_norm.attr import layer_maps
 from captum_norm.lab.evaluation import Perturbation
 from tests import encoder_decoders, families
 
@@ -154,12 +154,12 @@ def test_a_convergence_delta_of_captum_is_a_number() -> None:
 
 def test_sums_that_overflow_are_looked_at_again() -> None:
     large = torch.full((3,), 3e38)
-    assert checks.finite_results(nn.Identity(), (large, None, {"a": large})) == (large, None, {"a": large})
+    assert layer_maps.finite_results(nn.Identity(), (large, None, {"a": large})) == (large, None, {"a": large})
     for bad in (torch.nan, torch.inf, -torch.inf):
         with pytest.raises(NonFiniteError, match=r"^a for Identity contains NaN"):
-            checks.finite_results(nn.Identity(), {"a": torch.tensor([1.0, bad]), "b": large})
+            layer_maps.finite_results(nn.Identity(), {"a": torch.tensor([1.0, bad]), "b": large})
     with pytest.raises(NonFiniteError, match=r"^a result for Identity contains NaN"):
-        checks.finite_results(nn.Identity(), torch.tensor([torch.inf, -torch.inf]))
+        layer_maps.finite_results(nn.Identity(), torch.tensor([torch.inf, -torch.inf]))
 
 
 def test_gradients_of_translation_models_are_numbers() -> None:
