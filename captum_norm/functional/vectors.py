@@ -13,10 +13,9 @@ Squares underflow below 1e-38 in float32: norms below 1e-15 (small values, tiny 
 1e-22 vanish. These few are computed anew, of vectors divided by a power of two (:func:`length`) or in float64
 (:func:`refined_summed_norms`, :func:`refined_head_norms`).
 
-Checking that a decomposition adds up to what the model computed takes the sum Σ_j Σ_h α_ij f_h(x_j), which costs as
-much as attention itself. Projected on k random directions Ω (random signs) it costs k/d of that. For a vector e the
-mean of ‖eᵀΩ‖²/k is ‖e‖²: an error cannot hide from all directions, and its squared size is estimated without bias
-(Freivalds' check of a matrix product).
+Checking that Σ_j α_ij v_jh is what attention computed costs as much as attention itself. With values projected on k
+random directions Ω (random signs) it costs k/d of that. For a vector e the mean of ‖eᵀΩ‖²/k is ‖e‖²: an error cannot
+hide from all directions, and its squared size is estimated without bias (Freivalds' check of a matrix product).
 """
 
 import math
