@@ -1,7 +1,7 @@
 """Attributes the updates of a logit to the input tokens: ALTI-Logit, and direct logit attribution."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from captum_norm.attr.logit_updates import (
     residual_path,
 )
 from captum_norm.attr.output import Decomposition, OutputAttribution
+from captum_norm.checks import check_choice
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.gradients import gradients_on
 from captum_norm.forward.record import Layer
@@ -40,6 +41,9 @@ from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Position, Readout
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
+
+Spread = Literal["all", "attention"]
+"""Which updates the tokens share."""
 
 
 class ALTILogit(OutputAttribution):
@@ -60,6 +64,8 @@ class ALTILogit(OutputAttribution):
 
     Args:
         model: a Hugging Face or fairseq model, or one built with torch.nn's attention; left unchanged.
+        spread: ``"all"``, or ``"attention"`` for attention's updates alone, as in the authors' code; the others are
+            then part of the biases'.
         readout: the values to explain instead of logits, linear in the hidden states: see
             :data:`captum_norm.models.outputs.Readout`.
         accumulate: see :class:`captum_norm.MeterOptions`.
@@ -86,12 +92,14 @@ class ALTILogit(OutputAttribution):
     def __init__(
         self,
         model: Explainable,
+        spread: Spread = "all",
         *,
         readout: Readout | None = None,
         accumulate: torch.dtype = torch.float32,
         memory_budget: int | None = None,
         tokenizer: Any = None,
     ) -> None:
+        self.spread: Spread = check_choice("spread", spread, get_args(Spread))
         options: MeterOptions = {"accumulate": accumulate, "memory_budget": memory_budget, "tokenizer": tokenizer}
         super().__init__(model, readout=readout, **options)
 
@@ -196,7 +204,7 @@ class ALTILogit(OutputAttribution):
                 "outputs does; there is nothing to trace"
             )
         directions, constant = residual_path(self.model, path, reading)
-        tracing = Tracing(call, reading, path, constant, values.several)
+        tracing = Tracing(call, reading, path, constant, values.several, self.spread == "attention")
 
         def reduce(layer: Layer) -> LayerMap | None:
             if layer.place in directions:

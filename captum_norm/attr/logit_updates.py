@@ -192,6 +192,7 @@ class Tracing:
     path: list[PathStep]
     constant: Tensor  # what the biases of norms on the path add, (N,)
     several: bool  # whether there are P positions of each example
+    attention_alone: bool = False  # whether tokens share attention's updates alone, not those of other blocks
     updates: dict[Place, BlockUpdates] = field(default_factory=dict)
     causal: bool = False  # whether the model's only stack is
     # What each stack's positions stand for now, (B, Q, K) or, in a decoder that reads a source, (B, T, K + S).
@@ -254,6 +255,8 @@ class Tracing:
         for example in examples.unique().tolist():
             chosen = examples == example
             tokens[chosen] = keys[chosen] @ before[example]
+        if self.attention_alone:
+            return tokens
         if updates.feed_forward is not None and step.block.feed_forward is not None:
             read = state if step.block.feed_forward.parallel else after
             tokens = tokens + updates.feed_forward.to(before)[:, None] * read[examples, positions]
@@ -317,8 +320,11 @@ class Tracing:
 
     def decomposition(self) -> Decomposition:
         """Add up the tokens' parts in all updates."""
-        updates = self.logit_updates()
-        return Decomposition(self.scores(range(self.depth)), updates.bias, updates.number, updates.convergence_delta)
+        updates, bias = self.logit_updates(), self.summed.bias
+        if self.attention_alone:
+            bias = bias + self.summed.embedding + self.summed.feed_forward.sum(-1)
+        scores = self.scores(range(self.depth))
+        return Decomposition(scores, self._shaped(bias), updates.number, updates.convergence_delta)
 
     def layer_maps(self, request: Request) -> AttributionMaps:
         """Place the tokens' parts of each layer requested in the rows of the positions read."""

@@ -306,6 +306,15 @@ def test_repeated_positions_have_a_target_each_and_none_is_the_prediction() -> N
     torch.testing.assert_close(best.number[0], predicted.amax(1))
 
 
+def test_attentions_updates_alone_leave_the_rest_to_the_bias() -> None:
+    model, ids = families.build("gpt2", dtype=torch.float64), families.inputs("gpt2")
+    whole, updates = ALTILogit(model).decompose(ids, 5), ALTILogit(model).logit_updates(ids, 5)
+    attention = ALTILogit(model, "attention").decompose(ids, 5)
+    torch.testing.assert_close(attention.scores.sum(1), updates.heads.sum((1, 2)))
+    torch.testing.assert_close(attention.bias, whole.bias + updates.embedding + updates.feed_forward.sum(1))
+    assert (attention.scores - whole.scores).abs().max() > 1e-3
+
+
 def test_half_precision() -> None:
     ids = families.inputs("llama")
     expected = ALTILogit(families.build("llama")).decompose(ids, 5)
