@@ -231,15 +231,13 @@ def summed_norms(weights: Tensor, form: Tensor) -> Tensor:
     Returns:
         (B, Q, K), in the units of the model's hidden states, or of what the projection is carried to.
     """
-    alphas = weights.unbind(1)
-    squares = weights.new_zeros(())
-    for head, entries in enumerate(form.unsqueeze(3).unbind(1)):
-        square, *later = entries[:, head:].unbind(1)
-        row = alphas[head] * square
-        for alpha, entry in zip(alphas[head + 1 :], later, strict=True):
-            row.addcmul_(alpha, entry)
-        squares = squares.addcmul_(row, alphas[head]) if head else row * alphas[head]
-    return root(squares)
+    heads = weights.shape[1]
+    diagonals = [form.diagonal(offset, 1, 2).mT.unsqueeze(2) for offset in range(heads)]
+    # One operation treats all pairs of heads that are equally far apart.
+    rows = weights * diagonals[0]
+    for offset in range(1, heads):
+        rows[:, : heads - offset].addcmul_(weights[:, offset:], diagonals[offset])
+    return root((rows * weights).sum(1))
 
 
 def own_keys(pairs: Tensor) -> Tensor:
