@@ -139,7 +139,7 @@ PARTS = {
 }
 
 
-REASONS = {name: refusal.reason for refusal in refusals("without_feed_forward") for name in refusal.model_types}
+REASONS = {name: refusal["reason"] for refusal in refusals("without_feed_forward") for name in refusal["model_types"]}
 NOT_UNDERSTOOD = {
     "xmod": REASONS["xmod"],
     "nllb-moe": REASONS["nllb-moe"],

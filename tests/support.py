@@ -121,7 +121,7 @@ def page(models: list[dict[str, Any]]) -> str:
         WITHOUT.format(model_type=_model_type(every[name].build()), reason=reason)
         for name, reason in feed_forwards.NOT_UNDERSTOOD.items()
     ]
-    refused = (f"| {', '.join(f'`{name}`' for name in one.model_types)} | {one.reason} |\n" for one in refusals())
+    refused = (f"| {', '.join(f'`{name}`' for name in row['model_types'])} | {row['reason']} |\n" for row in refusals())
     without = (f"\n{fill(reason, 120)}\n" for reason in reasons)
     return "".join([*parts, *without, TAIL, REFUSED, *refused])
 

@@ -244,7 +244,7 @@ class ModelCall:
         def see(role: Role, attention: AttentionCall) -> None:
             self.seen[role] = _tower_positions(attention)
 
-        return Stacks(facts.members, several=several, see=see, past=prefix.past, grows=grows)
+        return Stacks(facts.role_of, towers=bool(facts.towers), several=several, see=see, past=prefix.past, grows=grows)
 
     @contextmanager
     def attention_through(self, function: AttentionFunction) -> Iterator[None]:
@@ -266,15 +266,15 @@ class ModelCall:
         return {module for name, tower in self.towers.items() if name not in names for module in tower.modules()}
 
     def _watching(self, function: AttentionFunction) -> AttentionFunction:
-        members = self.facts.members
-        return lambda call: function(call) if members.role(call) in self.facts.watched else call.output()
+        role_of = self.facts.role_of
+        return lambda call: function(call) if role_of(call) in self.facts.watched else call.output()
 
     def _over_all_keys(self, function: AttentionFunction) -> AttentionFunction:
         """Hand on self-attention over all past keys and the queries' own, however many a layer's cache holds."""
-        members = self.facts.members
+        role_of = self.facts.role_of
 
         def attend(call: AttentionCall) -> Tensor:
-            extends = not call.cross and members.role(call) in EXTENDED
+            extends = not call.cross and role_of(call) in EXTENDED
             return function(call.over_keys(self.prefix.past + call.query.shape[2]) if extends else call)
 
         return attend

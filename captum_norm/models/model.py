@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.models.attention import AttentionFunction
+from captum_norm.models.attention import AttentionCall, AttentionFunction
 from captum_norm.models.hooks import modules_of
 from captum_norm.models.libraries.fairseq import FAIRSEQ
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.libraries.library import Library, forward_parameters
 from captum_norm.models.libraries.torch_nn import TORCH_NN
 from captum_norm.models.offloading import note_sharded, processes_of
-from captum_norm.models.stacks import TEXT_STACKS, Members, Sizes
+from captum_norm.models.stacks import TEXT_STACKS, Role, Sizes, stack_reader
 from captum_norm.models.wrappers import is_peft, refuse_spread, unwrapped
 
 LIBRARIES = (TORCH_NN, FAIRSEQ, HUGGING_FACE)
@@ -78,7 +78,7 @@ class Model:
         hands_on_cache: whether a model with towers hands ``use_cache`` on to the one that reads the tokens.
         adapted: the adapter of PEFT that may put virtual tokens before the inputs, or None.
         processes: the processes that have its shards; None if it is in this one alone.
-        members: says to which stack an attention call belongs.
+        role_of: says to which stack an attention call belongs.
         inner: the model inside all wrappers.
         forward: a forward function of its own instance, or None.
         attention_through: a context in which a function of ours is told of every attention call.
@@ -98,7 +98,7 @@ class Model:
     hands_on_cache: bool
     adapted: nn.Module | None
     processes: Any
-    members: Members
+    role_of: Callable[[AttentionCall], Role]
     attention_through: Callable[[AttentionFunction], AbstractContextManager[None]]
     intercepted: bool
     excerpt: Excerpt
@@ -152,7 +152,7 @@ def _read(module: nn.Module, state: tuple[object, ...], watched: Watched) -> Mod
         hands_on_cache=towers is not None and takes_all and "use_cache" in forward_parameters(text),
         adapted=next(filter(is_peft, module.modules()), None),
         processes=processes_of(module),
-        members=Members(None if halves is None else halves[0], others),
+        role_of=stack_reader(None if halves is None else halves[0], others),
         attention_through=library.observer(module),
         intercepted=library.intercepts(module),
         excerpt=excerpt,

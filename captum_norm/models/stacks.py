@@ -36,29 +36,27 @@ class Place:
         return f"layer {self.index}" if self.role == "self" else f"{self.role} layer {self.index}"
 
 
-class Members:
-    """Says to which stack an attention call belongs.
+def stack_reader(encoder: nn.Module | None, towers: Mapping[str, nn.Module]) -> Callable[[AttentionCall], Role]:
+    """Return what says to which stack an attention call belongs.
 
     Args:
         encoder: the encoder of an encoder–decoder model; None for any other model.
         towers: the models inside a model that read no tokens, by name.
     """
+    encoding = None if encoder is None else frozenset(encoder.modules())
+    tower_of = {module: name for name, tower in towers.items() for module in tower.modules()}
 
-    def __init__(self, encoder: nn.Module | None, towers: Mapping[str, nn.Module]) -> None:
-        self.towers = bool(towers)
-        self._encoder = None if encoder is None else frozenset(encoder.modules())
-        self._tower_of = {module: name for name, tower in towers.items() for module in tower.modules()}
-
-    def role(self, call: AttentionCall) -> Role:
-        """The stack of a call."""
-        tower = self._tower_of.get(call.module)
+    def role(call: AttentionCall) -> Role:
+        tower = tower_of.get(call.module)
         if tower is not None:
             return f"{tower} cross" if call.cross else tower
-        if self._encoder is None:
-            return "cross" if call.cross and self.towers else "self"
+        if encoding is None:
+            return "cross" if call.cross and towers else "self"
         if call.cross:
             return "cross"
-        return "encoder" if call.module in self._encoder else "decoder"
+        return "encoder" if call.module in encoding else "decoder"
+
+    return role
 
 
 @dataclass
@@ -92,7 +90,8 @@ class Stacks:
     """Checks the attention calls of a forward pass in order.
 
     Args:
-        members: says which stack a call belongs to.
+        role: says which stack a call belongs to.
+        towers: whether the model has towers.
         several: whether any example has more than one real position; otherwise weights cannot show causality.
         see: told of the first call of each stack that reads something else than the inputs' tokens.
         past: number of keys before the queries' own in the stacks :data:`EXTENDED`.
@@ -106,8 +105,9 @@ class Stacks:
 
     def __init__(
         self,
-        members: Members,
+        role: Callable[[AttentionCall], Role],
         *,
+        towers: bool,
         several: bool,
         see: Callable[[Role, AttentionCall], object],
         past: int = 0,
@@ -116,7 +116,7 @@ class Stacks:
         self.sizes: dict[Role, StackSize] = {}
         self.queries: dict[nn.Module, int] = {}
         self.causal = False
-        self._members = members
+        self._role, self._towers = role, towers
         self._several = several
         self._see = see
         self._past, self._grows = past, grows
@@ -129,7 +129,7 @@ class Stacks:
             UnsupportedModelError: if self-attention has keys of another sequence, or if sequence lengths differ from
                 earlier calls of the stack.
         """
-        role, module = self._members.role(call), call.module
+        role, module = self._role(call), call.module
         batch, heads, queries, _ = call.query.shape
         keys = call.key.shape[2]
         past = self._past if role in EXTENDED else 0
@@ -143,7 +143,7 @@ class Stacks:
                 f"{type(module).__name__} attends from {queries} to {keys} positions; expected {past + queries} keys, "
                 "those of the inputs and of past_key_values, in self-attention"
             )
-        if self._members.towers and role != "self" and role not in self.sizes:
+        if self._towers and role != "self" and role not in self.sizes:
             self._see(role, call)
         size = self.sizes.setdefault(role, StackSize(batch, heads, queries, keys, call.value.dtype, call.value.device))
         if (size.batch, size.queries, size.keys) != (batch, queries, keys):
@@ -183,7 +183,7 @@ class Stacks:
         causal, declared = not ahead, bool(getattr(module, "is_causal", False))
         if not self._several:
             causal = declared
-        elif self._members.towers:
+        elif self._towers:
             # The patches of an image, or a whole prompt with images, may attend ahead in a decoder.
             causal = causal or declared
         # A padded first query attends anywhere, and one behind a cache may be padded.

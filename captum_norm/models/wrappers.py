@@ -1,28 +1,12 @@
 """Sees through wrappers: modules around a model, or classes put over its own, that pass arguments and outputs on."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
-
-
-@dataclass(frozen=True)
-class _Wrapper:
-    """A class of wrappers.
-
-    Attributes:
-        package: the package that defines it; importing the classes takes seconds.
-        inside: returns the module inside.
-        may_be_left_out: whether that module computes the same on its own.
-    """
-
-    package: str
-    inside: Callable[[Any], nn.Module]
-    may_be_left_out: Callable[[Any], bool] = lambda _: True
 
 
 def _is_of_weights_alone(peft_model: Any) -> bool:
@@ -35,19 +19,21 @@ def _is_of_weights_alone(peft_model: Any) -> bool:
     )
 
 
+_Wrapper = tuple[str, Callable[[Any], nn.Module], Callable[[Any], bool]]
+"""The package that defines it, what returns the module inside, and whether that computes the same on its own."""
 _WRAPPERS: Mapping[str, _Wrapper] = MappingProxyType(
     {
-        "DataParallel": _Wrapper("torch", lambda model: model.module),
-        "DistributedDataParallel": _Wrapper("torch", lambda model: model.module),
-        "OptimizedModule": _Wrapper("torch", lambda model: model._orig_mod),
+        "DataParallel": ("torch", lambda model: model.module, lambda _: True),
+        "DistributedDataParallel": ("torch", lambda model: model.module, lambda _: True),
+        "OptimizedModule": ("torch", lambda model: model._orig_mod, lambda _: True),
         # It gathers the weights.
-        "FullyShardedDataParallel": _Wrapper("torch", lambda model: model._fsdp_wrapped_module, lambda _: False),
-        "SentenceEncoder": _Wrapper("captum_norm", lambda model: model.transformer, lambda _: False),
-        "PeftModel": _Wrapper("peft", lambda model: model.get_base_model(), _is_of_weights_alone),
-        "PeftMixedModel": _Wrapper("peft", lambda model: model.base_model.model, _is_of_weights_alone),
+        "FullyShardedDataParallel": ("torch", lambda model: model._fsdp_wrapped_module, lambda _: False),
+        "SentenceEncoder": ("captum_norm", lambda model: model.transformer, lambda _: False),
+        "PeftModel": ("peft", lambda model: model.get_base_model(), _is_of_weights_alone),
+        "PeftMixedModel": ("peft", lambda model: model.base_model.model, _is_of_weights_alone),
     }
 )
-"""By the name of the class or of a base class."""
+"""By the name of the class or of a base class; importing the classes takes seconds."""
 
 _OPAQUE: Mapping[str, str] = MappingProxyType(
     {
@@ -83,15 +69,16 @@ def explained_module(model: object) -> nn.Module:
             "pass the model as it was: accelerator.unwrap_model(model, keep_fp32_wrapper=False)"
         )
     wrapper = _wrapper(model)
-    if wrapper is None or _is_changed(model) or not wrapper.may_be_left_out(model):
+    if wrapper is None or _is_changed(model):
         return model
-    return explained_module(wrapper.inside(model))
+    _, inside, may_stand_alone = wrapper
+    return explained_module(inside(model)) if may_stand_alone(model) else model
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside all wrappers, which knows its configuration and its parts."""
     wrapper = _wrapper(model)
-    return model if wrapper is None else unwrapped(wrapper.inside(model))
+    return model if wrapper is None else unwrapped(wrapper[1](model))
 
 
 def class_of(model: nn.Module) -> type[nn.Module]:
@@ -105,8 +92,8 @@ def class_of(model: nn.Module) -> type[nn.Module]:
 def _wrapper(model: nn.Module) -> _Wrapper | None:
     for base in type(model).__mro__:
         wrapper = _WRAPPERS.get(base.__name__)
-        if wrapper is not None and base.__module__.partition(".")[0] == wrapper.package:
-            own = type(model).forward.__module__.partition(".")[0] != wrapper.package
+        if wrapper is not None and base.__module__.partition(".")[0] == wrapper[0]:
+            own = type(model).forward.__module__.partition(".")[0] != wrapper[0]
             return None if own else wrapper
     return None
 

@@ -7,11 +7,12 @@ in their own products (:mod:`captum_norm.models.libraries.own_code`).
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -36,14 +37,10 @@ _current: ContextVar[AttentionFunction | None] = ContextVar("current attention f
 _registries: dict[int, Any] = {id(ALL_ATTENTION_FUNCTIONS): ALL_ATTENTION_FUNCTIONS}
 
 
-class _Entry:
-    """An entry of the registry that notes a call and runs the model's own function; in other threads, that alone."""
+def _entry(name: str, registered: Any) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Make an entry that notes a call and runs the model's own function; in other threads, that alone."""
 
-    def __init__(self, name: str, own: Any) -> None:
-        self.name, self.own, self.number = name, own, next(numbers)
-
-    def __call__(
-        self,
+    def attention(
         module: nn.Module,
         query: Tensor,
         key: Tensor,
@@ -52,7 +49,7 @@ class _Entry:
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         eager, attend = _in_file_of(module, "eager_attention_forward"), _current.get()
-        own = eager if self.own is None else self.own  # "eager" has no entry
+        own = eager if registered is None else registered  # "eager" has no entry
         if attend is None:
             return own(module, query, key, value, attention_mask, **options)  # type: ignore[no-any-return]
         if eager is None:
@@ -61,7 +58,7 @@ class _Entry:
                 "defines no eager_attention_forward to get the attention weights from"
             )
         run = partial(own, module, query, key, value, attention_mask, **options)
-        if self.name == "eager":
+        if name == "eager":
             mask: Any = partial(_rows, attention_mask)
         else:
             causal = options.get("is_causal")
@@ -86,6 +83,9 @@ class _Entry:
         noted = OwnAttention(run, mask)
         return attend(AttentionCall(eager, module, query, key, value, None, options=options, own=noted)), None
 
+    vars(attention).update(number=next(numbers), registered=registered)
+    return attention
+
 
 def _rows(mask: Tensor | None, rows: slice) -> Tensor | None:
     """Select queries of a mask that is added to the scores."""
@@ -97,11 +97,15 @@ def _restore(since: int = 0) -> None:
     for registry in _registries.values():
         mapping = registry._local_mapping
         for name, entry in list(mapping.items()):
-            if isinstance(entry, _Entry) and entry.number >= since:
-                if entry.own is None or registry._global_mapping.get(name) is entry.own:
+            if _is_ours(entry) and entry.number >= since:
+                if entry.registered is None or registry._global_mapping.get(name) is entry.registered:
                     mapping.pop(name, None)
                 else:
-                    mapping[name] = entry.own
+                    mapping[name] = entry.registered
+
+
+def _is_ours(entry: Any) -> bool:
+    return isinstance(entry, FunctionType) and entry.__module__ == __name__
 
 
 undone.append(_restore)
@@ -126,8 +130,8 @@ def observer(model: nn.Module) -> AttentionThrough:
         try:
             for registry, name in places:
                 _registries[id(registry)] = registry
-                if not isinstance(registry.get(name), _Entry):
-                    registry[name] = _Entry(name, registry.get(name))
+                if not _is_ours(registry.get(name)):
+                    registry[name] = _entry(name, registry.get(name))
             with (
                 watching_sequences(model) if crosses else nullcontext(set[nn.Module]()) as crossing,
                 nullcontext() if products is None else products.watching(),
