@@ -1,5 +1,6 @@
 """Adapted and quantised models: every method gives what it gives for the merged or dequantised model."""
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -291,6 +292,65 @@ def test_an_adapter_on_quantised_weights() -> None:
     plain = dequantised(bert(), model.base_model.model)
     for method in ("norm", "feed-forward", "rollout"):
         expect_same(numbers(METHODS[method](model)), numbers(METHODS[method](plain)), HALF)
+
+
+def contents(value: Any) -> Any:
+    """What a value holds, to its last byte, but for the parts of modules and for what torch keeps of any module."""
+    if isinstance(value, Tensor):
+        flatten: Any = getattr(value, "__tensor_flatten__", lambda: ([], None))
+        names = flatten()[0] if type(value).__module__.startswith(("torchao", "optimum")) else []
+        parts: Any = [getattr(value, name) for name in names]
+        data = parts or value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return type(value), value.dtype, value.shape, contents(data), contents(vars(value))
+    if isinstance(value, dict):
+        return {key: contents(entry) for key, entry in value.items() if not str(key).startswith(("_forward", "_back"))}
+    if isinstance(value, (list, tuple)):
+        return [contents(entry) for entry in value]
+    if type(value).__module__.startswith("bitsandbytes") and not isinstance(value, nn.Module):
+        return contents(vars(value))
+    return value if isinstance(value, (bytes, int, float, str, torch.dtype, type(None))) else type(value)
+
+
+def state(model: nn.Module) -> Any:
+    return {name: contents(vars(module) | {"_modules": None}) for name, module in model.named_modules()}
+
+
+def gradients(model: Any) -> list[Tensor]:
+    model.zero_grad()
+    model(IDS, MASK).logits.square().mean().backward()
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert all(float(gradient.norm()) > 0 for name, gradient in found.items() if "lora_" in name)
+    model.zero_grad()
+    return list(found.values())
+
+
+def test_training_goes_on_after_every_method() -> None:
+    """In eval mode bitsandbytes packs weights of four bits for the CPU, for good, and then they pass no gradient on."""
+    quantised = with_bitsandbytes(llama(), 4, quant_type="nf4", compute_dtype=torch.float32)
+    model = peft.get_peft_model(quantised, ADAPTERS["LoRA"]()).train()
+    before, expected = state(model), gradients(model)
+    before = state(model)
+    for run in METHODS.values():
+        with contextlib.suppress(NotImplementedError):
+            run(model)
+        assert state(model) == before
+        assert all(map(torch.equal, gradients(model), expected))
+    handle = model.get_submodule("base_model.model.model.norm").register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(Exception, match="division by zero"):
+        NormAttribution(model).maps(IDS, MASK)
+    handle.remove()
+    assert state(model) == before
+    assert all(map(torch.equal, gradients(model), expected))
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_a_quantised_model_that_has_never_run_is_left_as_it_was(kind: str) -> None:
+    model = QUANTISED[kind][0](llama())
+    before = state(model)
+    NormAttribution(model).maps(IDS, MASK)
+    assert state(model) == before
 
 
 def test_inputs_rounded_to_four_bits_are_refused_with_the_way_out() -> None:

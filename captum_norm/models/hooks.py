@@ -5,6 +5,7 @@ by whomever, and undoing it twice does no harm.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -21,8 +22,12 @@ Hook = Callable[..., Any]
 Received = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a module."""
 End = Literal["input", "output", "arguments", "result", "before", "after"]
-SWITCHES = ("training", "can_use_fastpath")
-"""Attributes that are False while a model is explained; the second lets fairseq fuse whole layers."""
+SWITCHES = ("training", "can_use_fastpath", "support_avx512bf16_for_cpu")
+"""Attributes that are False while a model is explained.
+
+The second lets fairseq fuse whole layers, the third bitsandbytes pack weights of four bits, which then pass no
+gradient on.
+"""
 
 # Class of a compiled module.
 COMPILED = "OptimizedModule"
@@ -203,6 +208,9 @@ class _Undone:
         wrapped = any(type(module).__name__ == "FullyShardedDataParallel" for module in modules)
         sharded = [module for module in modules if wrapped and getattr(module, "_fsdp_use_orig_params", False)]
         self._parameters = [(module, dict(module._parameters)) for module in sharded]
+        lazy = _lazy(modules) if "bitsandbytes" in sys.modules else []
+        self._lazy = [(vars(held), dict(vars(held))) for held in lazy]
+        self._data = [(held, held.data) for held in lazy if isinstance(held, nn.Parameter)]
         self._gradients = torch.is_grad_enabled()
         self._modes = torch._C._len_torch_function_stack()
 
@@ -215,11 +223,27 @@ class _Undone:
         while torch._C._len_torch_function_stack() > self._modes:
             torch._C._pop_torch_function_stack()
         torch.set_grad_enabled(self._gradients)
+        for own, values in self._lazy:
+            own.update(values)
+            for name in own.keys() - values.keys():
+                del own[name]
+        for parameter, data in self._data:
+            if (parameter.dtype, parameter.data_ptr()) != (data.dtype, data.data_ptr()):
+                parameter.data = data
         for module, parameters in self._parameters:
             module._parameters.update(parameters)
             for name in parameters.keys() & vars(module).keys():
                 del vars(module)[name]
         _undo(self._modules, self._first)
+
+
+def _lazy(modules: Iterable[nn.Module]) -> list[Any]:
+    """Return bitsandbytes' layers and the objects in them, which take their final form in a forward pass."""
+    kinds = sys.modules["bitsandbytes"].nn
+    layers: list[Any] = [m for m in modules if isinstance(m, kinds.Linear4bit | kinds.Linear8bitLt)]
+    held = [(layer, layer.weight, layer.bias, getattr(layer, "state", None)) for layer in layers]
+    states = [getattr(layer.weight, "quant_state", None) for layer in layers]
+    return [part for part in (*states, *(part for parts in held for part in parts)) if part is not None]
 
 
 def _undo(modules: Iterable[nn.Module], since: int) -> None:
