@@ -278,8 +278,9 @@ def test_quantised_is_dequantised(name: str, kind: str) -> None:
     quantise, tolerance = QUANTISED[kind]
     model = quantise(MODELS[name]())
     plain = dequantised(MODELS[name](), model)
-    for method in ("norm", "norm, attn_res", "feed-forward", "rollout", "alti"):
-        expect_same(numbers(METHODS[method](model)), numbers(METHODS[method](plain)), tolerance)
+    for method in ("norm", "norm, attn_res", "feed-forward", "rollout", "alti", "decompx, propagated"):
+        if (kind, method) != ("dynamic int8", "decompx, propagated"):  # a row's rounding depends on the others
+            expect_same(numbers(METHODS[method](model)), numbers(METHODS[method](plain)), tolerance)
     delta: Any = AttentionBlockAttribution(model, "atb_ff_res").maps(IDS, MASK).convergence_delta
     # What rounding leaves is reported.
     assert delta.max() < 1e-5 if tolerance == EXACT else delta.max() > 1e-4 or tolerance == HALF

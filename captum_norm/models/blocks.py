@@ -126,9 +126,9 @@ class FeedForwardBlock:
     def dtypes(self) -> list[torch.dtype]:
         """The dtypes in which its modules compute."""
         norms = [norm.precision for norm in (self.norm, self.branch_norm, self.final_norm) if norm is not None]
-        outer = [reader.outer.precision for reader in self.dense]
+        maps = [projection.precision for reader in self.dense for projection in (*reader.inner, reader.outer)]
         experts = [] if self.experts is None else [self.experts.module.get_parameter(self.experts.outer).dtype]
-        return [*norms, *outer, *experts]
+        return [*norms, *maps, *experts]
 
 
 @dataclass(frozen=True, eq=False)

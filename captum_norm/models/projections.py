@@ -332,10 +332,12 @@ def _norm_readings(module: nn.Module, inputs: Tensor) -> Iterator[NormReader]:
 
 
 def read_step(module: nn.Module, inputs: Tensor, output: Tensor) -> NormReader | Projection | Elementwise | None:
-    """Return what a module computes, (..., C) to (..., D): a norm, an affine map with a bias, or an activation."""
+    """Return what a module computes, (..., C) to (..., D): a norm, an affine map (not a plain matrix alone), or an activation."""
     inputs, output = inputs.detach().reshape(-1, inputs.shape[-1]), output.detach().reshape(-1, output.shape[-1])
-    composite = any(True for _ in module.children())
-    if (composite or tensor_of(module, "bias") is not None) and len(inputs) == len(output):
+    weight, composite = tensor_of(module, "weight"), any(True for _ in module.children())
+    # A plain matrix without a bias is no step; of a quantised one the precision counts.
+    quantised = weight is not None and weight.dim() > 1 and plain_matrix(module) is None
+    if (composite or quantised or tensor_of(module, "bias") is not None) and len(inputs) == len(output):
         projection = read_projection(module, inputs[:ROWS], output[:ROWS])
         if projection is not None:
             return projection
