@@ -3,10 +3,8 @@
 import argparse
 import gzip
 import io
-import json
 import lzma
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,7 +21,7 @@ from alignment.formats import format_pharaoh
 from captum_norm import InvalidInputError, loading
 from captum_norm.lab.analysis import read_result
 from captum_norm.lab.analysis.corpus import Corpus
-from captum_norm.lab.analysis.results import AnalysisResult
+from captum_norm.lab.analysis.results import number_files
 from captum_norm.loading.files import read_config
 from tests.alignment.fairseq.small import settings, weights
 from tests.lab.analysis.results import RESULT
@@ -137,18 +135,6 @@ def pieces_models(folder: Path) -> list[bytes]:
     return contents
 
 
-def result(path: Path) -> AnalysisResult:
-    return read_result(path.parent)
-
-
-def result_file(found: AnalysisResult) -> bytes:
-    tables = {
-        table.name: {"title": table.title, "columns": [asdict(column) for column in table.columns], "rows": table.rows}
-        for table in found.tables
-    }
-    return json.dumps({**asdict(found), "tables": tables}, allow_nan=False).encode()
-
-
 def model_file(folder: Path, name: str, load: Callable[[str], Any]) -> Reader:
     """A file of a model's folder, the others beside it."""
     torch.manual_seed(0)
@@ -204,5 +190,7 @@ READERS: Mapping[str, Callable[[Path], Reader]] = {
     "config": lambda folder: model_file(folder, "config.json", read_config),
     "tokenizer": lambda folder: model_file(folder, "tokenizer.json", loading.load_tokenizer),
     "safetensors": lambda folder: model_file(folder, "model.safetensors", loading.load_model),
-    "results": lambda _: Reader("results.json", [result_file(RESULT)], result, result_file),
+    "results": lambda _: Reader(
+        "results.json", list(number_files(RESULT).values())[-1:], lambda path: read_result(path.parent)
+    ),
 }

@@ -58,22 +58,11 @@ _PRECISE_TO = {
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of one side of an example.
-
-    Attributes:
-        texts: the N tokens, as they are to be read.
-        words: the number of each token's word, from 0 without gaps; -1 for a token outside of all words. None: every
-            token is a word.
-        word_texts: the text of each word. None: its tokens' texts, joined.
-    """
+    """The N tokens of one side of an example, and their words; a word without a text has its tokens' texts."""
 
     texts: Sequence[str]
-    words: Sequence[int] | None = None
+    words: Sequence[int] | None = None  # each token's word, from 0 without gaps, -1 for none; None: each is a word
     word_texts: Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        if self.words is not None:
-            _check_count("words", self.words, "tokens", len(self.texts))
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -81,20 +70,12 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Scores:
-    """One score for each input token.
-
-    Attributes:
-        method: the method's name, as on the command line.
-        unit: what the scores are.
-        values: (K,), any array or tensor.
-        signed: whether scores below zero mean something, and are shown in the other colour; None: whether there are
-            some.
-    """
+    """One method's scores of the K inputs, any array or tensor."""
 
     method: str
     unit: str
     values: Any
-    signed: bool | None = None
+    signed: bool | None = None  # whether scores below zero mean something; None: whether there are some
 
     def __post_init__(self) -> None:
         _set_values(self, (1,), f"the scores of {self.method}")
@@ -102,81 +83,47 @@ class Scores:
 
 @dataclass(frozen=True)
 class Maps:
-    """One map for each layer, or for each head of each layer, of one method; rows are outputs, columns inputs.
+    """A method's map for each layer (L, Q, K), or for each head (L, H, Q, K); rows are outputs, columns inputs.
 
-    A method may have two of them for the same stack: one with heads, and one without, which then is what "all heads"
-    shows. Without the latter "all heads" is the mean of the heads.
-
-    Attributes:
-        method: the method's name, as on the command line.
-        unit: what the entries are.
-        values: (L, Q, K) or (L, H, Q, K), any array or tensor.
-        layers: the numbers of the L layers, from 0; ascending.
-        stack: the layers' stack. Maps of no single layer, which need one number all the same: ``"answer"``, what an
-            answer rests on, and ``"links"``, what links were read from.
-        signed: whether entries below zero mean something; None: whether there are some.
-        residual: whether the residual connection is part of the entries; if not, their rollout gives it as much as
-            attention. None: the layers have no rollout.
+    A method may have both for the same stack: "all heads" then shows those without heads, else the mean of the heads.
     """
 
     method: str
     unit: str
     values: Any
-    layers: Sequence[int]
-    stack: Stack = "encoder"
-    signed: bool | None = None
-    residual: bool | None = None
+    layers: Sequence[int]  # their numbers, ascending
+    stack: Stack = "encoder"  # "answer", "links": of no single layer, but what an answer or links rest on
+    signed: bool | None = None  # whether entries below zero mean something; None: whether there are some
+    residual: bool | None = None  # whether entries include the residual connection; None: the layers have no rollout
 
     def __post_init__(self) -> None:
         _set_values(self, (3, 4), f"the maps of {self.method}")
-        _check_count("layers", self.layers, "layers of maps", len(self.values))
 
 
 @dataclass(frozen=True)
 class Links:
-    """Links between outputs and inputs, such as a word alignment.
+    """Links between outputs and inputs, such as a word alignment, beside gold links if there are any."""
 
-    Attributes:
-        links: (output position, input position, probability or None) each.
-        sure: the gold links that are sure, (output position, input position) each; None without gold links.
-        possible: the gold links that are possible, the sure ones among them or not; None without gold links.
-        method: the name of the method that found them.
-    """
-
-    links: Sequence[tuple[int, int, float | None]]
+    links: Sequence[tuple[int, int, float | None]]  # output, input and probability
     sure: Sequence[tuple[int, int]] | None = None
-    possible: Sequence[tuple[int, int]] | None = None
+    possible: Sequence[tuple[int, int]] | None = None  # the sure ones among them or not
     method: str = ""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """The routes by which information flows to output positions.
+    """The routes by which information flows to output positions."""
 
-    Attributes:
-        nodes: (stack, layer, block, position) each, as in :class:`captum_norm.attr.flow_graph.FlowNode`; positions are
-            indices of the example's inputs.
-        edges: (index of the source, index of the target, part, head or None, importance) each.
-        outputs: (row of the example's maps, index of its node) each, of the nodes that the routes lead to.
-        threshold: the importance that every edge exceeds.
-        method: the method's name.
-    """
-
-    nodes: Sequence[tuple[str, int, str, int]]
-    edges: Sequence[tuple[int, int, str, int | None, float]]
-    outputs: Sequence[tuple[int, int]]
-    threshold: float
+    nodes: Sequence[tuple[str, int, str, int]]  # stack, layer, block, and position among the inputs
+    edges: Sequence[tuple[int, int, str, int | None, float]]  # source, target, part, head or None, importance
+    outputs: Sequence[tuple[int, int]]  # row of the example's maps, index of its node
+    threshold: float  # which every edge's importance exceeds
     method: str = ""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """The picture that a vision model saw.
-
-    Attributes:
-        png: the picture as a PNG file.
-        positions: (rows, columns) of the patches; each entry is the index of the patch's input token.
-    """
+    """The picture that a vision model saw, a PNG file; ``positions`` has the input token of each patch."""
 
     png: bytes
     positions: Sequence[Sequence[int]]
@@ -184,47 +131,32 @@ class Picture:
 
 @dataclass(frozen=True)
 class Example:
-    """One text, pair of texts, or picture, and what explains it.
+    """One text, pair of texts, or picture, and what explains it; outputs are rows of maps, inputs columns."""
 
-    Attributes:
-        title: what to call it in the list of examples.
-        inputs: the K columns of its maps.
-        outputs: the Q rows of its maps; None: the inputs.
-        scores: scores of the inputs, one set for each method.
-        maps: maps, one or more for each method.
-        links: links from outputs to inputs.
-        graph: a graph of what flows through the layers.
-        pictures: pictures that the inputs are patches of.
-        row: the row that is explained; None: no single one.
-        facts: names and values that hold for this example alone.
-        counted: which inputs the scores are relative to: others are shown without a colour. None: all.
-    """
-
-    title: str
+    title: str  # in the list of examples
     inputs: Tokens
-    outputs: Tokens | None = None
+    outputs: Tokens | None = None  # None: the inputs
     scores: Sequence[Scores] = ()
     maps: Sequence[Maps] = ()
     links: Sequence[Links] = ()
     graph: Graph | None = None
     pictures: Sequence[Picture] = ()
-    row: int | None = None
+    row: int | None = None  # that is explained; None: no single one
     facts: Mapping[str, str] = field(default_factory=dict)
-    counted: Sequence[bool] | None = None
+    counted: Sequence[bool] | None = None  # the inputs that scores are relative to; others have no colour
 
     def __post_init__(self) -> None:
         rows, columns = len(self.inputs if self.outputs is None else self.outputs), len(self.inputs)
-        for scores in self.scores:
-            _check_count(f"scores of {scores.method}", scores.values, "tokens", columns)
-        for maps in self.maps:
-            if maps.values.shape[-2:] != (rows, columns):
-                raise InvalidInputError(
-                    f"maps of {maps.method} of shape {tuple(maps.values.shape)} do not fit {rows} outputs and "
-                    f"{columns} inputs: the last two axes are these"
-                )
+        arrays: list[tuple[str, Any, tuple[int, ...]]]
+        arrays = [(scores.method, scores.values, (columns,)) for scores in self.scores]
+        arrays += [(maps.method, maps.values, (rows, columns)) for maps in self.maps]
+        for method, values, shape in arrays:
+            if values.shape[-len(shape) :] != shape:
+                got = f"values of {method} of shape {values.shape}"
+                raise InvalidInputError(f"{got} do not fit {rows} outputs and {columns} inputs")
         for links in self.links:
-            found = [(row, column) for row, column, _ in links.links]
-            for row, column in (*found, *(links.sure or ()), *(links.possible or ())):
+            pairs = [(row, column) for row, column, _ in links.links]
+            for row, column in (*pairs, *(links.sure or ()), *(links.possible or ())):
                 if not (0 <= row < rows and 0 <= column < columns):
                     raise InvalidInputError(
                         f"the link ({row}, {column}) is not between {rows} outputs and {columns} inputs; count from 0, "
@@ -234,58 +166,29 @@ class Example:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
-
-    Attributes:
-        name: its title.
-        kind: ``"text"``; ``"number"``; ``"signed"`` for numbers with bars from a line at zero; ``"heat"`` for numbers
-            on grounds in their colours.
-        digits: the digits after the point; None for as many as give the largest number four significant ones.
-        meaning: what the numbers are, in a sentence.
-    """
+    """A column of a table: of ``"signed"`` numbers with bars from zero, or ``"heat"`` on grounds in their colours."""
 
     name: str
     kind: Literal["text", "number", "signed", "heat"] = "text"
-    digits: int | None = None
-    meaning: str = ""
+    digits: int | None = None  # after the point; None: four significant ones of the largest number
+    meaning: str = ""  # in a sentence
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table, which the reader can sort by its columns.
-
-    Attributes:
-        title: its heading.
-        columns: its columns.
-        rows: one cell for each column; None for an empty cell. Texts in a column of numbers are sorted by the number
-            that they begin with.
-        note: a sentence to read it by.
-        strong: the (row, column) of each cell to print bold.
-        folded: whether it is shown only on demand.
-    """
+    """A table, sorted by the column that the reader chooses; texts among numbers by the number they begin with."""
 
     title: str
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
-    note: str = ""
-    strong: Sequence[tuple[int, int]] = ()
-    folded: bool = False
-
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            _check_count("cells", row, f"columns of the table “{self.title}”", len(self.columns))
+    note: str = ""  # a sentence to read it by
+    strong: Sequence[tuple[int, int]] = ()  # row and column of bold cells
+    folded: bool = False  # shown only on demand
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing.
-
-    Attributes:
-        title: its caption, and what screen readers read.
-        svg: an SVG document. The page shows it as an image, so it needs its own styles and cannot use the page's.
-        group: the heading that it shares with other figures, if any.
-        note: a sentence to read it by; shown once for a group.
-    """
+    """A drawing: an SVG document with its own styles, shown as an image; ``group`` heads several, with one note."""
 
     title: str
     svg: str
@@ -295,16 +198,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Page:
-    """A page: what :func:`captum_norm.show.write_page` writes as one HTML file, and what a notebook shows.
-
-    Attributes:
-        title: its heading.
-        facts: names and values under the heading, such as the model's name.
-        examples: one or more texts; shown one at a time.
-        tables: tables.
-        figures: drawings.
-        notes: sentences that the reader must know to understand the page.
-        lead: a paragraph under the heading.
+    """What :func:`captum_norm.show.write_page` writes as one HTML file, and what a notebook shows.
 
     Example:
         >>> from captum_norm.show.page import Maps, render
@@ -314,12 +208,12 @@ class Page:
     """
 
     title: str
-    facts: Mapping[str, str] = field(default_factory=dict)
-    examples: Sequence[Example] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)  # under the heading, such as the model's name
+    examples: Sequence[Example] = ()  # shown one at a time
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
-    notes: Sequence[str] = ()
-    lead: str = ""
+    notes: Sequence[str] = ()  # what the reader must know to understand the page
+    lead: str = ""  # a paragraph under the heading
 
     def _repr_html_(self) -> str:
         """Put the page into a frame with a content policy of its own: it can run its script and reach nothing else."""
@@ -327,12 +221,6 @@ class Page:
             f'<iframe title="{html.escape(spelled_out(self.title))}" sandbox="allow-scripts" loading="lazy" '
             f'style="width:100%;height:{_HEIGHT}px;border:0" srcdoc="{html.escape(render(self))}"></iframe>'
         )
-
-
-def _check_count(what: str, entries: Sequence[Any], of: str, count: int) -> None:
-    """Check that there is one entry for each of what they are of."""
-    if len(entries) != count:
-        raise InvalidInputError(f"{len(entries)} {what} do not fit {count} {of}: give one for each")
 
 
 def _set_values(data: Scores | Maps, axes: tuple[int, ...], what: str) -> None:

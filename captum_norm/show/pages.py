@@ -377,8 +377,7 @@ def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> l
         The files, in the order in which they were written.
 
     Raises:
-        InvalidInputError: a name is not unique or cannot be a file name, a number is not finite, or a plot does not fit
-            its table; nothing is written.
+        InvalidInputError: a plot does not fit its table; nothing is written.
         OSError: the folder cannot be created or written to.
     """
     contents = number_files(result)

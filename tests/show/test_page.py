@@ -100,17 +100,14 @@ def test_the_policy_allows_the_script_and_style_in_the_file_alone() -> None:
 
 
 REFUSED: list[Callable[[], object]] = [
-    lambda: Tokens(["a"], words=[0, 1]),
     lambda: Scores("m", "u", [float("nan")]),
     lambda: Maps("m", "u", np.zeros((2, 2)), [0]),
     lambda: Maps("m", "u", np.full((1, 1, 1), np.inf), [0]),
-    lambda: Maps("m", "u", np.zeros((1, 1, 1)), [0, 1]),
     lambda: Example("t", Tokens(["a"]), scores=[Scores("m", "u", [1.0, 2.0])]),
     lambda: Example("t", Tokens(["a"]), outputs=Tokens(["x", "y"]), maps=[Maps("m", "u", np.zeros((1, 1, 1)), [0])]),
     lambda: Example("t", Tokens(["a", "b"]), Tokens(["x"]), links=[Links([(1, 0, None)])]),
     lambda: Example("t", Tokens(["a"]), Tokens(["x", "y"]), links=[Links([], sure=[(0, 1)])]),
     lambda: Example("t", Tokens(["a"]), links=[Links([], possible=[(-1, 0)])]),
-    lambda: Table("t", [Column("a")], [["x", "y"]]),
 ]
 
 

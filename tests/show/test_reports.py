@@ -13,7 +13,7 @@ from captum_norm.lab.analysis import read_result
 from captum_norm.lab.analysis.results import AnalysisResult, Column, Table
 from captum_norm.show import write_report
 from captum_norm.show.pages import analysis_page
-from tests.lab.analysis.results import LAYERS, LINE, RESULT, WORDS
+from tests.lab.analysis.results import LAYERS, RESULT, WORDS
 from tests.pages import content
 
 
@@ -100,24 +100,9 @@ def test_same_result_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
         assert path.read_bytes() == (folder / path.name).read_bytes(), path.name
 
 
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        (replace(RESULT, tables=[LAYERS, LAYERS]), "got two tables named layers"),
-        (replace(RESULT, plots=[LINE, LINE]), "got two plots named norms"),
-        (replace(RESULT, tables=[replace(LAYERS, name="../layers")]), r"got the table '\.\./layers'"),
-        (replace(RESULT, plots=[replace(LINE, name="")]), "got the plot ''"),
-        (replace(RESULT, tables=[WORDS]), "got the table layers; the result of special-tokens has words"),
-        (
-            replace(RESULT, tables=[replace(WORDS, rows=[("a", float("nan"))])], plots=[]),
-            "got nan in the column count of words; expected None",
-        ),
-        (replace(RESULT, summary={"ρ": float("inf")}), "got inf in 'ρ'; expected None"),
-    ],
-)
-def test_bad_result_is_refused_before_anything_is_written(tmp_path: Path, result: AnalysisResult, message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        write_report(result, tmp_path / "out")
+def test_nothing_is_written_if_a_table_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="got the table layers; the result of special-tokens has words"):
+        write_report(replace(RESULT, tables=[WORDS]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -136,7 +121,7 @@ def test_results_come_last_and_no_file_is_ever_half_there(tmp_path: Path, monkey
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"tables": {}, "plots": [], "other": 1}'])
+@pytest.mark.parametrize("content", [None, "", "{}", '{"tables": {}, "plots": [], "other": 1}'])
 def test_folder_without_a_result_is_refused(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "results.json").write_text(content, encoding="utf-8")

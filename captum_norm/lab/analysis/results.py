@@ -3,15 +3,13 @@
 import json
 import math
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from captum_norm.checks import check_choice, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.results.tables import csv_text, data_frame, json_text
 from captum_norm.text.characters import spelled_out
@@ -29,7 +27,6 @@ PlotKind = Literal["line", "heat"]
 RESULTS = "results.json"
 """The file with the complete result."""
 
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _LONGEST_REASON = 300
 
 
@@ -175,7 +172,6 @@ def grid(axes: Sequence[Sequence[Any]], arrays: Sequence[Any]) -> Iterator[tuple
 
 def number_files(result: AnalysisResult) -> dict[str, bytes]:
     """Format each table as ``TABLE.csv`` and the complete result as ``results.json``; returns contents by file name."""
-    _check(result)
     document = asdict(result)
     document["tables"] = {table.pop("name"): table for table in document["tables"]}
     files = {
@@ -196,57 +192,19 @@ def read_result(directory: str | os.PathLike[str]) -> AnalysisResult:
         raise InvalidInputError(f"there is no {RESULTS} in {directory}: no analysis was written there")
     text = read_text(path)
     try:
-        result = _parsed(json.loads(text))
-        _check(result)  # what can be read can be written
+        document = json.loads(text)
+        tables = [
+            Table(
+                name,
+                table["title"],
+                tuple(Column(**column) for column in table["columns"]),
+                [*map(tuple, table["rows"])],
+            )
+            for name, table in document["tables"].items()
+        ]
+        # Files of earlier versions have log_x.
+        plots = [Plot(**{name: value for name, value in plot.items() if name != "log_x"}) for plot in document["plots"]]
+        return AnalysisResult(**{**document, "tables": tables, "plots": plots})
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        problem = f"{path} is not the result of an analysis: {type(error).__name__}"
-        raise InvalidInputError(f"{problem}: {spelled_out(str(error))[:_LONGEST_REASON]}") from error
-    return result
-
-
-def _parsed(document: Any) -> AnalysisResult:
-    """Make a result of the content of a file."""
-    tables = []
-    for name, table in document["tables"].items():
-        columns = tuple(Column(**column) for column in table["columns"])
-        tables.append(Table(name, table["title"], columns, list(map(tuple, table["rows"]))))
-    # Files of earlier versions have log_x.
-    plots = [Plot(**{name: value for name, value in plot.items() if name != "log_x"}) for plot in document["plots"]]
-    analysis, description, summary, metadata = (
-        document[name] for name in ("analysis", "description", "summary", "metadata")
-    )
-    return AnalysisResult(analysis, description, dict(summary.items()), tables, plots, dict(metadata.items()))
-
-
-def _check(result: AnalysisResult) -> None:
-    """Check that a result can be written, and is the same when it is read."""
-    columns = [column for table in result.tables for column in table.columns]
-    for part in (result, *result.tables, *columns, *result.plots):
-        for name, hint in get_type_hints(type(part)).items():
-            if hint in (str, str | None) and not isinstance(getattr(part, name), hint):
-                raise TypeError(f"got {quoted(getattr(part, name))} for {name}")
-    _check_names("table", [table.name for table in result.tables])
-    _check_names("plot", [plot.name for plot in result.plots])
-    for plot in result.plots:
-        check_choice("kind", plot.kind, get_args(PlotKind))
-    for measure, number in result.summary.items():
-        _check_cell(number, repr(measure))
-    for table in result.tables:
-        for row in table.rows:
-            for column, value in zip(table.columns, row, strict=True):
-                _check_cell(value, f"the column {column.name} of {table.name}")
-
-
-def _check_names(what: str, names: Sequence[str]) -> None:
-    for name in names:
-        if not _FILE_NAME.fullmatch(name):
-            raise InvalidInputError(f"got the {what} {name!r}; expected letters, digits, '_', '.' and '-'")
-        if names.count(name) > 1:
-            raise InvalidInputError(f"got two {what}s named {name}; expected unique names")
-
-
-def _check_cell(value: object, where: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, Cell):
-        raise TypeError(f"got {quoted(value)} in {where}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidInputError(f"got {value} in {where}; expected None for what is undefined")
+        reason = f"{path} is not the result of an analysis: {type(error).__name__}"
+        raise InvalidInputError(f"{reason}: {spelled_out(str(error))[:_LONGEST_REASON]}") from error
