@@ -11,6 +11,7 @@ from typing import Any
 
 from captum_norm.checks import quoted_name
 from captum_norm.errors import CaptumNormError, InvalidInputError
+from captum_norm.loading.limits import check_config, check_files, read_json
 from captum_norm.text.characters import spelled_out
 
 _LONGEST_REASON = 400
@@ -25,13 +26,13 @@ It knows nothing else: ``benchmarks.language_model`` trained it on the documents
 """
 
 
-def file_at(place: str, name: str) -> str | None:
+def file_at(place: str, name: str, revision: str = "main") -> str | None:
     """The path of a file in a folder or of a model on the hub; None if there is none."""
     from transformers.utils.hub import cached_file
 
-    silent = dict.fromkeys(("gated_repo", "missing_entries", "connection_errors"), False)
+    silent = {f"_raise_exceptions_for_{what}": False for what in ("gated_repo", "missing_entries", "connection_errors")}
     try:
-        return cached_file(place, name, **{f"_raise_exceptions_for_{what}": raises for what, raises in silent.items()})
+        return cached_file(place, name, revision=revision, **silent)
     except (OSError, ValueError):  # no such place
         return None
 
@@ -47,6 +48,7 @@ def model_location(name_or_path: str) -> str:
     with as_input_error(f"cannot load the model {name_or_path}"):
         path = Path(name_or_path).expanduser()
         if path.is_dir():
+            check_files(path)
             return str(path)
         if path.exists():
             raise ValueError("it is a file; expected a folder or a hub name")
@@ -72,6 +74,8 @@ def read_config(name_or_path: str) -> Any:
     import transformers
 
     with quiet(), as_input_error(f"cannot load the model {name_or_path}{absence}"):
+        if (file := file_at(folder, "config.json")) is not None:
+            check_config(read_json(file))
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
 
 

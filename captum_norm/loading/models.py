@@ -1,6 +1,6 @@
 """Loads models, adapted or quantised or neither, their tokenizers, and sentence encoders."""
 
-import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from captum_norm.checks import check_choice, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading.files import DEFAULT_MODEL, as_input_error, file_at, model_location, quiet, read_config
+from captum_norm.loading.limits import check_adapter, check_config, check_files, check_size, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,7 +38,10 @@ _TASKS = {
     "SEQ_CLS": "AutoModelForSequenceClassification",
     "TOKEN_CLS": "AutoModelForTokenClassification",
 }
+# Those that leave the base model as it is; PiSSA and OLoRA subtract the adapter's first weights from it.
+_INITIAL_WEIGHTS = (None, True, False, "gaussian", "eva", "orthogonal")
 _MODULES = "modules.json"
+_OLDEST_SENTENCE_TRANSFORMERS = 6
 # How older versions of sentence-transformers write them.
 _OLD_POOLINGS = {
     "pooling_mode_cls_token": "cls",
@@ -168,13 +172,25 @@ def load_sentence_transformer(name_or_path: str = DEFAULT_MODEL, quantization: Q
     """
     place = model_location(name_or_path)
     with quiet(), as_input_error(f"cannot load the sentence encoder {name_or_path}"):
-        if file_at(place, _MODULES) is None:
+        modules = _modules_at(place)
+        if modules is None:
             return None
         try:
-            from sentence_transformers import SentenceTransformer
+            from sentence_transformers import SentenceTransformer, __version__
         except ModuleNotFoundError as error:
             needed = "sentence-transformers: pip install sentence-transformers"
             raise InvalidInputError(f"{name_or_path} is a sentence encoder, which needs {needed}") from error
+        if int(__version__.partition(".")[0]) < _OLDEST_SENTENCE_TRANSFORMERS:
+            # Earlier ones run code that is named deeper in a folder, such as by a router.
+            raise ValueError(
+                f"got sentence-transformers {__version__}; expected {_OLDEST_SENTENCE_TRANSFORMERS} or later: "
+                "pip install -U sentence-transformers"
+            )
+        for folder in {module["path"] for module in modules}:
+            if (Path(place) / folder).is_dir():
+                check_files(Path(place) / folder)
+            if (file := file_at(place, f"{folder}/config.json".lstrip("/"))) is not None:
+                check_config(read_json(file))
         options = {} if quantization is None else {"quantization_config": _quantized(quantization)}
         model: Any = SentenceTransformer(place, device="cpu", trust_remote_code=False, model_kwargs=options)
     return model.eval()
@@ -189,23 +205,37 @@ def load_poolings(name_or_path: str = DEFAULT_MODEL) -> list[str]:
     place = model_location(name_or_path)
     poolings: list[str] = []
     with quiet(), as_input_error(f"cannot load the sentence encoder {name_or_path}"):
-        listed = file_at(place, _MODULES)
-        modules = [] if listed is None else json.loads(Path(listed).read_bytes())
+        modules = _modules_at(place) or []
         for folder in (module["path"] for module in modules if module["type"].endswith(".Pooling")):
             file = file_at(place, f"{folder}/config.json")
-            config = {} if file is None else json.loads(Path(file).read_bytes())
+            config = {} if file is None else read_json(file)
             modes = config.get("pooling_mode") or [_OLD_POOLINGS[name] for name in _OLD_POOLINGS if config.get(name)]
             poolings += [modes] if isinstance(modes, str) else modes
     return poolings
 
 
+def _modules_at(place: str) -> list[dict[str, str]] | None:
+    """The modules of a SentenceTransformer, which are its own alone; None if it is another model."""
+    file = file_at(place, _MODULES)
+    if file is None:
+        return None
+    modules: list[dict[str, str]] = read_json(file)
+    for module in modules:
+        if not re.fullmatch(r"sentence_transformers(\.\w+)+", module["type"]):
+            raise ValueError(
+                f"its {_MODULES} names {quoted(module['type'])}, which is no part of sentence-transformers and could "
+                "run code; nothing was loaded"
+            )
+    return modules
+
+
 @dataclass(frozen=True)
 class _Adapter:
-    """A PEFT adapter: its place, the model that it adapts, that model's version on the hub and its class, if named."""
+    """A PEFT adapter: its place and settings, the model that it adapts and, if named, that model's class."""
 
     place: str
+    settings: Mapping[str, Any]
     base: str
-    revision: str | None
     model_class: str | None
 
     def weights(self) -> "dict[str, Tensor]":
@@ -221,7 +251,10 @@ class _Adapter:
         """Put it onto the model, which becomes part of what is returned."""
         from peft import PeftModel, get_peft_model_state_dict
 
-        adapted = PeftModel.from_pretrained(model, self.place)
+        check_adapter(self.settings, model, weights)
+        # Nothing is initialised that the adapter's file then replaces, unless the base model changes with it.
+        empty = self.settings.get("init_lora_weights") in _INITIAL_WEIGHTS
+        adapted = PeftModel.from_pretrained(model, self.place, low_cpu_mem_usage=empty)
         needed, possible = (
             get_peft_model_state_dict(adapted, save_embedding_layers=embeddings).keys() for embeddings in (False, True)
         )
@@ -238,7 +271,7 @@ def _adapter_at(name_or_path: str) -> _Adapter | None:
         file = file_at(place, _ADAPTER)
         if file is None:
             return None
-        content = json.loads(Path(file).read_bytes())
+        content = read_json(file)
         base = content.get("base_model_name_or_path") if isinstance(content, dict) else None
         if not isinstance(base, str) or not base:
             raise ValueError(f"its {_ADAPTER} names no base model")
@@ -246,7 +279,7 @@ def _adapter_at(name_or_path: str) -> _Adapter | None:
             base = str(Path(place) / base)
         mapping = content.get("auto_mapping")
         model_class = mapping.get("base_model_class") if isinstance(mapping, dict) else None
-        return _Adapter(place, base, content.get("revision"), model_class or _TASKS.get(str(content.get("task_type"))))
+        return _Adapter(place, content, base, model_class or _TASKS.get(str(content.get("task_type"))))
 
 
 @contextmanager
@@ -280,15 +313,18 @@ def _pretrained(
     with torch.random.fork_rng(devices=[]), quiet(), as_input_error(f"cannot load the weights of {name_or_path}"):
         torch.default_generator.manual_seed(0)
         kind = _class_of(config, adapter)
+        empty = _empty(config, kind)
+        revision = (adapter and adapter.settings.get("revision")) or "main"
+        check_size(empty, _stored_bytes(model_location(name_or_path), revision))
         if weights is not None:
-            config.num_labels = _number_of_labels(_empty(config, kind), weights)
+            config.num_labels = _number_of_labels(empty, weights)
         model, report = kind.from_pretrained(
             model_location(name_or_path),
             quantization_config=None if quantization is None else _quantized(quantization, _empty(config, kind)),
             config=config,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
-            revision=(adapter and adapter.revision) or "main",
+            revision=revision,
         )
     # transformers initialises these randomly, and their explanation would look like any other. Only the pooler, which
     # many checkpoints lack, does not matter: no attention block reads it.
@@ -331,6 +367,17 @@ def _empty(config: Any, kind: Any) -> "PreTrainedModel":
     with torch.device("meta"):
         model: PreTrainedModel = getattr(kind, "from_config", kind)(config)  # AutoModel's
     return model
+
+
+def _stored_bytes(place: str, revision: str) -> int:
+    """The size of a model's files of weights, all of which are loaded."""
+    files = []
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        names = [name]
+        if (index := file_at(place, f"{name}.index.json", revision)) is not None:
+            names += set(read_json(index)["weight_map"].values())
+        files += [file_at(place, part, revision) for part in names]
+    return sum(Path(file).stat().st_size for file in files if file is not None)
 
 
 def _number_of_labels(empty: "PreTrainedModel", weights: "Mapping[str, Tensor]") -> int:
