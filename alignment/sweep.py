@@ -22,8 +22,8 @@ from alignment.teacher_forcing import PieceMaps, TeacherForcedBatch, word_maps
 from alignment.tokenization import TranslationTokenizer
 from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError, NormMeter
-from captum_norm.commands.terminal import plain_table
 from captum_norm.functional import spearman
+from captum_norm.show.terminal import plain_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

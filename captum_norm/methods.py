@@ -127,17 +127,7 @@ def register_method(method: "Method") -> "Method":
 
 
 def import_method(path: str) -> str:
-    """Import and register a method of one's own, see :func:`register_method`.
-
-    Args:
-        path: ``"package.module:Class"``.
-
-    Returns:
-        the method's name.
-
-    Raises:
-        InvalidInputError: there is no such class, or it cannot be registered.
-    """
+    """Import and register a method of one's own, ``"package.module:Class"``; return its name."""
     module, _, class_name = path.partition(":")
     try:
         method: Any = getattr(import_module(module), class_name)

@@ -54,11 +54,7 @@ def _run(options: ModelsOptions) -> None:
 
 
 def supported_models() -> list[dict[str, Any]]:
-    """Return the model architectures that the tests cover, by kind; others are recognised by structure, or refused.
-
-    Each has its ``model_type``, the tested class, its layers' arrangement and scopes, how it encodes positions, and the
-    further features that are active in the tests.
-    """
+    """Return the model architectures that the tests cover, by kind; others are recognised by structure, or refused."""
     models: list[dict[str, Any]] = json.loads(
         resources.files("captum_norm.models").joinpath("supported.json").read_text(encoding="utf-8")
     )

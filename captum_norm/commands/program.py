@@ -22,6 +22,8 @@ from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.text.characters import spelled_lines, spelled_out
 from captum_norm.versions import __version__
 
+__all__ = ["Command", "Options", "Program", "argument", "option"]
+
 _LONGEST_MESSAGE = 1000
 _READER_GONE = 1
 _BAD_INPUT = 2
@@ -32,11 +34,7 @@ _TALKATIVE = ("bitsandbytes", "torch.utils._pytree", "torchao")
 
 
 class Options:
-    """Options of a command, one for each field of a dataclass; the name of the field is the name of the option.
-
-    A class given a title is a group of its own in ``--help``. Options that several commands share are a class from
-    which the commands' classes derive.
-    """
+    """Options of a command, one for each field of a dataclass; a class with a title is a group of ``--help``."""
 
     title: ClassVar[str | None] = None
 
@@ -53,19 +51,9 @@ def option(
     parse: Callable[[str], Any] | None = None,
     **settings: Any,
 ) -> Any:
-    """Declare an option as a field of a dataclass.
-
-    The type of the field says how it is given: a ``bool`` by its name alone, ``bool | None`` by its name or
-    ``--no-NAME``, a ``Literal`` as one of its values, a list by several options, anything else by its text.
-
-    Args:
-        explanation: what ``--help`` says; the default is added if there is one that it does not mention.
-        default: the value if the option is not given.
-        exclusive: whether it excludes the other such options of its class.
-        positional: whether it is given without a name.
-        parse: parses its text, and may raise InvalidInputError; the type of the field if None.
-        settings: further arguments of ``argparse``, such as ``metavar``.
-    """
+    """Declare an option as a field of a dataclass, whose type says how it is given; ``settings`` are for argparse."""
+    # A bool is given by its name alone, bool | None by its name or --no-NAME, a Literal as one of its values, a list by
+    # several options, anything else by its text.
     if not (default is None or default is False or default == [] or "(default" in explanation):
         explanation += " (default: %(default)s)"
     settings = {"help": explanation, **settings} | ({} if parse is None else {"type": _argument_type(parse)})
@@ -134,15 +122,7 @@ def _type_settings(kind: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand.
-
-    Attributes:
-        name: its name on the command line.
-        help: a line for the list of commands.
-        options: the dataclass of its options.
-        run: runs the command with its options, and prints to standard output. A
-            :class:`captum_norm.errors.CaptumNormError` becomes one sentence and exit code 2.
-    """
+    """A subcommand; a CaptumNormError that ``run`` raises becomes one sentence and exit code 2."""
 
     name: str
     help: str
@@ -159,31 +139,14 @@ class _Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Program:
-    """A command line with subcommands.
-
-    Attributes:
-        name: its name in the shell.
-        description: a sentence for ``--help``.
-        commands: the subcommands, in the order of ``--help``.
-    """
+    """A command line with subcommands."""
 
     name: str
     description: str
     commands: Sequence[Command]
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Run the command line.
-
-        Args:
-            argv: the arguments, without the program's name; those of the process if None.
-
-        Returns:
-            The exit code: 0; 2 for bad input and system errors, such as a full disk, after one sentence on standard
-            error; 1 if the reader of standard output stops early, as ``head`` does; 130 after Ctrl-C.
-
-        Raises:
-            SystemExit: after ``--help`` and ``--version`` (0).
-        """
+        """Run the command line; return 0, 2 for bad input, 1 if the reader of the output left, or 130 after Ctrl-C."""
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal may not support all characters
         try:

@@ -18,6 +18,19 @@ from captum_norm.runs.job import MOST_CORES
 from captum_norm.text.files import check_file, check_folder, is_url, write_whole
 from captum_norm.text.lines import read_text
 
+__all__ = [
+    "Workers",
+    "index_or",
+    "number_of_threads",
+    "output_folder",
+    "output_path",
+    "positive",
+    "quantize_option",
+    "resamples",
+    "share",
+    "write_outputs",
+]
+
 _MOST_DIGITS = 9
 # One word with a suffix, or a path.
 _FILE_NAME = re.compile(r"\S*[^\s.]\.[A-Za-z]\w{0,9}|(~|\.{1,2})?/\S+")
@@ -181,10 +194,7 @@ class Subject(Options, title="the model and the output"):
         return Difference(target, rival)
 
     def load(self) -> tuple[Any, Any]:
-        """Load the model, which must not be an encoder–decoder, and its tokenizer.
-
-        With a target, a sentence encoder becomes a model of its similarity to that text.
-        """
+        """Load model and tokenizer; with a target, a sentence encoder becomes a model of its similarity to it."""
         from captum_norm.explanation.run import load_subject
 
         self.prepare()
@@ -251,15 +261,7 @@ def text_option() -> Any:
 
 
 def given_text(argument: str, *, is_text: bool) -> str:
-    """Read the text of an argument.
-
-    Args:
-        argument: ``-`` for standard input, the name of a file, or the text.
-        is_text: whether the argument is the text, even if it looks like a file.
-
-    Raises:
-        InvalidInputError: the argument looks like a file that does not exist, or the file is unreadable or not UTF-8.
-    """
+    """Read the text of an argument: ``-`` for standard input, the name of a file, or the text itself."""
     if is_text or (argument != "-" and not _is_file(argument)):
         # Bytes of an argument that are not UTF-8 become lone surrogates.
         if _NOT_UNICODE.search(argument):

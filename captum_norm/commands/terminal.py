@@ -5,33 +5,15 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from captum_norm.text.characters import spelled_lines
 
-
-def plain_table(title: str, words: Iterable[str], numbers: Iterable[str]) -> Table:
-    """Create a table without lines: left-aligned columns of words, then right-aligned columns of numbers."""
-    table = Table(title=title, title_justify="left", box=None)
-    for name in words:
-        table.add_column(name)
-    for name in numbers:
-        table.add_column(name, justify="right")
-    return table
+__all__ = ["Terminal"]
 
 
 class Terminal(Console):
-    r"""A console that prints text literally, markup and emoji codes included, with control characters spelled out.
-
-    Args:
-        stderr: print to standard error instead of standard output.
-        width: the width in characters; that of the terminal if None.
-
-    Example:
-        >>> Terminal(width=80).print("[red] :smile: \x1b[31m")
-        [red] :smile: \x1b[31m
-    """
+    """A console that prints text literally, markup and emoji codes included, with control characters spelled out."""
 
     def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
         super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)

@@ -236,18 +236,10 @@ def _set_values(data: Scores | Maps, axes: tuple[int, ...], what: str) -> None:
 
 
 def render(page: Page) -> str:
-    """Render a page as one self-contained HTML file.
+    """Render a page as one HTML document, also for the ``srcdoc`` of an ``<iframe sandbox="allow-scripts">``.
 
-    The file has its data, script and style inside. Its content policy allows this script and this style by their hashes
-    and images from the file itself; nothing else, in particular no request to anywhere. Everything in the page is
-    escaped, and characters that are unprintable or change the direction of text are spelled out.
-
-    Args:
-        page: the data.
-
-    Returns:
-        A complete HTML document, for :func:`write_page`; or for the ``srcdoc`` of an
-        ``<iframe sandbox="allow-scripts">``.
+    Its content policy allows its own script, style and images alone. Everything in the page is escaped; characters that
+    are unprintable or change the direction of text are spelled out.
     """
     precision = _precision(maps.values.shape for example in page.examples for maps in example.maps)
     notes = [*page.notes, *([_PRECISE_TO[precision]] if precision in _PRECISE_TO else [])]

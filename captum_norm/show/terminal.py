@@ -36,6 +36,8 @@ from captum_norm.show.text import (
 from captum_norm.text.characters import spelled_out
 from captum_norm.text.words import words_of_text, words_of_tokens
 
+__all__ = ["plain_table", "print_result", "show_tokens", "text_record"]
+
 _BAR_WIDTH = 20
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -91,7 +93,7 @@ def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float]
 def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str, top: int | None = None) -> Table:
     """Create a table of the tokens: index, token, score, and a bar; in the order of the text, or the highest ones."""
     check_length(tokens, len(scores), "scores")
-    table = _table("", ["index", "token"], [unit])
+    table = plain_table("", ["index", "token"], [unit])
     table.columns[0].justify = "right"
     table.add_column("", width=_BAR_WIDTH, no_wrap=True)
     texts, shares = formatted(scores), shares_of(scores)
@@ -125,7 +127,7 @@ def _bar(share: float) -> str:
     return ("█" * full + _EIGHTHS[eighth]).rstrip()
 
 
-def _table(title: str, words: Iterable[str], numbers: Iterable[str] = ()) -> Table:
+def plain_table(title: str, words: Iterable[str], numbers: Iterable[str] = ()) -> Table:
     """Create a table without lines: left-aligned columns of words, then right-aligned columns of numbers."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for name in words:
@@ -186,7 +188,7 @@ def _print_analysis(result: AnalysisResult, console: Console) -> None:
         if len(table.rows) > _MOST_ROWS:
             console.print(Text(f"{table.title}: {len(table.rows)} rows\n"))
             continue
-        printed = _table(table.title, [column.label for column in table.columns])
+        printed = plain_table(table.title, [column.label for column in table.columns])
         for column, cells in zip(printed.columns, zip(*table.rows, strict=True), strict=False):
             column.justify = "left" if any(isinstance(cell, str) for cell in cells) else "right"
         for row in table.rows:
@@ -216,7 +218,7 @@ def _print_comparison(comparison: Comparison, console: Console) -> None:
         _say(console, f"refused: {name}: {reason}")
     _say(console, f"\n{example_title(comparison, 0)}")
     tokens, removable, scores = example_scores(comparison, 0)
-    rows = _table("", ["method", "scores of the tokens"])
+    rows = plain_table("", ["method", "scores of the tokens"])
     for name, row in zip(comparison.ranking, scores, strict=True):
         rows.add_row(Text(name), _token_row(console, words_of_tokens(tokens).pieces, shares_of(row, removable)))
     console.print(rows)
@@ -225,7 +227,7 @@ def _print_comparison(comparison: Comparison, console: Console) -> None:
 def _method_table(comparison: Comparison) -> Table:
     measures, means, best = shown_measures(comparison), comparison.means(), comparison.best()
     titles = [f"{measure.title.replace('-', '- ')} {measure.arrow}" for measure in measures]
-    table = _table("", ["method"], ["\n".join(title.split()) for title in (*titles, "time (s)", "× forward")])
+    table = plain_table("", ["method"], ["\n".join(title.split()) for title in (*titles, "time (s)", "× forward")])
     for name in comparison.ranking:
         result = comparison.results[name]
         cells = [
