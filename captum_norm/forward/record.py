@@ -272,7 +272,9 @@ class Layer:
 
     @cached_property
     def stream(self) -> Tensor:
-        """Contribution of the residual connection to the output, (B, Q, D)."""
+        """Contribution of the residual connection to the output, (B, Q, D); zeros at a scope before it."""
+        if not self.carry.residual:
+            return torch.zeros_like(self.tensors.residual)
         stream = self.carry.linear_final(self.tensors.residual)
         return stream if self.scales.final is None else stream * self.scales.final
 

@@ -23,6 +23,7 @@ from captum_norm import (
     register_method,
 )
 from captum_norm.methods import METHODS
+from captum_norm.models import Scope
 from captum_norm.results.aggregation import normalize_rows
 from tests import classifiers, encoder_decoders, families, oracle, tiny
 from tests.families import FAMILIES
@@ -60,6 +61,28 @@ def test_the_map_is_what_the_page_says(name: str, seed: int) -> None:
         torch.testing.assert_close(found, along / along.sum(-1, keepdim=True), rtol=1e-6, atol=1e-8)
     assert maps.convergence_delta is not None
     assert maps.convergence_delta.max() < (1e-6 if family.single else 1e-11)
+
+
+@pytest.mark.parametrize("scope", ["attn", "attn_res", "atb"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "gemma2"])
+def test_a_layer_has_the_vectors_of_every_scope(name: str, scope: Scope) -> None:
+    family = FAMILIES[name]
+    model, inputs = families.build(name, 0, torch.float64), families.inputs(name)
+
+    class Vectors(AttentionMapAttribution):
+        name, title, units = "vectors", "vectors", MapUnits("nothing")
+
+        def layer_map(self, layer: Layer) -> Tensor:
+            own = layer.at(scope)
+            found.append((own.vectors(), own.own_vectors()))
+            return layer.weights.mean(1)
+
+    found: list[tuple[Tensor, Tensor]] = []
+    Vectors(model).maps(inputs)
+    for layer, (vectors, own) in zip(oracle.layers(family, model, inputs), found, strict=True):
+        expected, _ = layer.vectors(scope)
+        torch.testing.assert_close(vectors, expected, rtol=1e-6, atol=1e-6 if family.single else 1e-11)
+        torch.testing.assert_close(own, expected.diagonal(dim1=1, dim2=2).mT, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
