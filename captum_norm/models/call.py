@@ -435,16 +435,9 @@ class ModelCall:
     def _map_arguments(self, change: Callable[[str, Any], Any]) -> dict[str, Any]:
         """Apply a function to every argument; a tensor with several names, such as query and key, stays one tensor."""
         once: dict[int, Any] = {}
-
-        def changed(name: str, value: Any) -> Any:
-            if isinstance(value, Mapping) and name in _NESTED:
-                # A ModelOutput, whose entries are its attributes, too.
-                return type(value)(**{key: changed(name, own) for key, own in value.items()})
-            if isinstance(value, tuple | list) and name in _NESTED:
-                return type(value)(changed(name, own) for own in value)
-            return change(name, value)
-
-        return {name: once.setdefault(id(value), changed(name, value)) for name, value in self.arguments.items()}
+        return {
+            name: once.setdefault(id(value), _changed(change, name, value)) for name, value in self.arguments.items()
+        }
 
     def _positions_for(self, name: str) -> Positions:
         return self.decoder if self.library.is_decoders(name) else self.positions
@@ -477,6 +470,15 @@ def _tower_positions(call: AttentionCall) -> tuple[Positions, Positions]:
 
 _NESTED = ("encoder_outputs",)
 """Arguments that hold tensors of examples: those of an encoder that has run."""
+
+
+def _changed(change: Callable[[str, Any], Any], name: str, value: Any) -> Any:
+    if isinstance(value, Mapping) and name in _NESTED:
+        # A ModelOutput, whose entries are its attributes, too.
+        return type(value)(**{key: _changed(change, name, entry) for key, entry in value.items()})
+    if isinstance(value, tuple | list) and name in _NESTED:
+        return type(value)(_changed(change, name, entry) for entry in value)
+    return change(name, value)
 
 
 def _is_ours(error: Exception) -> bool:

@@ -241,17 +241,8 @@ def affine_test(names: Mapping[nn.Module, str]) -> Callable[[nn.Module, Tensor],
     kind_of: dict[nn.Module, int] = {}
     refused: set[int] = set()
 
-    def number(module: nn.Module) -> int:
-        """Number a module's class, plain attributes but for its place in the model, and kinds of its parts."""
-        if module not in kind_of:
-            name = names.get(module, "")
-            attributes = repr([_placeless(value, name) for _, value in plain_attributes(module)])
-            parts = [(key, number(part)) for key, part in module.named_children()]
-            kind_of[module] = kinds.setdefault((type(module), attributes, *parts), len(kinds))
-        return kind_of[module]
-
     def is_affine(module: nn.Module, like: Tensor) -> bool:
-        kind = number(module)
+        kind = _kind(module, names, kinds, kind_of)
         if kind in refused:
             return False
         if affinity(module, like) is None:
@@ -259,6 +250,18 @@ def affine_test(names: Mapping[nn.Module, str]) -> Callable[[nn.Module, Tensor],
         return kind not in refused
 
     return is_affine
+
+
+def _kind(
+    module: nn.Module, names: Mapping[nn.Module, str], kinds: dict[object, int], kind_of: dict[nn.Module, int]
+) -> int:
+    """Number a module's class, plain attributes but for its place in the model, and kinds of its parts."""
+    if module not in kind_of:
+        name = names.get(module, "")
+        attributes = repr([_placeless(value, name) for _, value in plain_attributes(module)])
+        parts = [(key, _kind(part, names, kinds, kind_of)) for key, part in module.named_children()]
+        kind_of[module] = kinds.setdefault((type(module), attributes, *parts), len(kinds))
+    return kind_of[module]
 
 
 def _placeless(value: object, name: str) -> object:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from threading import get_ident
 from typing import Any, Literal, cast
+from weakref import WeakMethod, proxy
 
 import torch
 from torch import Tensor, nn
@@ -156,18 +157,20 @@ class FrozenNetwork(TorchFunctionMode):
 
     def _hook(self, function: Hook) -> Hook:
         """Make a torch function, inside of which this mode is off, of code that runs in this thread alone."""
-        thread = get_ident()
+        # A torch function holds itself, and would hold the network until garbage is collected.
+        thread, network = get_ident(), proxy(self)
+        method: Any = WeakMethod(function)
 
         # Once a hook is removed, other threads may call it with fewer arguments.
         @wrap_torch_function(lambda *args: args)
         def run(*args: Any) -> Any:
-            if get_ident() != thread or self._replacing:
+            if get_ident() != thread or network._replacing:
                 return None
-            self._replacing = True
+            network._replacing = True
             try:
-                return function(*args)
+                return method()(*args)
             finally:
-                self._replacing = False
+                network._replacing = False
 
         return run
 
@@ -303,11 +306,12 @@ class FrozenNetwork(TorchFunctionMode):
 
     def _keep(self, tensor: Tensor, constant: Tensor, sign: int = 1, times: int = 1) -> None:
         """Record the contribution of a constant added to ``tensor``, once its gradient is known."""
-        constant = constant.detach()
+        # The graph holds the hook, and must not hold the network, whose tensors hold the graph.
+        constant, network = constant.detach(), proxy(self)
 
         def keep(gradient: Tensor) -> None:
-            shares = (gradient.to(self.dtype) * constant.to(self.dtype)).sum(-1)
-            self._shares.append(sign * self._shares_of(shares, times))
+            shares = (gradient.to(network.dtype) * constant.to(network.dtype)).sum(-1)
+            network._shares.append(sign * network._shares_of(shares, times))
 
         if tensor.requires_grad:
             tensor.register_hook(keep)
