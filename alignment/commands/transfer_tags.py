@@ -1,17 +1,18 @@
-"""Runs ``norm-align transfer-tags``: inserts the inline tags of source sentences into their translations."""
+"""Runs ``norm-align transfer-tags``: inserts the tags of source sentences into their translations."""
 
 import html
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from alignment.commands import aligners, models
 from alignment.commands.aligners import AlignerOptions
 from alignment.formats import TextSource, split_words
 from alignment.formats.text import write_text
-from alignment.links import Alignment
+from alignment.links import Alignment, Link
 from alignment.normalization import NormalizedWords
 from alignment.tags import Markup, TextWord, check_plain, parse_markup, split_text, transfer_tags
 from alignment.tokenization import languages_of
@@ -36,6 +37,16 @@ class _Line:
     target: str | None = None
 
 
+class _Part(NamedTuple):
+    """A block and its translation, or a whole line, and where they start."""
+
+    line: int
+    start: int
+    target_start: int
+    source: Sequence[TextWord]
+    target: Sequence[TextWord]
+
+
 _Answers = dict[int, str | InvalidInputError]
 """By the numbers of lines, their translations with tags, or errors that say why there are none."""
 
@@ -50,7 +61,9 @@ class TransferOptions(AlignerOptions):
         metavar="SOURCE",
     )
     target: str | None = argument(
-        "their translations without tags; left out, the model translates the sentences", metavar="TARGET", nargs="?"
+        "their translations without tags, those of several blocks beside each other; left out, the model translates",
+        metavar="TARGET",
+        nargs="?",
     )
     out: str | None = option("the translations with tags (default: standard output)", metavar="FILE")
     overwrite: bool = option("replace FILE if it exists", False)
@@ -185,57 +198,96 @@ class _Transfer:
             number: split_text(line.source.text, languages[0], breaks=line.source.breaks)
             for number, line in lines.items()
         }
-        self._leave_out_long(sources, answers, "source")
+        self._leave_out_long({number: len(words) for number, words in sources.items()}, sources, answers, "source")
         texts = {number: line.target for number, line in lines.items() if line.target is not None}
+        targets = {number: [split_text(text, languages[1])] for number, text in texts.items() if number in sources}
         if self.options.target is None:
-            texts = self._translations(lines, sources, answers)
-        targets = {number: split_text(text, languages[1]) for number, text in texts.items() if number in sources}
-        self._leave_out_long(targets, answers, "target")
-        pairs = {number: (sources[number], words) for number, words in targets.items()}
-        self._start([pair for pair in pairs.values() if all(pair)])
-        aligned = [number for number, pair in pairs.items() if all(pair) and lines[number].source.elements]
-        alignments = dict(zip(aligned, self.aligner.align_pairs([pairs[number] for number in aligned]), strict=True))
-        for number, pair in pairs.items():
-            links = alignments.get(number, Alignment())
-            if isinstance(links, InvalidInputError):
-                answers[number] = links
+            texts, targets = self._translations(lines, sources, languages[1], answers)
+        counts = {number: sum(map(len, parts)) for number, parts in targets.items()}
+        self._leave_out_long(counts, targets, answers, "target")
+        parts: list[_Part] = []
+        for number, translations in targets.items():
+            begin, words = 0, sources[number]
+            # The blocks of a given translation are not known before its links.
+            blocks = lines[number].source.blocks(words) if self.options.target is None else [(0, len(words))]
+            for (start, end), translation in zip(blocks, translations, strict=True):
+                parts.append(_Part(number, start, begin, words[start:end], translation))
+                begin += len(translation)
+        self._start([(part.source, part.target) for part in parts if part.source and part.target])
+        parts = [part for part in parts if part.source and part.target and lines[part.line].source.elements]
+        alignments = self.aligner.align_pairs([(part.source, part.target) for part in parts])
+        links: dict[int, list[Link]] = {number: [] for number in targets}
+        for part, alignment in zip(parts, alignments, strict=True):
+            if isinstance(alignment, InvalidInputError):
+                answers.setdefault(part.line, alignment)
             else:
-                answers[number] = transfer_tags(lines[number].source, texts[number], links, *pair)
+                links[part.line] += [(part.start + left, part.target_start + right) for left, right in alignment]
+        for number in targets.keys() - answers.keys():
+            cuts = list(accumulate(map(len, targets[number][:-1]))) if self.options.target is None else None
+            pair = sources[number], list(chain.from_iterable(targets[number]))
+            line = lines[number].source
+            answers[number] = transfer_tags(line, texts[number], Alignment(links[number]), *pair, cuts=cuts)
         return answers
 
-    def _leave_out_long(self, sentences: dict[int, list[TextWord]], answers: _Answers, side: str) -> None:
+    def _leave_out_long(
+        self, counts: Mapping[int, int], sentences: dict[int, Any], answers: _Answers, side: str
+    ) -> None:
         """Answer the sentences that have too many words by an error, and remove them."""
-        most = self.options.max_words
-        for number in [number for number, words in sentences.items() if len(words) > most]:
-            message = f"got {len(sentences.pop(number))} words on the {side} side, expected at most {most}"
-            answers[number] = InvalidInputError(f"{message}; raise --max-words or split the line")
+        for number, count in counts.items():
+            if count > self.options.max_words:
+                del sentences[number]
+                message = f"got {count} words on the {side} side, expected at most {self.options.max_words}"
+                answers[number] = InvalidInputError(f"{message}; raise --max-words or split the line")
 
     def _translations(
-        self, lines: Mapping[int, _Line], sources: Mapping[int, Sequence[str]], answers: _Answers
-    ) -> dict[int, str]:
-        """Translate the text of each line; < and & in translations become character references."""
+        self,
+        lines: Mapping[int, _Line],
+        sources: Mapping[int, list[TextWord]],
+        language: str | None,
+        answers: _Answers,
+    ) -> tuple[dict[int, str], dict[int, list[list[TextWord]]]]:
+        """Translate each block of each line, and return the lines' translations and the words of their blocks.
+
+        A block whose content stays as it is is its own translation; < and & in translations become references.
+        """
         from alignment.translation import translate
 
         forward, _ = self.aligner.directions[0]
         # The shipped models read words apart from punctuation marks, others plain text.
         normalized = isinstance(forward.tokenizer, NormalizedWords)
-        numbers = list(sources)
+        blocks = [
+            (number, words[start:end])
+            for number, words in sources.items()
+            for start, end in lines[number].source.blocks(words)
+        ]
+        kept = [_is_kept(lines[number].source, words) for number, words in blocks]
         sentences = [
-            list(sources[number]) if normalized else split_words(html.unescape(lines[number].source.text))
-            for number in numbers
+            [] if copied else list(words) if normalized else _plain_words(lines[number].source, words)
+            for (number, words), copied in zip(blocks, kept, strict=True)
         ]
         translations = translate(
             forward.model,
             forward.tokenizer,
             sentences,
             max_tokens=self.options.max_tokens,
-            on_error=lambda index, error: answers.update({numbers[index]: error}),
+            on_error=lambda index, error: answers.update({blocks[index][0]: error}),
         )
-        return {
-            number: html.escape(" ".join(words), quote=False)
-            for number, words in zip(numbers, translations, strict=True)
-            if number not in answers
-        }
+        texts = dict.fromkeys(sources, "")
+        targets: dict[int, list[list[TextWord]]] = {number: [] for number in sources}
+        last: dict[int, int] = {}  # where the block before ends in the source
+        for (number, words), copied, translation in zip(blocks, kept, translations, strict=True):
+            source = lines[number].source.text
+            between = source[last[number] : words[0].start] if number in last else ""
+            start = len(texts[number]) + len(between)
+            text = source[words[0].start : words[-1].end] if copied else html.escape(" ".join(translation), quote=False)
+            texts[number] += between + text
+            targets[number].append(
+                [TextWord(word, start + word.start, start + word.end) for word in split_text(text, language)]
+            )
+            last[number] = words[-1].end
+        for number in answers.keys() & sources.keys():
+            del texts[number], targets[number]
+        return texts, targets
 
     def _start(self, pairs: "Pairs") -> None:
         """Choose what was left open, and check the sides, on the first pairs."""
@@ -246,4 +298,19 @@ class _Transfer:
                 self.checked = True
 
 
-COMMAND = Command("transfer-tags", "insert the inline tags of sentences into their translations", TransferOptions, _run)
+def _is_kept(source: Markup, words: Sequence[TextWord]) -> bool:
+    """Whether the content of a block stays as it is."""
+    return any(
+        element.content is not None and element.start <= words[0].start and words[-1].end <= element.end
+        for element in source.elements
+    )
+
+
+def _plain_words(source: Markup, words: Sequence[TextWord]) -> list[str]:
+    """The words of a block between white space, and between tags that end a word."""
+    inside = sorted(place for place in source.breaks if words[0].start < place < words[-1].end)
+    edges = (words[0].start, *inside, words[-1].end)
+    return split_words(html.unescape(" ".join(source.text[start:end] for start, end in pairwise(edges))))
+
+
+COMMAND = Command("transfer-tags", "insert the tags of sentences into their translations", TransferOptions, _run)

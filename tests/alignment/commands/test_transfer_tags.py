@@ -61,10 +61,20 @@ def test_links_of_a_model_are_those_of_the_api(run: Printed) -> None:
 
 
 def test_the_model_translates(run: Printed) -> None:
-    write("fr", ["Le <b>débat</b> est clos.", "", "<br/>", "Le débat est clos."])
+    blocks = "<td>Le <b>débat</b> est clos.</td><td>Le vote aura lieu demain.</td> <td><pre>x  =	1</pre></td>"
+    write("fr", ["Le <b>débat</b> est clos.", "", "<br/>", "Le débat est clos.", blocks])
     found, told = run("fr", *ONE)
-    assert found == ["the <b>debate</b> is closed .", "", "<br/>", "the debate is closed ."]
-    assert told == ["4 lines; 0 bad lines"]
+    assert found[:4] == ["the <b>debate</b> is closed .", "", "<br/>", "the debate is closed ."]
+    cells = ["the <b>debate</b> is closed .", "the vote will take place tomorrow .", "<pre>x  =\t1</pre>"]
+    assert found[4] == "<td>{}</td><td>{}</td> <td>{}</td>".format(*cells)
+    assert told == ["5 lines; 0 bad lines"]
+
+
+def test_blocks_of_a_given_translation(run: Printed) -> None:
+    write("fr", ["<li>La <b>maison</b> est petite.</li><li>Le <i>débat</i> est clos.</li>"])
+    write("en", ["The house is small. The debate is closed."])
+    found, _ = run("fr", "en", *FIXED)
+    assert found == ["<li>The <b>house</b> is small.</li><li>The <i>debate</i> is closed.</li>"]
 
 
 def test_translations_are_text_of_markup(run: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
