@@ -13,12 +13,15 @@ from alignment.inspection import (
     COVERED,
     DOUBT,
     Inspection,
+    copied,
     coverage,
     flags_of,
     information,
     link_entropy,
     longest_run,
     repeated_words,
+    shared_names,
+    shared_numbers,
 )
 from alignment.links import calibrated
 from alignment.recipes import RECIPES
@@ -194,20 +197,25 @@ def _inspection(source: Words, target: Words, maps: WordMaps, head: int | None, 
     """The measures of a pair, from maps (2, H, T, S + 1) of the chosen layer and the last one."""
     chosen, last = head_map(maps["AWI"][0], head), head_map(maps["AWO"][1], None)
     links = _RECIPE.decode(_RECIPE.word_map({"AWI": chosen, "AWO": last}, "AWI"))
-    by_source, by_target = coverage(calibrated(links.all_probabilities()))
-    uncovered = tuple(np.flatnonzero(by_source < COVERED).tolist())
+    sides = coverage(calibrated(links.all_probabilities()))
+    uncovered, added = ((side < COVERED).tolist() for side in sides)
     repeated = repeated_words(target)
     return Inspection(
         log_probability=float(result.scores.mean()),
         end_log_probability=float(result.scores[-1]) if result.ends else None,
         source_share=result.share,
         link_entropy=link_entropy(chosen),
-        source_coverage=float(by_source.mean()),
-        target_coverage=float(by_target.mean()),
+        source_coverage=float(sides[0].mean()),
+        target_coverage=float(sides[1].mean()),
         gap=longest_run(uncovered) / len(source),
+        target_gap=longest_run(added) / len(target),
         repetition=max(0, len(repeated) - len(repeated_words(source))) / len(target),
+        copied=copied(source, target),
+        numbers=shared_numbers(source, target),
+        names=shared_names(source, target),
         information=None,
         exchange=None,
-        uncovered=uncovered,
+        uncovered=tuple(np.flatnonzero(uncovered).tolist()),
+        added=tuple(np.flatnonzero(added).tolist()),
         repeated=repeated,
     )

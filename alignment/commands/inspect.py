@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from alignment.inspector import Inspector
 
 _DIGITS = 4
-_COLUMNS = ("line", "flags", *MEASURES, "uncovered", "repeated", "source", "target")
+_INDICES = {"uncovered": 0, "added": 1, "repeated": 1}  # the side whose words these are
+_COLUMNS = ("line", "flags", *MEASURES, *_INDICES, "source", "target")
 _FEW = 5
 
 
@@ -48,7 +49,9 @@ class InspectOptions(_Measures, models.ModelOptions, models.RunOptions):
     )
     target: str | None = argument("their translations, tokenised, one a line", metavar="TARGET", nargs="?")
     tokenize: bool = models.tokenize_option()
-    flagged: bool = option("write the lines that raise a flag alone", False)
+    flagged: bool = option(
+        "write the lines that raise a flag alone; a negation or a single wrong word raises none", False
+    )
     format: Literal["tsv", "json"] = option(
         "tsv: a table with a head; json: a line of JSON for each line of text", "tsv"
     )
@@ -143,8 +146,10 @@ class _Writing:
                 str(number),
                 ",".join(inspection.flags),
                 *("" if value is None else f"{value:.{_DIGITS}f}" for value in values.values()),
-                " ".join(source[index] for index in inspection.uncovered),
-                " ".join(target[index] for index in inspection.repeated),
+                *(
+                    " ".join((source, target)[side][index] for index in getattr(inspection, name))
+                    for name, side in _INDICES.items()
+                ),
                 " ".join(source),
                 " ".join(target),
             ]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from alignment.aligner import WordAligner
+from alignment.corpora import load_alibi
 from alignment.fairseq.loading import load_shipped_model
 from alignment.inspection import DOUBT, Inspection, flags_of, link_entropy, repeated_words
 from alignment.inspector import NO_SOURCE, Inspector, source_shares
@@ -65,14 +66,22 @@ def test_measures_are_as_defined(name: str, seed: int, layer: int, tmp_path: Pat
             by_source.mean(),
             by_target.mean(),
             one.gap,
+            one.target_gap,
             0.0,
+            0.0,
+            one.numbers,
+            one.names,
             1 - scores[index].sum() / alone[index],
             turned[index] - scores[index].mean(),
         ]
-        np.testing.assert_allclose(astuple(one)[:-3], expected, rtol=1e-4, atol=1e-5)
-        assert one.uncovered == tuple(word for word, chance in enumerate(by_source) if chance < 0.6)
-        text = "".join("x" if word in one.uncovered else " " for word in range(len(pair[0])))
-        assert one.gap == max(map(len, text.split(" "))) / len(pair[0])
+        found_values, expected_values = (np.array(values, float) for values in (astuple(one)[:-4], expected))
+        np.testing.assert_allclose(found_values, expected_values, rtol=1e-4, atol=1e-5)
+        for side, chances, missing, gap in zip(
+            pair, (by_source, by_target), (one.uncovered, one.added), (one.gap, one.target_gap), strict=True
+        ):
+            assert missing == tuple(word for word, chance in enumerate(chances) if chance < 0.6)
+            text = "".join("x" if word in missing else " " for word in range(len(side)))
+            assert gap == max(map(len, text.split(" "))) / len(side)
         assert one.flags == flags_of(one)
 
 
@@ -135,6 +144,10 @@ HARD = {
     "thank you very much thank you very much for your attention .": ("repeated",),
     "thank you thank you thank you thank you thank you thank you": ("truncated", "repeated"),
     "the vote will take place tomorrow at noon .": ("unrelated",),
+    "thank you very much for your attention . the vote will take place tomorrow at noon .": ("added",),
+    SOURCE: ("untranslated",),
+    SOURCE.upper(): ("untranslated",),
+    "thank you very much de votre attention .": ("untranslated",),
 }
 
 
@@ -155,3 +168,16 @@ def test_exchanged_sides_are_flagged_and_repeated_sources_are_not() -> None:
     assert repeated_words(echo[1].split())
     assert "repeated" not in found[1].flags
     assert set(DOUBT) == {"coverage", "log_probability"}
+
+
+def test_copies_of_the_source_are_flagged() -> None:
+    story = load_alibi("last-lesson")  # no limit was chosen on it
+    sources, targets = story.sources[:40], story.targets[:40]
+    halves = [
+        [*target[: len(target) // 2], *source[len(source) // 2 :]]
+        for source, target in zip(sources, targets, strict=True)
+    ]
+    inspector = Inspector(*load_shipped_model("fr-en"), layer=0, head=2)
+    for least, most, changed in ((38, 40, sources), (36, 40, halves), (0, 1, targets)):
+        flagged = sum("untranslated" in one.flags for one in inspector.inspect(sources, changed))
+        assert least <= flagged <= most

@@ -22,7 +22,7 @@ TARGETS = [
 ]
 FLAGS = ["", "unrelated", "truncated", "repeated", "", "truncated"]
 CHOICE = ["--layer=0", "--head=2"]
-HEAD = ["line", "flags", *MEASURES, "uncovered", "repeated", "source", "target"]
+HEAD = ["line", "flags", *MEASURES, "uncovered", "added", "repeated", "source", "target"]
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,8 @@ def test_table(run: Printed, inspections: list[Inspection]) -> None:
         values = [getattr(one, name) for name in MEASURES]
         cells = ["" if value is None else f"{value:.4f}" for value in values]
         source, target = FRENCH[number - 1].split(), TARGETS[number - 1].split()
-        words = " ".join(source[index] for index in one.uncovered), " ".join(target[index] for index in one.repeated)
+        places = (source, one.uncovered), (target, one.added), (target, one.repeated)
+        words = [" ".join(side[index] for index in indices) for side, indices in places]
         assert row == [str(number), ",".join(one.flags), *cells, *words, " ".join(source), " ".join(target)]
     assert [row[1] for row in rows[1:]] == FLAGS
     assert told[-1] == "6 lines, 4 flagged: 1 unrelated, 2 truncated, 1 repeated; 0 bad lines"
@@ -68,7 +69,7 @@ def test_json_and_all_measures(run: Printed) -> None:
     inspector = Inspector(*load_shipped_model("fr-en"), layer=0, head=2, all_measures=True)
     for number, record in enumerate(records, 1):
         (one,) = inspector.inspect([FRENCH[number - 1].split()], [TARGETS[number - 1].split()])
-        assert list(record) == ["line", *MEASURES, "uncovered", "repeated", "flags", "source", "target"]
+        assert list(record) == ["line", *MEASURES, "uncovered", "added", "repeated", "flags", "source", "target"]
         assert record["line"] == number
         assert [record[name] for name in MEASURES] == pytest.approx([getattr(one, name) for name in MEASURES], abs=2e-4)
         assert tuple(record["uncovered"]) == one.uncovered
