@@ -2,7 +2,15 @@
 
 
 class CaptumNormError(Exception):
-    """Base class of all errors that captum-norm raises deliberately."""
+    r"""Base class of all errors that captum-norm raises deliberately; names in messages do not control the terminal.
+
+    >>> str(CaptumNormError("got \x1b[31m"))
+    'got \\x1b[31m'
+    """
+
+    def __init__(self, message: str = "") -> None:
+        plain = (c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in message)
+        super().__init__("".join(plain))
 
 
 class InvalidInputError(CaptumNormError, ValueError):

@@ -7,6 +7,7 @@ import lzma
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,11 +19,12 @@ from alignment import GoldAlignment, GoldFormat, read_gold, read_parallel, read_
 from alignment.fairseq.checkpoint import Checkpoint, read_checkpoint
 from alignment.fairseq.tokenizer import SPECIAL, BPESegmenter, Dictionary, SentencePieceSegmenter, read_dictionary
 from alignment.formats import format_pharaoh
-from captum_norm import InvalidInputError, loading
+from captum_norm import AttributionMaps, InvalidInputError, Patches, loading
 from captum_norm.lab.analysis import read_result
 from captum_norm.lab.analysis.corpus import Corpus
 from captum_norm.lab.analysis.results import number_files
 from captum_norm.loading.files import read_config
+from captum_norm.results.base import Result
 from tests.alignment.fairseq.small import settings, weights
 from tests.lab.analysis.results import RESULT
 from tests.tiny import bert_config, save_tiny
@@ -144,6 +146,22 @@ def model_file(folder: Path, name: str, load: Callable[[str], Any]) -> Reader:
     return Reader(name, [(folder / name).read_bytes()], lambda path: load(str(path.parent)), cases=cases)
 
 
+@cache
+def result_files() -> list[bytes]:
+    """Saved maps of two examples, with as many kinds of fields as possible."""
+    patches = [Patches(0, 0, torch.tensor([[1, 2]]))]
+    maps = AttributionMaps(
+        torch.rand(2, 1, 3, 3), None, None, None, torch.rand(2, 1), torch.ones(2, 3, dtype=torch.bool),
+        [["a", "b", "c"]] * 2, towers={"vision": torch.rand(2, 1, 2, 2)}, patches=patches, layers={"encoder": [4]},
+    )  # fmt: skip
+    return [saved_result(maps), saved_result(maps.to(torch.float16))]
+
+
+def saved_result(result: Result) -> bytes:
+    with TemporaryDirectory() as folder:
+        return result.save(Path(folder) / "maps.safetensors").read_bytes()
+
+
 READERS: Mapping[str, Callable[[Path], Reader]] = {
     "pharaoh": lambda _: Reader(
         "links",
@@ -187,6 +205,7 @@ READERS: Mapping[str, Callable[[Path], Reader]] = {
     "bpe": lambda _: Reader("codes", codes(), partial(cut, BPESegmenter)),
     "fastbpe": lambda _: Reader("bpecodes", texts("e s 120\nes t</w> 90\nl a</w> 7\n"), partial(cut, BPESegmenter)),
     "sentencepiece": lambda folder: Reader("pieces.model", pieces_models(folder), partial(cut, SentencePieceSegmenter)),
+    "result": lambda _: Reader("maps.safetensors", result_files(), AttributionMaps.load, saved_result),
     "config": lambda folder: model_file(folder, "config.json", read_config),
     "tokenizer": lambda folder: model_file(folder, "tokenizer.json", loading.load_tokenizer),
     "safetensors": lambda folder: model_file(folder, "model.safetensors", loading.load_model),

@@ -3,6 +3,7 @@
 No other exception, no crash, no hang, no excessive memory; and what was read can be written and is read the same.
 """
 
+import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,6 +116,52 @@ def test_odd_settings_and_weights_make_a_model_or_are_refused_in_one_sentence() 
                 refused += 1
                 check(str(error))
     assert min(made, refused) > 10, (made, refused)
+
+
+# Their readers take text from a pipe, as from another command, and are given the file alone.
+TEXTS = {
+    *(
+        "pharaoh",
+        "talp",
+        "naacl",
+        "alibi",
+        "tsv",
+        "parallel",
+        "corpus",
+        "gz",
+        "xz",
+        "dictionary",
+        "bpe",
+        "fastbpe",
+        "results",
+    )
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_devices_and_pipes_are_refused_before_they_are_read(kind: str, tmp_path: Path) -> None:
+    reader = READERS[kind](tmp_path)
+    path = tmp_path / reader.name
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+    with limited(20), bounded(700), pytest.raises(InvalidInputError) as endless:
+        reader.read(path)
+    check(str(endless.value), path)
+    if kind not in TEXTS:
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(InvalidInputError) as pipe:
+            reader.read(path)
+        check(str(pipe.value), path)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "a\0b", "\udcff", "\x1b[31m", "\u202e"])
+@pytest.mark.parametrize("kind", READERS)
+def test_names_that_no_file_has_are_refused(kind: str, name: str, tmp_path: Path) -> None:
+    reader = READERS[kind](tmp_path)
+    with pytest.raises(InvalidInputError) as caught:
+        reader.read(tmp_path / name / reader.name)
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("kind", READERS)

@@ -1,6 +1,7 @@
 """Reads fairseq checkpoints without fairseq, and without running code from them."""
 
 import argparse
+import os
 import pickle
 import pickletools
 import re
@@ -43,7 +44,7 @@ class Checkpoint:
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a ``.pt`` file of ``fairseq-train`` or ``fairseq-hydra-train``, 0.9 to 0.12."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113  # Path's raises an error for long names
         raise InvalidInputError(f"there is no file {path}; give the path of a fairseq checkpoint (.pt)")
     state = _unpickle(path)
     weights = state.get("model") if isinstance(state, Mapping) else None

@@ -1,6 +1,7 @@
 """Loads a model and its tokenizer: from a fairseq checkpoint and its data folder, or one shipped with this package."""
 
 import ast
+import os
 import re
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -49,7 +50,7 @@ def load_fairseq_checkpoint(
             dictionaries belong to another model.
     """
     folder = Path(data)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # noqa: PTH112  # Path's raises an error for long names
         raise InvalidInputError(f"there is no folder {folder}; give data=FOLDER, the one that fairseq-preprocess wrote")
     return assemble(read_checkpoint(Path(path)), folder, codes)
 

@@ -15,7 +15,7 @@ from alignment.subwords import encode_words, sentencepiece_text, word_ids_from_p
 from alignment.tokenization import EncodedSentence, digest_of
 from captum_norm import InvalidInputError
 from captum_norm.checks import quoted
-from captum_norm.text.lines import error_at, read_lines, read_text
+from captum_norm.text.lines import error_at, read_lines, read_text, read_whole
 
 BOS, PAD, EOS, UNK = range(4)
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -126,7 +126,8 @@ class SentencePieceSegmenter(Segmenter):
         except ModuleNotFoundError as error:
             raise InvalidInputError(f"{path} needs the package sentencepiece: pip install sentencepiece") from error
         try:
-            self._path, self._processor = path, SentencePieceProcessor(model_file=str(path))
+            content = read_whole(path) or b"-"  # without any content, it would wait for some
+            self._path, self._processor = path, SentencePieceProcessor(model_proto=content)
         except (OSError, RuntimeError, UnicodeDecodeError) as error:
             raise InvalidInputError(f"{path} is not a SentencePiece model") from error
         # Without a dummy prefix, the pieces of all words but the first include the space before the word.

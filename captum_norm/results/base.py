@@ -3,6 +3,7 @@
 A result is its fields, those that its class is created with; their annotations say how they are read from a file.
 """
 
+import errno
 import json
 import math
 import os
@@ -32,6 +33,9 @@ __all__ = ["Result"]
 
 VERSION = 2
 """The version of the files that :meth:`Result.save` writes; files of earlier ones are read, too."""
+
+# Texts and numbers that are no tensors; Python takes twenty times as much for them.
+_LONGEST_HEADER = 1 << 25
 
 # What reading a damaged file may raise.
 _DAMAGED = (
@@ -123,9 +127,14 @@ class Result:
         """
         called = quoted_name(os.fspath(path))
         with _refusing_damage(called):
-            data = place_of(path).read()
-            tensors = load_tensors(data)
+            place = place_of(path)
+            if place.status()[0] == "other":
+                raise OSError(errno.EINVAL, "it is a pipe or a device")
+            data = place.read()
             (size,) = struct.unpack("<Q", data[:8])
+            if size > _LONGEST_HEADER:
+                raise ValueError(f"its header has {size:,} bytes; expected at most {_LONGEST_HEADER:,}")
+            tensors = load_tensors(data)
             metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
         version, kind = metadata.get("version"), metadata.get("result")
         versions = [str(number) for number in range(1, VERSION + 1)]

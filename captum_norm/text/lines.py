@@ -67,6 +67,18 @@ def is_regular_file(path: str | PathLike[str]) -> bool:
     return kind == "file"
 
 
+def read_whole(path: str | PathLike[str]) -> bytes:
+    """Read a regular file of at most 256 MiB."""
+    if not is_regular_file(path):
+        raise InvalidInputError(f"cannot read {quoted_name(os.fspath(path))}: it is a pipe or a device")
+    content = read_range(os.fspath(path), 0, _LARGEST_TEXT + 1)
+    if len(content) > _LARGEST_TEXT:
+        raise InvalidInputError(
+            f"cannot read {quoted_name(os.fspath(path))}: it has more than {_LARGEST_TEXT >> 20} MiB"
+        )
+    return content
+
+
 def read_text(source: str | PathLike[str] | IO[bytes], name: str | None = None) -> str:
     """Read a whole text of at most 256 MiB, such as a settings file, without a byte order mark."""
     called = source_name(source) if name is None else name

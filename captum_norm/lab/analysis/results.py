@@ -188,7 +188,7 @@ def read_result(directory: str | os.PathLike[str]) -> AnalysisResult:
         InvalidInputError: the folder has no ``results.json``, or the file is not the result of an analysis.
     """
     path = Path(directory) / RESULTS
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110  # Path's raises an error for long names
         raise InvalidInputError(f"there is no {RESULTS} in {directory}: no analysis was written there")
     text = read_text(path)
     try:
