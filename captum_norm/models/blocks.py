@@ -3,7 +3,8 @@
 The search reads them once from a layer's modules; what they return follows the modules' present parameters.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from captum_norm.functional import Carry, Normalization, Use, scaled
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site
 from captum_norm.models.networks import DenseReader, ExpertsReader, Routing
-from captum_norm.models.offloading import loaded, version_of, versions_of
+from captum_norm.models.offloading import loaded, version_of
 from captum_norm.models.precision import accumulation_dtype, least_precise
 from captum_norm.models.projections import NormReader, Projection
 
@@ -223,14 +224,14 @@ class Block:
         )
 
     @cached_property
-    def _norm_modules(self) -> list[nn.Module]:
+    def _norm_versions(self) -> list[Callable[[], object]]:
         second = None if self.feed_forward is None else self.feed_forward.final_norm
-        return [norm.module for norm in (self.branch_norm, self.norm_behind, second) if norm is not None]
+        return [norm.version for norm in (self.branch_norm, self.norm_behind, second) if norm is not None]
 
     def version(self) -> object:
         """Return what changes when a weight of the projection, or of what its output passes, is replaced or written."""
         factor = None if self.branch_factor is None else version_of(self.branch_factor.stored)
-        return self.projection.version(), list(map(versions_of, self._norm_modules)), factor
+        return self.projection.version(), list(map(operator.call, self._norm_versions)), factor
 
     def carry(self, scope: Scope, dtype: torch.dtype) -> Carry:
         """Return the steps of a scope up to the end of the attention block, or to the norm after it."""

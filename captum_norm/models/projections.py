@@ -27,6 +27,7 @@ from captum_norm.models.offloading import is_sharded, loaded_tensors, tensor_of,
 from captum_norm.models.precision import accumulation_dtype, epsilon_of, least_precise
 from captum_norm.models.probes import (
     FAILURES,
+    LARGE,
     affinity,
     copy_with,
     drawn,
@@ -46,6 +47,8 @@ EPSILON_NAMES = ("eps", "variance_epsilon", "epsilon", "layer_norm_eps", "norm_e
 ROWS = 8
 UNIT_VECTORS = 1024
 """How many unit vectors a module is given at a time."""
+MEASURED_SIZES = (4, -28)
+"""The binary logarithms of the sizes of rows among which one is near the root of a norm's ε."""
 
 Same = Callable[..., bool]
 """Whether a computed tensor equals one of the model's, given the summands it was computed from."""
@@ -253,15 +256,17 @@ def _size(tried: Tensor, width: int) -> float:
     return 2.0 ** round(math.log2(min(max(hidden, 1.0), 1 / torch.finfo(bias.dtype).eps)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NormReader:
-    """How to read a normalisation module: a LayerNorm, if centered, or an RMSNorm."""
+    """How to read a normalisation module, a LayerNorm if centered or an RMSNorm: from weight and bias, or measured."""
 
     module: nn.Module
     centered: bool
     gain_offset: float  # added to the module's weight, 1 in Gemma
-    eps: float
+    eps: float | None  # None if it is measured
     precision: torch.dtype  # what the module computes in, if narrower than its inputs
+    version: Callable[[], object]  # changes whenever its parameters do
+    received: Tensor | None = None  # no rows of its inputs, (0, D), if gain and bias are measured
 
     @cached_property
     def output(self) -> Site[nn.Module]:
@@ -270,13 +275,18 @@ class NormReader:
 
     def read(self, dtype: torch.dtype, device: torch.device | None = None) -> Normalization:
         """Return the normalisation with the module's present parameters, on its own device if none is given."""
+        if self.received is not None:
+            norm = _measured_norm(self.module, self.centered, self.received, self.eps)
+            gain, shift = (cast(Tensor, part).to(device, dtype) for part in (norm.gain, norm.bias))
+            return replace(norm, gain=gain, bias=shift)
         stored = loaded_tensors(self.module)
         weight, bias = (None if tensor is None else tensor.to(device, dtype) for tensor in stored)
         return self.normalization(weight, bias)
 
     def normalization(self, weight: Tensor | None, bias: Tensor | None) -> Normalization:
         """Return the normalisation with these parameters of the module."""
-        return Normalization(self.centered, None if weight is None else weight + self.gain_offset, bias, self.eps)
+        gain = None if weight is None else weight + self.gain_offset
+        return Normalization(self.centered, gain, bias, cast(float, self.eps))
 
 
 def read_norm(module: nn.Module, inputs: Tensor, outputs: Tensor) -> NormReader | None:
@@ -284,10 +294,10 @@ def read_norm(module: nn.Module, inputs: Tensor, outputs: Tensor) -> NormReader 
     if inputs.shape != outputs.shape:
         return None
     dtype = accumulation_dtype(outputs.dtype)
-    for reader in _norm_readings(module, inputs):
+    for reader, test in (*_norm_readings(module, inputs), *_measured_readings(module, inputs)):
         computed = normalize(reader.read(dtype, inputs.device), inputs.to(dtype))
         precision = _precision(computed, outputs)
-        if precision is not None and _is_norm(reader, inputs):
+        if precision is not None and test(reader, inputs):
             return replace(reader, precision=precision)
     return None
 
@@ -298,18 +308,75 @@ def _is_norm(reader: NormReader, inputs: Tensor) -> bool:
     known = NORMS.get(forward_of(module))
     if known is not None and isinstance(module.eps, float):
         return (known, 0) == (reader.centered, reader.gain_offset)
-    # With and without a mean, so small that ε counts, and large.
-    small = max(reader.eps, torch.finfo(inputs.dtype).tiny) ** 0.5
-    scale, shift = inputs.new_tensor([[1.0, 1.0, small, 30.0], [0.0, 3.0, 0.0, 0.0]]).unsqueeze(-1)
-    rows, *vectors = drawn(inputs, (4, width), (width,), (width,))
-    rows = (rows * scale + shift).expand(*inputs.shape[:-2], 4, width)
+    vectors = drawn(inputs, (width,), (width,))
     names = [name for name in ("weight", "bias") if tensor_of(module, name) is not None]
     parameters = dict(zip(names, vectors, strict=False))
-    outputs = output_of(copy_with(module, parameters, rows), rows)
-    dtype = accumulation_dtype(rows.dtype)
-    gain, bias = (parameters[name].to(dtype) if name in parameters else None for name in ("weight", "bias"))
-    computed = normalize(reader.normalization(gain, bias), rows.to(dtype))
+    gain, bias = (parameters.get(name) for name in ("weight", "bias"))
+    return _normalises(module, parameters, reader.normalization(gain, bias), inputs)
+
+
+def _behaves(reader: NormReader, inputs: Tensor) -> bool:
+    """Whether a module with its present parameters normalises tensors such as ``inputs`` as was measured."""
+    norm = reader.read(torch.float64, inputs.device)
+    # In double precision no size is too small, but there ε may be another one.
+    exact = replace(reader, eps=None).read(torch.float64)
+    if not cast(Tensor, exact.gain).any():
+        return False  # what it divides by would be a guess
+    return all(_normalises(reader.module, {}, *of) for of in ((exact, inputs.double()), (norm, inputs)))
+
+
+def _normalises(module: nn.Module, parameters: Mapping[str, Tensor], norm: Normalization, inputs: Tensor) -> bool:
+    """Whether a module with these parameters normalises random rows of several sizes so."""
+    # With and without a mean, so small that ε counts, and large.
+    small = max(norm.eps or 2.0**-20, torch.finfo(inputs.dtype).tiny) ** 0.5
+    sizes = [[1.0, 1.0, 4 * small, small, small / 4, 30.0], [0.0, 3.0, 0.0, 0.0, 0.0, 0.0]]
+    scale, shift = inputs.new_tensor(sizes).unsqueeze(-1)
+    rows = drawn(inputs, (len(scale), inputs.shape[-1]))[0] * scale + shift
+    rows = rows.expand(*inputs.shape[:-2], *rows.shape)
+    outputs, dtype = output_of(copy_with(module, parameters, rows), rows), accumulation_dtype(rows.dtype)
+    gain, bias = (None if part is None else part.to(dtype) for part in (norm.gain, norm.bias))
+    computed = normalize(replace(norm, gain=gain, bias=bias), rows.to(dtype))
     return outputs is not None and outputs.shape == rows.shape and _precision(computed, outputs) is not None
+
+
+def _measured_norm(module: nn.Module, centered: bool, received: Tensor, eps: float | None) -> Normalization:
+    """Return γ, β and, unless it is given, ε of a module that normalises, from what it makes of rows of several sizes.
+
+    They are divided by their root mean square σ, so γ is what large ones are multiplied with, and rows whose σ² is near
+    ε tell it: they become σ / sqrt(σ² + ε) times as large.
+    """
+    (rows,) = drawn(received, (ROWS, received.shape[-1]))
+    rows = normalize(Normalization(centered, None, None, 0.0), rows.double())
+    sizes = 2.0 ** torch.arange(MEASURED_SIZES[0], MEASURED_SIZES[1], -1, dtype=rows.dtype, device=rows.device)
+    points = torch.cat([LARGE[2] * rows, sizes[:, None] * rows[:1]])
+    copy: Any = copy_with(module, {}, points)
+    positive, negative = copy.forward(torch.cat([points, -points])[None])[0].chunk(2)
+    odd, bias = (positive - negative) / 2, ((positive + negative) / 2)[:ROWS].mean(0)
+    gain = (odd[:ROWS] * rows).sum(0) / rows.square().sum(0)
+    if eps is None:
+        shares = odd[ROWS:].detach() @ odd[0].detach() / odd[0].detach().square().sum()
+        nearest = int((shares - 0.7).abs().argmin())
+        share, size = float(shares[nearest]), float(sizes[nearest])
+        eps = 0.0 if share > 0.9 else size**2 * (1 / share**2 - 1)
+    return Normalization(centered, gain, bias, eps)
+
+
+def _measured_readings(module: nn.Module, inputs: Tensor) -> Iterator[tuple[NormReader, Callable[..., bool]]]:
+    """Yield the readings of a module that may be a norm whatever its parameters are called and stand for."""
+    held = [tensor for held in (module._parameters, module._buffers) for tensor in held.values() if tensor is not None]
+    if any(True for _ in module.children()) or any(tensor.numel() > inputs.shape[-1] for tensor in held):
+        return
+    received = inputs.new_empty(0, inputs.shape[-1])
+    # torch takes ε from the dtype if none is given.
+    epsilons = dict.fromkeys((None, torch.finfo(inputs.dtype).eps, torch.finfo(accumulation_dtype(inputs.dtype)).eps))
+    for centered, eps in product((True, False), epsilons):
+        try:
+            with torch.no_grad():
+                measured = _measured_norm(module, centered, received, None)
+        except (*FAILURES, ZeroDivisionError):
+            return
+        if all(part.isfinite().all() for part in (measured.gain, measured.bias) if part is not None):
+            yield NormReader(module, centered, 0.0, eps, inputs.dtype, partial(_state, module), received), _behaves
 
 
 def _precision(computed: Tensor, outputs: Tensor) -> torch.dtype | None:
@@ -318,9 +385,11 @@ def _precision(computed: Tensor, outputs: Tensor) -> torch.dtype | None:
     return next((dtype for dtype in precisions if reproduces(computed, outputs, precision=dtype)), None)
 
 
-def _norm_readings(module: nn.Module, inputs: Tensor) -> Iterator[NormReader]:
-    weight = tensor_of(module, "weight")
-    if weight is not None and weight.shape != inputs.shape[-1:]:
+def _norm_readings(module: nn.Module, inputs: Tensor) -> Iterator[tuple[NormReader, Callable[..., bool]]]:
+    """Yield the readings of a module whose only tensors are its weight and bias."""
+    weight, held = tensor_of(module, "weight"), (module._parameters, module._buffers)
+    names = {name for tensors in held for name, tensor in tensors.items() if tensor is not None}
+    if names - {"weight", "bias"} or (weight is not None and weight.shape != inputs.shape[-1:]):
         return
     offsets = (0.0,) if weight is None else (0.0, 1.0)
     epsilons = [getattr(module, name) for name in EPSILON_NAMES if isinstance(getattr(module, name, None), float)]
@@ -328,11 +397,11 @@ def _norm_readings(module: nn.Module, inputs: Tensor) -> Iterator[NormReader]:
     dtypes = dict.fromkeys((inputs.dtype, accumulation_dtype(inputs.dtype)))
     epsilons = epsilons or [*(torch.finfo(dtype).eps for dtype in dtypes), 1e-5]
     for centered, offset, eps in product((True, False), offsets, epsilons):
-        yield NormReader(module, centered, offset, eps, inputs.dtype)
+        yield NormReader(module, centered, offset, eps, inputs.dtype, partial(versions_of, module)), _is_norm
 
 
 def read_step(module: nn.Module, inputs: Tensor, output: Tensor) -> NormReader | Projection | Elementwise | None:
-    """Return what a module computes, (..., C) to (..., D): a norm, an affine map (not a plain matrix alone), or an activation."""
+    """Return what a module computes, (..., C) to (..., D): a norm, an affine map but a plain matrix, an activation."""
     inputs, output = inputs.detach().reshape(-1, inputs.shape[-1]), output.detach().reshape(-1, output.shape[-1])
     weight, composite = tensor_of(module, "weight"), any(True for _ in module.children())
     # A plain matrix without a bias is no step; of a quantised one the precision counts.

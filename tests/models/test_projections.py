@@ -12,7 +12,7 @@ from transformers.activations import ACT2FN
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from captum_norm import NormMeter
+from captum_norm import AttentionBlockAttribution, DecompX, NormMeter
 from captum_norm.models.projections import NormReader, Projection, read_norm, read_projection, read_step
 from tests import families, oracle
 from tests.families import FAMILIES
@@ -158,7 +158,113 @@ def test_norms_of_inputs_that_are_normalised_already(name: str, dtype: torch.dty
             reader = read_norm(module, inputs, module(inputs))
         if gain == 0 and expected is not None and expected[1] == 0 and hasattr(module, "weight"):
             continue  # what a norm with γ = 0 divides by is of no consequence
-        assert (None if reader is None else (reader.centered, reader.gain_offset, reader.eps)) == expected
+        assert (reader is None) == (expected is None)
+        if expected is not None and reader is not None:
+            assert (reader.centered, reader.gain_offset) == expected[:2]
+            assert reader.read(torch.float64).eps == pytest.approx(expected[2], rel=1e-5)
+
+
+class Custom(nn.Module):
+    """A norm with parameters and code of its own: ``gain`` and ``center`` say what it multiplies and subtracts."""
+
+    def __init__(self, gain: Any, center: Any = 0.0, eps: float = 1e-6, shift: Any = None) -> None:
+        super().__init__()
+        self.scale, self.offset = nn.Parameter(torch.randn(WIDTH)), nn.Parameter(torch.randn(WIDTH))
+        self.gain, self.center, self.added, self.shift = gain, center, eps, shift
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inputs = inputs - self.center * inputs.mean(-1, keepdim=True)
+        root = (inputs.square().mean(-1, keepdim=True) + self.added).sqrt()
+        output: Tensor = inputs / root * self.gain(self.scale)
+        return output if self.shift is None else output + self.shift(self)
+
+
+class Grouped(Custom):
+    def forward(self, inputs: Tensor) -> Tensor:
+        groups = inputs.unflatten(-1, (4, -1))
+        groups = groups * (groups.square().mean(-1, keepdim=True) + self.added).rsqrt()
+        output: Tensor = groups.flatten(-2) * self.scale
+        return output
+
+
+class Functional(Custom):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return nn.functional.rms_norm(inputs, (WIDTH,), self.scale, self.added)
+
+
+class Unit(Custom):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return nn.functional.normalize(inputs, dim=-1) * self.scale
+
+
+class Tanh(Custom):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (0.5 * inputs).tanh() * self.scale
+
+
+CUSTOM: dict[str, tuple[Any, Any]] = {  # the module, and centered, γ, β and ε
+    "scale": (lambda: Custom(lambda s: s), lambda m: (False, m.scale, 0, 1e-6)),
+    "1 + scale": (lambda: Custom(lambda s: 1 + s, eps=1e-3), lambda m: (False, 1 + m.scale, 0, 1e-3)),
+    "log": (lambda: Custom(lambda s: s.exp(), 1.0, 1e-5), lambda m: (True, m.scale.exp(), 0, 1e-5)),
+    "bias": (
+        lambda: Custom(lambda s: s, 1.0, 1e-12, lambda m: 9 * m.offset),
+        lambda m: (True, m.scale, 9 * m.offset, 1e-12),
+    ),
+    "functional": (lambda: Functional(None), lambda m: (False, m.scale, 0, 1e-6)),
+    "L2": (lambda: Unit(None), lambda m: (False, m.scale / WIDTH**0.5, 0, 0)),
+    "groups": (lambda: Grouped(None), None),
+    "half of the mean": (lambda: Custom(lambda s: s, 0.5), None),
+    "tanh": (lambda: Tanh(None), None),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CUSTOM)
+@pytest.mark.parametrize("seed", range(3))
+def test_norms_of_any_code_are_read_by_what_they_compute(name: str, dtype: torch.dtype, seed: int) -> None:
+    torch.manual_seed(seed)
+    build, expected = CUSTOM[name]
+    module, inputs = build().to(dtype), (3 * torch.randn(2, 5, WIDTH) + 1).to(dtype)
+    with torch.no_grad():
+        reader = read_norm(module, inputs, module(inputs))
+        if expected is None:
+            assert reader is None
+            return
+        assert reader is not None
+        for _ in range(2):
+            norm = reader.read(torch.float64)
+            centered, gain, bias, eps = expected(module)
+            assert norm.centered == centered
+            assert norm.eps == pytest.approx(eps, rel=1e-5)
+            assert norm.gain is not None
+            assert norm.bias is not None
+            wide = module.double()
+            centered, gain, bias, eps = expected(wide)
+            torch.testing.assert_close(norm.gain, gain, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(norm.bias, 0 * gain + bias, rtol=1e-9, atol=1e-9)
+            module.to(dtype)
+            version = reader.version()
+            module.scale.mul_(1.5)
+            assert reader.version() != version
+
+
+@pytest.mark.parametrize("name", ["scale", "1 + scale", "functional", "L2"])
+def test_a_model_with_norms_of_its_own_code_is_that_with_rms_norms(name: str) -> None:
+    model, plain = (families.build("llama", dtype=torch.float64) for _ in range(2))
+    for key, module in list(model.named_modules()):
+        if isinstance(module, LlamaRMSNorm):
+            other = CUSTOM[name][0]().double()
+            _, gain, _, eps = CUSTOM[name][1](other)
+            norm = nn.RMSNorm(WIDTH, eps=eps, dtype=torch.float64)
+            norm.weight = nn.Parameter(gain.detach().clone())
+            model.set_submodule(key, other)
+            plain.set_submodule(key, norm)
+    ids = families.inputs("llama")
+    for scope in ("atb", "atb_ln", "atb_ff_res"):
+        maps, expected = (AttentionBlockAttribution(each, scope).maps(ids).decoder for each in (model, plain))
+        torch.testing.assert_close(maps, expected, rtol=1e-9, atol=1e-11)
+    scores, expected = (DecompX(each).attribute(ids, 1) for each in (model, plain))
+    torch.testing.assert_close(scores, expected, rtol=1e-9, atol=1e-11)
 
 
 def test_the_epsilon_that_torch_takes_without_one() -> None:
