@@ -3,6 +3,7 @@
 import copy
 import csv
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from captum.attr import FeatureAblation, InputXGradient, LLMAttributionResult
+from torch import Tensor
 from transformers import T5Config, T5ForConditionalGeneration
 
 from captum_norm import (
@@ -33,7 +35,9 @@ from captum_norm import (
     ValueZeroing,
 )
 from captum_norm.generation import handed_on
-from tests.generation.texts import ANSWER, PROMPT, encoded, gpt2, llama, tokenizer, tokens_of_answer
+from captum_norm.generation.prompts import Prompt, Segmentation, read_prompt, segments_of
+from captum_norm.text.words import token_texts
+from tests.generation.texts import ANSWER, PROMPT, TEXT, encoded, gpt2, llama, tokenizer, tokens_of_answer
 
 OF_STATES: dict[str, Callable[[Any], Any]] = {
     "norm": NormAttribution,
@@ -46,6 +50,7 @@ OF_STATES: dict[str, Callable[[Any], Any]] = {
     "rollout": AttentionRollout,
     "value-zeroing": ValueZeroing,
 }
+
 OF_OUTPUTS: dict[str, Callable[[Any], Any]] = {
     "decompx": DecompX,
     "decompx, absdot": lambda model: DecompX(model, "absdot"),
@@ -387,3 +392,163 @@ def test_segments_of_a_source() -> None:
 def test_scores_are_named_by_what_puts_layers_together(aggregation: Any, unit: str) -> None:
     generation = GenerationAttribution(NormAttribution(gpt2(), aggregation=aggregation), tokenizer())
     assert generation.attribute("Anna owns", " a boat.").explained.unit == unit
+
+
+def test_generated_answers_are_the_models_own() -> None:
+    model, before = gpt2(), {name: value.clone() for name, value in gpt2().state_dict().items()}
+    settings, ids = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}, encoded(PROMPT)
+    generated = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, ids.shape[1] :]
+    result = GenerationAttribution(NormAttribution(model), tokenizer()).attribute(PROMPT, gen_args=settings)
+    assert result.explained.answer == tokenizer().decode(generated)
+    given = GenerationAttribution(NormAttribution(model), tokenizer()).attribute(PROMPT, generated)
+    assert torch.equal(result.seq_attr, given.seq_attr)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_in_training_answers_without_dropout() -> None:
+    settings, model = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}, copy.deepcopy(gpt2())
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.9
+    expected, found = (
+        GenerationAttribution(NormAttribution(model.train(training)), tokenizer()).attribute(PROMPT, gen_args=settings)
+        for training in (False, True)
+    )
+    assert found.explained.answer == expected.explained.answer
+    assert torch.equal(found.seq_attr, expected.seq_attr)
+    assert all(module.training for module in model.modules())
+
+
+def test_sampling_stays_the_users() -> None:
+    settings = {"max_new_tokens": 5, "do_sample": True, "temperature": 3.0, "eos_token_id": None}
+    generation, ids = GenerationAttribution(NormAttribution(gpt2()), tokenizer()), encoded(PROMPT)
+    torch.manual_seed(3)
+    expected = gpt2().generate(ids, attention_mask=torch.ones_like(ids), **settings)[0, ids.shape[1] :]
+    torch.manual_seed(3)
+    assert generation.attribute(PROMPT, gen_args=settings).explained.answer == tokenizer().decode(expected)
+
+
+def test_the_end_of_an_answer_is_no_token_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    generation = GenerationAttribution(NormAttribution(gpt2()), tokenizer())
+
+    def generate(answer: list[int]) -> Callable[..., Tensor]:
+        return lambda input_ids, **_: torch.cat([input_ids, torch.tensor([answer])], 1)
+
+    monkeypatch.setattr(gpt2(), "generate", generate([*tokens_of_answer(), 1, 1]))
+    assert generation.attribute(PROMPT).explained.answer == ANSWER
+    monkeypatch.setattr(gpt2(), "generate", generate([1]))
+    with pytest.raises(InvalidInputError, match="nothing but the end"):
+        generation.attribute(PROMPT)
+
+
+def test_prompts_that_the_model_cannot_read_are_refused_before_they_are_generated_from() -> None:
+    generation = GenerationAttribution(NormAttribution(gpt2()), tokenizer())
+    with pytest.raises(InvalidInputError, match="takes at most 64; shorten the prompt"):
+        generation.attribute("Anna owns a red boat. " * 20)
+    with pytest.raises(InvalidInputError, match="the model's own tokenizer"):
+        generation.attribute(torch.tensor([5, 9999]))
+
+
+@pytest.mark.parametrize("length", [62, 64])
+def test_an_answer_ends_with_the_models_last_position(length: int) -> None:
+    generation = GenerationAttribution(NormAttribution(gpt2(), aggregation="mean"), tokenizer())
+    result = generation.attribute(torch.full((length,), 7), gen_args={"max_new_tokens": 9, "eos_token_id": None})
+    assert len(result.output_tokens) == 65 - length
+    assert result.explained.answer == generation.attribute(torch.full((length,), 7)).explained.answer
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("hops", [0, 1, 2, 5])
+def test_importance_takes_all_walks(seed: int, hops: int) -> None:
+    torch.manual_seed(seed)
+    first, count, size = 3, 4, 8
+    rows = torch.rand(count, size, dtype=torch.float64).tril(first - 1)
+    importance = torch.rand(size, dtype=torch.float64)
+    step = torch.eye(size, dtype=torch.float64)
+    step[first : first + count] = rows / rows.sum(1, keepdim=True)
+    expected, before = importance @ torch.linalg.matrix_power(step, hops), importance.clone()
+    found = handed_on(importance, rows, first, hops)
+    assert torch.equal(importance, before)
+    assert torch.allclose(found, expected, rtol=1e-12)
+    assert torch.allclose(found.sum(), importance.sum(), rtol=1e-12)
+    if hops > count:
+        assert not found[first : first + count].any(), "a chain of four tokens has been walked to its beginning"
+
+
+def test_a_token_that_rests_on_nothing_keeps_what_it_has() -> None:
+    rows = torch.tensor([[0.0, 0.0, 0.0], [0.5, 0.5, 0.0]])
+    found = handed_on(torch.tensor([0.0, 0.4, 0.6]), rows, 1, 1)
+    assert torch.allclose(found, torch.tensor([0.3, 0.7, 0.0]))
+
+
+SENTENCES = [
+    "Anna owns a red boat.", "Paul found an old ring in the garden.", "What does Anna own?", "Anna owns a red boat.",
+]  # fmt: skip
+
+
+def grouped(prompt: Prompt, segmentation: Segmentation) -> list[str]:
+    """The texts of each segment's tokens, joined."""
+    names, numbers = segments_of(prompt, segmentation)
+    texts = token_texts(prompt.ids, tokenizer())
+    pairs = list(zip(numbers, texts, strict=True))
+    return ["".join(text for number, text in pairs if number == index).strip() for index in range(len(names))]
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "expected"),
+    [
+        ("sentence", SENTENCES),
+        ("line", [" ".join(SENTENCES[:2]), " ".join(SENTENCES[2:])]),
+        ("paragraph", [TEXT]),
+        ("word", re.findall(r"\w+|[.?]", TEXT)),
+        (SENTENCES[1:3], SENTENCES[1:3]),
+    ],
+    ids=str,
+)
+def test_segments_hold_their_tokens(segmentation: Segmentation, expected: list[str]) -> None:
+    prompt = read_prompt(TEXT, tokenizer())
+    assert grouped(prompt, segmentation) == expected
+    names, numbers = segments_of(prompt, segmentation)
+    assert list(names) == expected
+    assert numbers[0] == -1, "the start token belongs to no text"
+
+
+def test_turns_of_a_conversation() -> None:
+    turns = [{"role": "system", "content": SENTENCES[0]}, {"role": "user", "content": "\n".join(SENTENCES[1:3])}]
+    prompt = read_prompt(turns, tokenizer())
+    assert segments_of(prompt, "message")[0] == ["system", "user"]
+    assert grouped(prompt, "message") == [SENTENCES[0], "\n".join(SENTENCES[1:3])]
+    assert grouped(prompt, "sentence") == SENTENCES[:3], "what the template adds belongs to no sentence"
+
+
+@pytest.mark.parametrize(
+    ("segmentation", "message"),
+    [
+        ("chapter", "expected word, sentence"),
+        ("message", "no conversation"),
+        (["green"], "not in the prompt"),
+        ([SENTENCES[2], SENTENCES[1]], "not in the prompt, or not behind"),
+        ([""], "not in the prompt"),
+        (["A", "nna"], "no token of its own"),
+    ],
+)
+def test_segments_that_are_refused(segmentation: Segmentation, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        segments_of(read_prompt(TEXT, tokenizer()), segmentation)
+
+
+def test_white_space_between_segments_is_in_none() -> None:
+    text = "Anna  owns\n\nPaul found"
+    prompt = Prompt([3] * 7, text, offsets=[(0, 4), (4, 5), (5, 10), (10, 11), (11, 12), (12, 16), (16, 22)])
+    assert segments_of(prompt, "paragraph")[1] == [0, 0, 0, -1, -1, 1, 1]
+    assert segments_of(prompt, [" owns"])[1] == [-1, -1, 0, -1, -1, -1, -1]
+
+
+def test_ids_have_no_text() -> None:
+    with pytest.raises(InvalidInputError, match="pass the prompt as a text"):
+        segments_of(Prompt([3, 4]), "sentence")
+
+
+def test_chinese_sentences_end_without_a_space() -> None:
+    prompt = read_prompt("你好。再见。", tokenizer())
+    assert list(segments_of(prompt, "sentence")[0]) == ["你好。", "再见。"]

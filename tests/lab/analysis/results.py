@@ -21,7 +21,7 @@ LAYERS = Table(
         (3, "$x$", 12.0, 1.5, 1.0),
     ],
 )
-WORDS = Table("words", "Words", (Column("word", "word"), Column("count", "count")), [('a, "b"', 12), ("ÿ\nz", 3)])
+WORD_TABLE = Table("words", "Words", (Column("word", "word"), Column("count", "count")), [('a, "b"', 12), ("ÿ\nz", 3)])
 
 LINE = Plot("norms", "line", "Norms by layer", "layers", "layer", "norm", "category", "sd")
 HEAT = Plot("heat", "heat", "Correlation", "layers", "layer", "category", value="rho")
@@ -30,7 +30,7 @@ RESULT = AnalysisResult(
     "special-tokens",
     "What <special> tokens give.",
     {"mean of ‖f(x)‖": 2.682, "tokens": 251234.0, "undefined": None, "ρ": -0.5},
-    [LAYERS, WORDS],
+    [LAYERS, WORD_TABLE],
     [LINE, HEAT],
     {
         "model": "tiny",

@@ -5,12 +5,21 @@ import io
 import json
 import math
 import sys
+from contextlib import suppress
+from dataclasses import fields
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
 from captum_norm import Comparison, InvalidInputError
 from captum_norm.lab.comparison import MEASURES
+from captum_norm.lab.comparison.methods import seeded
+from captum_norm.lab.comparison.results import sign_flip_p, undefeated
+from captum_norm.lab.evaluation import FaithfulnessScores
 from tests.lab.comparison.examples import METHODS, TEXTS, comparison
 
 NAMES = [measure.name for measure in MEASURES]
@@ -91,3 +100,80 @@ def test_without_pandas_frames_name_the_extra(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(InvalidInputError, match=r"pip install 'captum-norm\[tables\]'"):
         comparison().frame()
     assert comparison().to_csv().startswith("method,relevance_gain,")
+
+
+GAIN = MEASURES[0]
+
+BY_NAME = {measure.name: measure for measure in MEASURES}
+
+
+def noisy(center: float, seed: int, count: int = 40) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return center + 0.1 * torch.randn(count, generator=generator)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_p_value_is_the_share_of_flips(seed: int) -> None:
+    differences = np.random.default_rng(seed).normal(0.3, 1, 9)
+    sums = [abs(float(np.dot(signs, differences))) for signs in product((1, -1), repeat=9)]
+    expected = np.mean([one >= sums[0] - 1e-12 for one in sums])
+    assert sign_flip_p(torch.tensor(differences)) == pytest.approx(expected, abs=1e-12)
+    many = torch.tensor(np.random.default_rng(seed).normal(0.0, 1, 60))
+    assert 0 < sign_flip_p(many) == sign_flip_p(-many)
+    assert sign_flip_p(noisy(1.0, seed)) < 0.001
+
+
+def test_only_what_differs_is_marked() -> None:
+    found = {"a": noisy(0.5, 0), "b": noisy(0.5, 1), "c": noisy(0.0, 2)}
+    assert undefeated(found, GAIN) == {"a", "b"}
+    assert undefeated({name: -one for name, one in found.items()}, BY_NAME["sufficiency"]) == {"a", "b"}
+    assert undefeated({"a": noisy(0.5, 0), "b": noisy(0.5, 1)}, GAIN) == set(), "no method is worse"
+
+
+def test_what_tables_do_not_show_is_no_difference() -> None:
+    """A flat model: differences in the fourth decimal have one sign, and are significant."""
+    flat = {name: torch.full((20,), 1e-4 * place) for place, name in enumerate("abcd", 1)}
+    assert undefeated(flat, GAIN) == set()
+
+
+def test_few_examples_tell_nothing() -> None:
+    assert undefeated({"a": torch.ones(5), "b": torch.zeros(5)}, GAIN) == set()
+    assert undefeated({"a": torch.ones(6), "b": torch.zeros(6)}, GAIN) == {"a"}
+
+
+def test_nan_is_left_out() -> None:
+    nan = torch.full((6,), torch.nan)
+    half = torch.ones(8).index_fill(0, torch.tensor([3]), torch.nan)
+    assert undefeated({"a": nan}, GAIN) == set()
+    assert undefeated({"a": half, "b": torch.zeros(8), "c": torch.full((8,), torch.nan)}, GAIN) == {"a"}
+
+
+def test_a_flat_comparison_says_so() -> None:
+    found = comparison()
+    assert len(found) == 2
+    assert "no method differs" in found.facts()["flat"]
+    assert not any(found.best().values())
+
+
+def test_every_score_but_the_curves_is_a_measure() -> None:
+    scores = {field.name for field in fields(FaithfulnessScores)} - {"morf", "lerf"}
+    assert {measure.name for measure in MEASURES} == scores
+
+
+def drawn() -> list[float]:
+    return [float(torch.rand(())), float(np.random.rand())]  # noqa: NPY002
+
+
+def test_draws_follow_from_the_seed_alone() -> None:
+    inside, model = [], nn.Linear(1, 1)
+    torch.manual_seed(9)
+    np.random.seed(9)  # noqa: NPY002
+    outside = [drawn(), drawn()]
+    torch.manual_seed(9)
+    np.random.seed(9)  # noqa: NPY002
+    for expected in outside:
+        with suppress(RuntimeError), seeded(model, 1):
+            inside.append(drawn())
+            raise RuntimeError
+        assert drawn() == expected
+    assert inside[0] == inside[1]
