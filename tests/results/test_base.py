@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
@@ -29,7 +28,6 @@ from captum_norm import (
 )
 from captum_norm.loading import LANGUAGE_MODEL, load
 from captum_norm.results.base import Result
-from captum_norm.text.words import words_of_tokens
 from tests import tiny
 from tests.tiny import tokenizer
 
@@ -234,27 +232,6 @@ def test_stacks_of_an_encoder_decoder_model_lose_their_own_padding() -> None:
         alone = method.maps({"input_ids": ids[[example], :source], "decoder_input_ids": target[[example], :prefix]})
         for name in ("encoder", "decoder", "cross"):
             torch.testing.assert_close(getattr(both[example], name), getattr(alone, name), rtol=1e-4, atol=1e-7)
-
-
-def test_words_add_columns_and_average_rows(bert: Any) -> None:
-    maps: Any = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS).with_tokens(
-        [["[CLS]", "do", "##g", "s", "##e", "##es", "[SEP]"], ["[CLS]", "cat", "##s", "run", "[SEP]", "", ""]]
-    )  # fmt: skip
-    for score, columns in (("sum", np.sum), ("mean", np.mean), ("max", np.max)):
-        found = maps.words(score)
-        for example, groups in enumerate(([[0], [1, 2], [3, 4, 5], [6]], [[0], [1, 2], [3], [4]])):
-            stack = maps.encoder[example].numpy()
-            expected = [
-                [[columns(layer[rows][:, keys], axis=1).mean() for keys in groups] for rows in groups]
-                for layer in stack
-            ]
-            part = found[example]
-            np.testing.assert_allclose(part.self_attention[0], expected, rtol=1e-5)
-            assert part.tokens == [list(words_of_tokens(maps[example].tokens[0]).texts)]
-    with pytest.raises(InvalidInputError, match=r"^got maps without tokens; give them by with_tokens"):
-        replace(maps, tokens=None).words()
-    with pytest.raises(InvalidInputError, match="got the words of 2 tokens for maps of 7 keys"):
-        maps[0].words(words=[words_of_tokens(["a", "b"])])
 
 
 def test_words_of_an_explanation() -> None:

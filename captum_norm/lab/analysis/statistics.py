@@ -200,7 +200,9 @@ def frequency_ranks(counts: Array) -> Tensor:
 
 def dump(statistics: Mapping[str, Statistic]) -> bytes:
     """Serialize statistics, for :func:`restore`."""
-    arrays = {f"{name}/{part}": array for name, one in statistics.items() for part, array in one.parts.items()}
+    arrays = {
+        f"{name}/{part}": array for name, statistic in statistics.items() for part, array in statistic.parts.items()
+    }
     stream = BytesIO()
     np.savez_compressed(stream, allow_pickle=False, **arrays)
     return stream.getvalue()

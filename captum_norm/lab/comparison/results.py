@@ -173,17 +173,17 @@ class Comparison(Result):
         if not -len(self) <= place < len(self):
             raise InvalidInputError(f"got example {place}; expected 0 to {len(self) - 1}")
         place %= len(self)
-        one, real = slice(place, place + 1), self.real[place]
+        row, real = slice(place, place + 1), self.real[place]
         results = {
-            name: replace(result, scores=result.scores[one, real], faithfulness=result.faithfulness[one])
+            name: replace(result, scores=result.scores[row, real], faithfulness=result.faithfulness[row])
             for name, result in self.results.items()
         }
-        removable = self.removable[one, real]
+        removable = self.removable[row, real]
         return replace(
             self,
-            targets=self.targets[one],
+            targets=self.targets[row],
             tokens=[[token for token, is_real in zip(self.tokens[place], real.tolist(), strict=True) if is_real]],
-            real=self.real[one, real],
+            real=self.real[row, real],
             removable=removable,
             results=results,
             agreement=agreement({name: result.scores for name, result in results.items()}, removable).cpu(),

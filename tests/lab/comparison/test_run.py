@@ -19,6 +19,7 @@ from captum_norm.methods import METHODS
 from captum_norm.models.inputs import Inputs
 from tests import families
 from tests.classifiers import CLS, MASK, SEP, TOKENIZER, classifier, randomized, sentences, state
+from tests.lab.comparison.examples import language_model
 from tests.lab.test_evaluation import BINS, STEPS, derived, without
 
 LENGTHS = [7, 5, 8]
@@ -183,12 +184,7 @@ def test_of_a_multi_label_classifier_the_logit_is_watched() -> None:
 
 
 def test_next_token_of_a_causal_model_at_a_position() -> None:
-    torch.manual_seed(0)
-    config = hf.GPT2Config(
-        vocab_size=families.VOCABULARY, n_embd=16, n_layer=2, n_head=4, pad_token_id=0, bos_token_id=1, eos_token_id=2
-    )
-    model = randomized(hf.GPT2LMHeadModel(config), 0)
-    ids, mask = sentences([6, 8])
+    model, (ids, mask) = language_model(), sentences([6, 8])
     for position in (None, [4, -1]):
         found = compare(
             model, ids, mask, methods=["norm", "decompx", "occlusion", "globenc"], position=position, **STANDARD
