@@ -55,8 +55,8 @@ class AttentionMapAttribution(Attribution, ABC):
         name: of the class: the method's name in commands and comparisons.
         title: of the class: its name in tables and figures.
         units: of the class: the units of its scores.
-        target: of the class: whether it explains an output value: ``"never"``, ``"optional"`` (if one is given) or
-            ``"always"`` (by default the one that the model predicts).
+        target: of the class: whether it explains an output value: ``"never"``, ``"optional"`` (unless a layer is
+            asked for, or the model has no head) or ``"always"``, by default the one that the model predicts.
         decomposes: of the class: whether its maps come from vectors that add up to what the model computed, whose
             completeness error is then the convergence delta.
         one_stack: of the class: whether it refuses encoder–decoder models.

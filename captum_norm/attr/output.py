@@ -173,8 +173,8 @@ class RelevanceAttribution(OutputAttribution):
         super().__init__(model, readout=readout, memory_budget=memory_budget, tokenizer=tokenizer)
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
-        """Decompose the output value requested; DecompX, without one, aggregates its maps."""
-        if self.target == "optional" and request.target is None and self._readout is None:
+        """Decompose the output value requested; DecompX aggregates its maps if hidden states are."""
+        if self.explains_states(call, request):
             return super().explain(call, request)
         if request.layers is not None:
             raise InvalidInputError(
@@ -182,6 +182,12 @@ class RelevanceAttribution(OutputAttribution):
             )
         parts = self.decomposition(call, self._values(call, request))
         return scores_of_inputs(call, parts.scores), parts.convergence_delta
+
+    def explains_states(self, call: ModelCall, request: Request) -> bool:
+        """Whether hidden states are explained: by DecompX a layer's, or those of a model without a head."""
+        if self.target == "always" or request.target is not None or self._readout is not None:
+            return False
+        return request.layers is not None or self.session.seen(call).headless
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:  # noqa: ARG002 - there are none
         """Refuse: relevance has no map of a layer."""

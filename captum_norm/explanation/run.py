@@ -11,10 +11,11 @@ from captum.attr import Attribution
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from captum_norm.attr import AttentionMapAttribution, MeterOptions, TokenAttribution
+from captum_norm.attr import AttentionMapAttribution, DecompX, MeterOptions, TokenAttribution
 from captum_norm.checks import check_indices, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation.result import Explanation
+from captum_norm.forward.request import Request
 from captum_norm.generation.attribution import aggregated_unit, tokenizer_of
 from captum_norm.lab.comparison.methods import (
     PROJECTION,
@@ -70,9 +71,9 @@ def explain(
         method: a name in :data:`captum_norm.methods.METHODS`, or a method for its own model.
         target: the output to explain, for methods that explain one: its index, one for each text, a label of a
             classifier, a token of a language model, or for a sentence encoder a text, whose similarity is explained;
-            or a :class:`captum_norm.Difference` of two. None: what the model predicts. Methods that need an output
-            explain models without a head by the projection of their mean-pooled output on its own direction, as
-            :func:`captum_norm.compare` does.
+            or a :class:`captum_norm.Difference` of two. None: what the model predicts. Without a head, DecompX explains
+            the last hidden state; other methods that need an output explain the projection of the mean-pooled output on
+            its own direction, as :func:`captum_norm.compare` does.
         position: the output position to explain, see :meth:`captum_norm.NormAttribution.attribute`; None for what the
             model's head or pooling reads.
         layer: explain one layer, counted from 0, or from −1 backwards; None for all together.
@@ -108,8 +109,10 @@ def explain(
         raise InvalidInputError(f"got layer={layer}; the method {method_name} has no layers")
     if per_head and not getattr(made, "mapped", False):
         raise InvalidInputError(f"got per_head=True; the method {method_name} has no maps")
+    request = Request(None if layer is None else [layer], target=output.target)
+    predicted = isinstance(made, DecompX) and not made.explains_states(*made.call_of(inputs, None, request))
     with seeded(module, check_seed(seed)):
-        maps, scores, delta = _computed(made, inputs, output, layer, per_head=per_head)
+        maps, scores, delta = _computed(made, inputs, output, layer, per_head=per_head, mapped=not predicted)
     if maps is not None:
         layer = layer if layer is None else next(iter(maps.layers.values()))[0]
     words, real, tokens = _tokens(listed, tokenizer, inputs, scores.shape[1])
@@ -135,7 +138,7 @@ def explain(
         tokens=tokens,
         real=real,
         scores=scores.detach().cpu(),
-        unit=_unit(made, output.target, maps, layer),
+        unit=_unit(made, maps, layer, explained=predicted or output.target is not None),
         maps=maps,
         map_unit="" if maps is None else made.units.entry,
         convergence_delta=None if delta is None else delta.detach().cpu(),
@@ -220,16 +223,16 @@ def _method(
 
 
 def _computed(
-    method: Any, inputs: Mapping[str, Any], output: _Output, layer: int | None, *, per_head: bool
+    method: Any, inputs: Mapping[str, Any], output: _Output, layer: int | None, *, per_head: bool, mapped: bool
 ) -> tuple[AttributionMaps | None, Tensor, Tensor | None]:
-    """Compute maps, if the method has some, scores and completeness error."""
+    """Compute maps, if the method has some, scores, of these if ``mapped``, and completeness error."""
     where: dict[str, Any] = {"target": output.target, "position": output.position}
     maps = None
     if isinstance(method, AttentionMapAttribution):
         if method.mapped:
             layers = None if layer is None else [layer]
             maps = method.maps(inputs, layers=layers, per_head=per_head, **where if method.target == "always" else {})
-        if maps is not None and not per_head and (method.target != "optional" or output.target is None):
+        if maps is not None and not per_head and mapped:
             scores = method.scores(maps, output.position, aggregate=layer is None)
             return maps, scores, None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
         where["layer"] = layer
@@ -262,12 +265,12 @@ def _tokens(
     return words, real, tokens
 
 
-def _unit(method: Any, target: Any, maps: AttributionMaps | None, layer: int | None) -> str:
+def _unit(method: Any, maps: AttributionMaps | None, layer: int | None, *, explained: bool) -> str:
     if not isinstance(method, AttentionMapAttribution):
         return str(getattr(method, "unit", "score"))
     if layer is not None:
         return method.units.entry
-    if (target is not None or maps is None) and method.units.target is not None:
+    if (explained or maps is None) and method.units.target is not None:
         return method.units.target
     return aggregated_unit(method)
 

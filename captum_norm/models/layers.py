@@ -92,18 +92,19 @@ def seen(call: ModelCall) -> Excerpt:
     known = call.facts.excerpt
     if known.sizes is not None:
         return known
-    stacks, layer = on_excerpt(call, _watched)
+    stacks, output, layer = on_excerpt(call, _watched)
     names = {module: name for name, module in call.model.named_modules()}
     # A single position attends only to itself.
     excerpt = known if call.positions.several else Excerpt(known.state)
     # Without its inputs, a tower has not been seen.
     excerpt.sizes, excerpt.causal = stacks.sizes or None, stacks.causal
+    excerpt.headless = isinstance(output, Mapping) and "logits" not in output
     excerpt.mixing = None if layer is None else f'"{names[layer]}" ({type(layer).__name__})'
     return excerpt
 
 
-def _watched(call: ModelCall) -> tuple[Stacks, nn.Module | None]:
-    """Return a short call's stacks, and the first layer that mixes positions by more than attention weights."""
+def _watched(call: ModelCall) -> tuple[Stacks, Any, nn.Module | None]:
+    """Return a short call's stacks, output, and first layer that mixes positions by more than attention weights."""
     devices = {parameter.device for parameter in call.model.parameters() if parameter.device.type == "cuda"}
     # A model may draw random numbers, such as which patches it sees.
     with torch.random.fork_rng(devices):
@@ -115,7 +116,7 @@ def _watched(call: ModelCall) -> tuple[Stacks, nn.Module | None]:
         with torch.random.fork_rng(devices), torch.no_grad(), evaluating(call.model):
             plain = call.run()
         _expect_same(call, *(_real(first_tensor(returned), call) for returned in (output, plain)))
-    return stacks, layer
+    return stacks, output, layer
 
 
 def _without_gradients(call: ModelCall) -> tuple[Stacks, Any]:

@@ -53,12 +53,14 @@ class Excerpt:
         mixing: the layer that mixes positions other than by attention, if one was found.
         sizes: sizes of the stacks of layers; None before the forward pass.
         causal: whether the only stack looks back alone.
+        headless: whether its output has names, none of which is that of logits.
     """
 
     state: tuple[object, ...]
     mixing: str | None = None
     sizes: Sizes | None = None
     causal: bool | None = None
+    headless: bool = False
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ from captum.attr import IntegratedGradients
 import captum_norm
 from captum_norm import Difference, Explanation, InvalidInputError, TokenAttribution, UnsupportedModelError, explain
 from captum_norm.lab.comparison import compare
+from captum_norm.lab.comparison.methods import make_method, seeded
 from captum_norm.methods import METHODS
 from tests.tiny import WORDS, bert_config, save_tiny, tokenizer
 
@@ -87,6 +88,34 @@ def test_outputs_are_named_by_label_token_or_text(classifier: Any, gpt2: Any) ->
         assert torch.equal(found.convergence_delta, delta)
         assert found.unit == "part of the output"
     assert found.target == "0, 1"
+
+
+@pytest.mark.parametrize("name", sorted(name for name, entry in METHODS.items() if entry.target != "never"))
+@pytest.mark.parametrize("kind", ["classifier", "gpt2"])
+@pytest.mark.filterwarnings("ignore:Setting forward, backward hooks")
+def test_without_a_target_the_prediction_is_explained(kind: str, name: str, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(kind)
+    inputs = dict(tokenizer()(TEXTS, padding=True, return_tensors="pt"))
+    last = inputs["attention_mask"].sum(1) - 1
+    logits = model(**inputs).logits
+    predicted = (logits if kind == "classifier" else logits[torch.arange(2), last]).argmax(1)
+    both = [explain(TEXTS, model, tokenizer(), method=name, target=target) for target in (None, predicted.tolist())]
+    torch.testing.assert_close(both[0].scores, both[1].scores, rtol=0, atol=0)
+    assert both[0].unit == both[1].unit
+    method = make_method(name, model, tokenizer=tokenizer())
+    with seeded(model, 0):
+        torch.testing.assert_close(both[0].scores, method.attribute(inputs), rtol=0, atol=0)
+
+
+def test_hidden_states_are_explained_by_layer_or_without_a_head(classifier: Any, bert: Any) -> None:
+    inputs = tokenizer()(TEXTS, padding=True, return_tensors="pt")
+    for model, layer in ((classifier, -1), (bert, None)):
+        method = captum_norm.DecompX(model)
+        expected = method.scores(method.maps(inputs))
+        torch.testing.assert_close(method.attribute(inputs, layer=layer), expected)
+        found = explain(TEXTS, model, tokenizer(), method="decompx", layer=layer)
+        torch.testing.assert_close(found.scores, expected)
+        assert found.unit == "norm"
 
 
 def test_a_method_of_ones_own_model_explains_it(classifier: Any) -> None:

@@ -34,9 +34,10 @@ class DecompX(RelevanceAttribution):
     vectors from the first layer's input on. A slope is (g(z) − g(0)) / z, the paper's zero-origin line; in a gated
     feed-forward network both factors share their product along the straight path from zero.
 
-    With a ``target`` or a ``readout``, ``attribute`` returns each token's signed contribution to that output value:
-    one backward pass of the frozen network, gradient × input. Without, it propagates vectors and returns the norms of
-    the tokens' contributions to the last layer's output (or ``layer``'s) at the explained position; so does ``maps``.
+    ``attribute`` returns each token's signed contribution to an output value, the model's prediction unless ``target``
+    or ``readout`` names another: one backward pass of the frozen network, gradient × input. ``maps`` propagates vectors
+    and returns the norms of the tokens' contributions to every layer's output. So does ``attribute`` with ``layer=`` at
+    the explained position, -1 for the last hidden state, which is also explained if the model has no head.
 
     In an encoder–decoder model, what enters the first layers of encoder and decoder is decomposed together: source and
     target prefix have parts in every decoder state and in the output. ``cross`` holds the source's parts of a decoder

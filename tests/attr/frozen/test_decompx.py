@@ -62,7 +62,7 @@ def test_hidden_states_and_shared_biases_equal_vectors_by_hand(seed: int, bias: 
             near(maps.self_attention[example, layer], state[:, :-1].norm(dim=-1))
         near(found.scores[example], logits[:-1, 1])
         near(found.bias[example : example + 1], logits[-1:, 1], 1e-10 if bias == "apart" else 0)
-    torch.testing.assert_close(method.attribute(ids), maps.self_attention[:, 1, 0])
+    torch.testing.assert_close(method.attribute(ids, layer=-1), maps.self_attention[:, 1, 0])
     torch.testing.assert_close(method.attribute(ids, layer=0, position=3), maps.self_attention[:, 0, 3])
     torch.testing.assert_close(method.maps(ids, layers=[-1]).self_attention, maps.self_attention[:, 1:])
 
