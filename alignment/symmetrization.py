@@ -5,7 +5,7 @@ model, transposed back: both hold (source index, target index) links. Their orde
 grow-diag-final-and, which add forward's remaining links before reverse's.
 
 The heuristics are those of Koehn, Och & Marcu 2003 and Koehn et al. 2005; links are visited in the order of ``symal``,
-on which the result depends.
+on which the result depends: fast_align's ``atools`` has another one, and so other links in some sentences.
 """
 
 from collections.abc import Callable, Mapping, Sequence
