@@ -13,6 +13,7 @@ from captum_norm.lab.analysis.corpus import Corpus
 from captum_norm.lab.analysis.engine import analyze
 from captum_norm.text.files import place_of
 from tests.alignment.commands.texts import ENGLISH, FRENCH
+from tests.commands.calls import refused
 from tests.lab.analysis.small import TEXTS, bert, tokenizer, write_model
 from tests.object_store import ObjectStore
 
@@ -129,10 +130,5 @@ def test_what_analyze_refuses_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     object_store.put("file", b"of the user\n")
     before = object_store.tree()
-    assert captum_norm.cli.main(["analyze", "frequency", "--model", model, "--limit=2", option]) == 2
-    output, error = capsys.readouterr()
-    assert output == ""
-    assert error.startswith("captum-norm: error: ")
-    assert message in error
-    assert error.count("\n") == 1
+    assert message in refused(capsys, "analyze", "frequency", "--model", model, "--limit=2", option)
     assert object_store.tree() == before

@@ -1,6 +1,5 @@
 """``captum-norm explain`` with an answer: what it prints and writes is what the API returns."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from captum_norm import DecompX, GenerationAttribution, cli
 from captum_norm.loading import LANGUAGE_MODEL, load
-from tests.commands.calls import written
+from tests.commands.calls import refused, written
 from tests.pages import content as content_of
 from tests.tiny import WORDS, save_tiny
 
@@ -101,10 +100,7 @@ def test_a_page_of_information_flow_has_the_routes_through_both_stacks(t5: str, 
 
 @pytest.mark.parametrize("words", [[], ["--method", "information-flow"]])
 def test_encoder_decoders_explain_answers(t5: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert explain("a cat runs", "--model", t5, *words) == 2
-    error = capsys.readouterr().err
-    assert "--generate N or --answer TEXT" in error
-    assert error.count("\n") == 1
+    assert "--generate N or --answer TEXT" in refused(capsys, "explain", "a cat runs", "--model", t5, *words)
 
 
 def test_words_are_segments(
@@ -144,23 +140,16 @@ def test_words_are_segments(
 def test_options_that_do_not_fit_are_refused(
     prompt: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert explain(prompt, *words) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert len(error.splitlines()) == 1
+    assert message in refused(capsys, "explain", prompt, *words)
 
 
 def test_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    turns = [{"role": "user", "content": "Anna owns"}]
-    (tmp_path / "chat.json").write_text(json.dumps(turns), encoding="utf-8")
-    assert explain("--chat", str(tmp_path / "chat.json"), "--generate", "3") == 2
-    assert "has no chat template" in capsys.readouterr().err
-    (tmp_path / "chat.json").write_text("{", encoding="utf-8")
-    assert explain("--chat", str(tmp_path / "chat.json"), "--generate", "3") == 2
-    assert "is not JSON" in capsys.readouterr().err
-    assert explain("--generate", "3") == 2
-    assert "got no prompt" in capsys.readouterr().err
-    assert explain("--chat", "missing.json", "--generate", "3") == 2
-    assert "missing.json" in capsys.readouterr().err
-    assert explain() == 2
-    assert "got no text" in capsys.readouterr().err
+    chat = tmp_path / "chat.json"
+    for content, message in (
+        ('[{"role": "user", "content": "Anna owns"}]', "has no chat template"),
+        ("{", "is not JSON"),
+    ):
+        chat.write_text(content, encoding="utf-8")
+        assert message in refused(capsys, "explain", "--chat", str(chat), "--generate", "3")
+    assert "got no prompt" in refused(capsys, "explain", "--generate", "3")
+    assert "missing.json" in refused(capsys, "explain", "--chat", "missing.json", "--generate", "3")

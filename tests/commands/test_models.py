@@ -13,6 +13,7 @@ from captum_norm.cli import main
 from captum_norm.commands.models import supported_models
 from captum_norm.loading import load_model
 from tests import encoder_decoders, families
+from tests.commands.calls import refused
 from tests.tiny import bert_config, save_tiny
 
 STACKS = ("encoder", "decoder", "cross")
@@ -72,9 +73,8 @@ def test_a_model_that_is_refused_is_refused_with_the_reason(tmp_path: Path, caps
     weights = load_file(tmp_path / "model.safetensors")
     weights["gpt_neox_japanese.layers.1.attention.dense_bias"] += 1
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    assert main(["models", "--check", str(tmp_path)]) == 2
-    complaint = capsys.readouterr().err
-    assert "GPTNeoXJapaneseForCausalLM is not supported: its last layer adds a bias behind" in complaint
+    told = refused(capsys, "models", "--check", str(tmp_path))
+    assert "GPTNeoXJapaneseForCausalLM is not supported: its last layer adds a bias behind" in told
 
 
 def test_a_model_for_which_no_example_can_be_made_up_is_refused(
@@ -84,8 +84,8 @@ def test_a_model_for_which_no_example_can_be_made_up_is_refused(
         hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, num_mel_bins=16, max_length=32
     )
     hf.ASTModel(config).save_pretrained(tmp_path)
-    assert main(["models", "--check", str(tmp_path)]) == 2
-    assert "cannot create an example of input_values for ASTModel" in capsys.readouterr().err
+    told = refused(capsys, "models", "--check", str(tmp_path))
+    assert "cannot create an example of input_values for ASTModel" in told
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])

@@ -13,6 +13,7 @@ from torch import tensor
 from captum_norm import DecompX, Difference, NormAttribution, SentenceSimilarity, compare
 from captum_norm.cli import main
 from captum_norm.loading import load_poolings, load_sentence_transformer
+from tests.commands.calls import refused
 from tests.sentences import sentence_transformer
 from tests.tiny import bert_config, save_tiny
 
@@ -66,9 +67,8 @@ def test_a_pooling_of_no_one_position_is_named(
     copied = shutil.copytree(folder, tmp_path / "model")
     (copied / "1_Pooling" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert load_poolings(str(copied)) == poolings
-    assert main(["explain", TEXT, "--model", str(copied)]) == 2
-    told = capsys.readouterr().err
-    assert told.endswith(f"the pooling of {copied} is {' and '.join(poolings)}, not one position; choose a position\n")
+    told = refused(capsys, "explain", TEXT, "--model", str(copied))
+    assert told == f"the pooling of {copied} is {' and '.join(poolings)}, not one position; choose a position"
     assert main(["explain", TEXT, "--model", str(copied), "--position", "1"]) == 0
 
 
@@ -88,5 +88,5 @@ def test_other_models_are_none(folder: Path, tmp_path: Path, capsys: pytest.Capt
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(__import__("sys").modules, "sentence_transformers", None)
         words = ["explain", TEXT, "--model", str(folder), "--method", "decompx", "--target", "a dog"]
-        assert main(words) == 2
-    assert "is a sentence encoder, which needs sentence-transformers: pip install" in capsys.readouterr().err
+        told = refused(capsys, *words)
+    assert "is a sentence encoder, which needs sentence-transformers: pip install" in told

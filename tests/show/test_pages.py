@@ -274,9 +274,12 @@ def test_files_have_the_names_of_tables_and_plots(folder: Path) -> None:
     }
 
 
-def test_json_has_everything(folder: Path) -> None:
+def test_json_has_everything(folder: Path, tmp_path: Path) -> None:
     assert read_result(folder) == RESULT
     told = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    older = told | {"plots": [plot | {"log_x": False} for plot in told["plots"]]}  # of version 0.2.0
+    (tmp_path / "results.json").write_text(json.dumps(older), encoding="utf-8")
+    assert read_result(tmp_path) == RESULT
     assert told["metadata"] == RESULT.metadata
     assert told["summary"] == RESULT.summary
     assert told["tables"]["layers"]["rows"][3] == [2, "$x$", 1 / 3, 0.25, 0.25]
