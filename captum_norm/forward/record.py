@@ -527,8 +527,8 @@ class _Recorder(Generic[Result]):
                 raise UnsupportedModelError(
                     f"the attention weights of {place} of {type(self.model_call.model).__name__} are not those of its "
                     f"own attention function: their outputs differ by {worst:.1e}, accepted {accepted:.0e} for "
-                    f"{dtype}; to explain the weights, run the model with them, too"
-                    f"{self.model_call.library.with_weights}"
+                    f"{dtype}; weights can be explained that the model itself computes"
+                    f"{self.model_call.facts.with_weights}"
                 )
         directed = any(ahead is not None and place.role == "self" for place, _, _, ahead, _, _ in self.checks)
         one_stack = "self" in self.results and not directed

@@ -219,8 +219,8 @@ def _expect_same(call: ModelCall, observed: Tensor | None, plain: Tensor | None)
     if error > accepted * size:
         raise UnsupportedModelError(
             f"{type(call.model).__name__} computes something else by itself than while it is observed: relative "
-            f"difference {float(error / size):.1e}, accepted {accepted:.0e} for {plain.dtype}; to explain it, run it "
-            f"in the same way{call.library.with_weights}"
+            f"difference {float(error / size):.1e}, accepted {accepted:.0e} for {plain.dtype}; a "
+            f"model can be explained whose own code computes softmax and products{call.facts.with_weights}"
         )
 
 

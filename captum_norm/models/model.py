@@ -19,7 +19,7 @@ from captum_norm.models.libraries.library import Library, forward_parameters
 from captum_norm.models.libraries.torch_nn import TORCH_NN
 from captum_norm.models.offloading import note_sharded, processes_of
 from captum_norm.models.stacks import TEXT_STACKS, Role, Sizes, stack_reader
-from captum_norm.models.wrappers import is_peft, refuse_spread, unwrapped
+from captum_norm.models.wrappers import config_of, is_peft, refuse_spread, unwrapped
 
 LIBRARIES = (TORCH_NN, FAIRSEQ, HUGGING_FACE)
 """In order: a model belongs to the first library that fits; the last one fits all models."""
@@ -111,6 +111,12 @@ class Model:
     def encoder(self) -> nn.Module | None:
         """The encoder of an encoder–decoder model; None for any other model."""
         return None if self.decoder is None else self.reader.module
+
+    @property
+    def with_weights(self) -> str:
+        """How to make it compute its attention weights explicitly, for messages; empty if it is set to already."""
+        implementation = getattr(config_of(self.module), "_attn_implementation", None)
+        return "" if implementation == "eager" else f": {self.library.with_weights}" * bool(self.library.with_weights)
 
 
 # Facts hold the model, so they live as long as somebody who uses them.

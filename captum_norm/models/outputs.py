@@ -277,6 +277,8 @@ def _logits(model: nn.Module, output: Any) -> Any:
     """
     if isinstance(output, Mapping):
         return output.get("logits")
+    if isinstance(getattr(output, "logits", None), Tensor):  # a dataclass
+        return output.logits
     if not isinstance(output, (tuple, list)) or type(unwrapped(model)).__module__.startswith("transformers."):
         return output
     first = next(iter(output), None)

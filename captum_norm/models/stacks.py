@@ -132,16 +132,20 @@ class Stacks:
         role, module = self._role(call), call.module
         batch, heads, queries, _ = call.query.shape
         keys = call.key.shape[2]
-        past = self._past if role in EXTENDED else 0
-        if role == "self" and (call.cross or keys != past + queries):
+        past, size = self._past if role in EXTENDED else 0, self.sizes.get(role)
+        attends = (
+            f"{Place(role, size.layers if size else 0)} ({type(module).__name__}) attends from {queries} to {keys}"
+        )
+        if role == "self" and call.cross:
             raise UnsupportedModelError(
-                f"{type(module).__name__} attends from {queries} to {keys} positions of another sequence; a decoder "
-                "alone may attend only to its own: pass the whole encoder–decoder model"
+                f"{attends} positions of another sequence that it was given; a decoder alone may attend only to its "
+                "own: pass the whole encoder–decoder model"
             )
         if not role.endswith("cross") and keys != past + queries:
             raise UnsupportedModelError(
-                f"{type(module).__name__} attends from {queries} to {keys} positions; expected {past + queries} keys, "
-                "those of the inputs and of past_key_values, in self-attention"
+                f"{attends} positions; expected {past + queries} keys in self-attention, one for each position of the "
+                f"inputs{' and of past_key_values' if past else ''}: attention to chunks or to compressed positions is "
+                "not supported"
             )
         if self._towers and role != "self" and role not in self.sizes:
             self._see(role, call)

@@ -241,7 +241,7 @@ HUGGING_FACE = Library(
     mask="attention_mask",
     decoder_mask="decoder_attention_mask",
     signals=SIGNALS,
-    with_weights=': attn_implementation="eager"',
+    with_weights='attn_implementation="eager"',
     towers=_towers,
     without_decoder="pass decoder_input_ids in a mapping of inputs, or the encoder alone: model.get_encoder()",
 )

@@ -93,7 +93,7 @@ def sequences(model: nn.Module, run: Callable[[], None]) -> tuple[Tensor | None,
     def look(module: nn.Module, received: Received) -> None:
         args, kwargs = received
         given = dict(zip(PARAMETERS, args, strict=False)) | kwargs
-        query, key = _batched(module, given["query"]), given["key"]
+        query, key = _batched(module, given["query"]), given.get("key", given["query"])
         name = "decoder" if module in decoder and query is key else "first"
         seen.setdefault(name, _real(key.transpose(_batch_axis(module), 0), given.get("key_padding_mask")))
         if "first" in seen and (not decoder or "decoder" in seen):
@@ -147,6 +147,6 @@ TORCH_NN = Library(
     decoder=("tgt",),
     decoder_prefixes=("tgt", "trg", "target"),
     without_decoder="if the decoder's sequence is missing, pass it, too, in a tuple or mapping of arguments",
-    with_weights=": torch.backends.mha.set_fastpath_enabled(False)",
+    with_weights="torch.backends.mha.set_fastpath_enabled(False)",
     sequences=sequences,
 )

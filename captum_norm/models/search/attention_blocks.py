@@ -215,8 +215,19 @@ def _not_understood(search: _Search, trace: Trace, attention: nn.Module, context
         return UnsupportedModelError(f"{attends}, but no module receives its output. {HOW_TO}")
     return UnsupportedModelError(
         f'{attends}, but "{search.names[received]}" ({type(received).__name__}), which receives its output, is not '
-        f"affine: merge the adapter (merge_and_unload()) or dequantize() the weights. {HOW_TO}"
+        f"affine{_plainer(received)}. {HOW_TO}"
     )
+
+
+def _plainer(module: nn.Module) -> str:
+    """Say how a module that holds an adapter or quantised weights becomes a plain linear map."""
+    parts = list(module.modules())
+    held = [tensor for part in parts for tensor in (*part._parameters.values(), *part._buffers.values())]
+    matrices = [tensor for tensor in held if tensor is not None and tensor.dim() > 1]
+    quantised = any(not t.is_floating_point() or type(t) not in (Tensor, nn.Parameter) for t in matrices)
+    adapted = any(type(part).__module__.startswith("peft.") for part in parts)
+    ways = ["merge the adapter (merge_and_unload())"] * adapted + ["dequantize() the weights"] * quantised
+    return ": " * bool(ways) + " and ".join(ways)
 
 
 def _gated_projections(call: ModelCall) -> dict[nn.Module, nn.Module]:

@@ -1,5 +1,6 @@
 """Models that are not understood are refused quickly, in a short message that names the first such layer."""
 
+from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
@@ -8,8 +9,9 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from captum_norm import NormAttribution, UnsupportedModelError
+from captum_norm import DecompX, InvalidInputError, NormAttribution, UnsupportedModelError
 from captum_norm.models import projections
+from captum_norm.models.model import understand
 from captum_norm.models.search import attention_blocks
 from tests import families
 
@@ -64,9 +66,71 @@ def test_a_projection_that_is_not_affine_is_named_with_the_way_out() -> None:
     projection = model.model.layers[1].self_attn.o_proj
     model.model.layers[1].self_attn.o_proj = Squashed(projection.in_features, projection.out_features)
     message = refusal(model)
-    for part in ('"model.layers.1.self_attn.o_proj" (Squashed)', "not affine", "merge_and_unload()", "dequantize()"):
-        assert part in message
+    assert '"model.layers.1.self_attn.o_proj" (Squashed)' in message
+    assert "not affine" in message
+    assert "merge" not in message  # there is no adapter
+    assert "dequantize" not in message
+    model.model.layers[1].self_attn.o_proj.register_buffer("integers", torch.zeros(2, 2, dtype=torch.int8))
+    assert "not affine: dequantize() the weights." in refusal(model)
     assert len(message) <= 400
+
+
+def test_advice_is_given_where_it_helps() -> None:
+    def compressed(self: Any, hidden_states: Tensor, **_: Any) -> Tensor:
+        """Attends to every second position."""
+        values = hidden_states[:, ::2]
+        heads = (tensor.unflatten(2, (4, -1)).transpose(1, 2) for tensor in (hidden_states, values, values))
+        output = nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        return self.o_proj(output), None  # type: ignore[return-value]
+
+    model = llama(2)
+    module = model.model.layers[1].self_attn
+    module.forward = MethodType(compressed, module)
+    # The file of a class that is not on the attention interface is intercepted.
+    type(model).__module__, before = __name__, type(model).__module__
+    try:
+        message = refusal(model)
+    finally:
+        type(model).__module__ = before
+    assert "layer 1 (LlamaAttention) attends from 11 to 6 positions; expected 11 keys in self-attention" in message
+    assert "encoder–decoder" not in message
+
+
+def test_what_flex_attention_cannot_do_is_no_fault_of_the_inputs() -> None:
+    model = llama(2)
+    model.set_attn_implementation("flex_attention")
+    with pytest.raises(UnsupportedModelError, match=r'^flex_attention of LlamaForCausalLM fails .*n="sdpa"$'):
+        DecompX(model).attribute(families.inputs("llama"), 1)
+
+
+def test_weights_are_asked_for_only_where_they_are_not_computed_already() -> None:
+    model = llama(1)
+    assert understand(model).with_weights == ': attn_implementation="eager"'
+    model.set_attn_implementation("eager")
+    assert not understand(model).with_weights
+
+
+def test_the_logits_of_a_dataclass_are_seen() -> None:
+    @dataclass
+    class Output:
+        logits: Tensor
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = llama(2)
+
+        def forward(self, input_ids: Tensor) -> Output:
+            return Output(self.inner(input_ids).logits)
+
+    ids, whole = families.inputs("llama"), Whole()
+    scores, expected = (DecompX(model).attribute(ids, 1) for model in (whole, whole.inner))
+    torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_module_of_attention_alone_names_what_it_lacks() -> None:
+    with pytest.raises(InvalidInputError, match="missing 2 required positional arguments: 'key' and 'value'"):
+        NormAttribution(nn.MultiheadAttention(32, 4, batch_first=True)).maps(torch.randn(1, 5, 32))
 
 
 @pytest.mark.parametrize("forward", [odd_sum, odd_end])
