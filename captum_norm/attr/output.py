@@ -149,7 +149,7 @@ class OutputAttribution(AttentionMapAttribution):
         if not bool((delta <= TOLERANCE[precision]).all()):
             raise IncompleteDecompositionError(
                 f"{problem}: relative error {float(delta.max()):.1e}, accepted {TOLERANCE[precision]:.0e} for "
-                f"{precision}"
+                f"{precision}{'' if self._modules is None else self._modules.where_sums_break()}"
             )
 
 

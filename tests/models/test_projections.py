@@ -12,7 +12,7 @@ from transformers.activations import ACT2FN
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from captum_norm import AttentionBlockAttribution, DecompX, NormMeter
+from captum_norm import ALTILogit, AttentionBlockAttribution, AttnLRP, CaptumNormError, DecompX, NormMeter
 from captum_norm.models.projections import NormReader, Projection, read_norm, read_projection, read_step
 from tests import families, oracle
 from tests.families import FAMILIES
@@ -265,6 +265,16 @@ def test_a_model_with_norms_of_its_own_code_is_that_with_rms_norms(name: str) ->
         torch.testing.assert_close(maps, expected, rtol=1e-9, atol=1e-11)
     scores, expected = (DecompX(each).attribute(ids, 1) for each in (model, plain))
     torch.testing.assert_close(scores, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("method", [DecompX, AttnLRP, ALTILogit])
+def test_the_module_where_the_sum_breaks_first_is_named(method: Any) -> None:
+    model, ids = families.build("llama", dtype=torch.float64), families.inputs("llama")
+    for key in ("model.layers.1.input_layernorm", "model.layers.0.post_attention_layernorm"):
+        model.set_submodule(key, Grouped(None).double())
+    name = r'breaks first in "model.layers.0.post_attention_layernorm" \(Grouped\), which is neither'
+    with pytest.raises(CaptumNormError, match="atb_ff_res" if method is ALTILogit else name):
+        method(model).attribute(ids, 1)
 
 
 def test_the_epsilon_that_torch_takes_without_one() -> None:

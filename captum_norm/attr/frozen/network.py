@@ -38,8 +38,8 @@ from captum_norm.models.networks import (
 )
 from captum_norm.models.offloading import is_elsewhere, tensor_of
 from captum_norm.models.precision import accumulation_dtype
-from captum_norm.models.probes import affine_test, may_be_affine
-from captum_norm.models.projections import NormReader, Projection, read_step
+from captum_norm.models.probes import FAILURES, affine_test, may_be_affine
+from captum_norm.models.projections import NormReader, Projection, read_step, reproduces
 
 Step = NormReader | Projection | Elementwise | ExpertsReader | Tensor
 """What a module computes; a tensor is the bias of an affine map."""
@@ -82,8 +82,22 @@ class HookedModules:
         ]
         self.steps: dict[nn.Module, Step] = {}
         self.precisions: set[torch.dtype] = set()
+        # Modules that are no step, in the order of their first calls, with some rows of their inputs, (1, N, C).
+        self.unread: dict[nn.Module, Tensor] = {}
         # Whether parts have added up with attention weights as constants.
         self.complete = False
+
+    def where_sums_break(self) -> str:
+        """Name the first module whose output is not the sum of what its input's parts become, for messages, if any."""
+        for module, rows in self.unread.items():
+            try:
+                output, moved = torch.autograd.functional.jvp(module.forward, rows, rows)
+            except FAILURES:
+                continue
+            if isinstance(output, Tensor) and not reproduces(moved, output):
+                kind = f'"{self.names[module]}" ({type(module).__name__})'
+                return f"; the sum breaks first in {kind}, which is neither an affine map, a norm nor an activation"
+        return ""
 
 
 class FrozenNetwork(TorchFunctionMode):
@@ -424,6 +438,8 @@ class FrozenNetwork(TorchFunctionMode):
                 step = bias
         if step is not None:
             self.modules.steps[module] = step
+        elif module not in self.modules.unread:
+            self.modules.unread[module] = self.example(inputs).detach().flatten(0, -2)[None, :8].clone()
         return step
 
     def _begin_composite(self, module: nn.Module, *received: Any) -> None:
