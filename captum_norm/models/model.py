@@ -29,17 +29,11 @@ Watched = frozenset[str]
 
 
 class Reader(NamedTuple):
-    """What reads a sequence of inputs: a model, its encoder or its decoder.
-
-    Attributes:
-        module: the same.
-        embeddings: the module that embeds its token ids, if there is one.
-        longest: the largest number of positions that it has position embeddings for, or None.
-    """
+    """What reads a sequence of inputs: a model, its encoder or its decoder."""
 
     module: nn.Module
-    embeddings: nn.Module | None
-    longest: int | None
+    embeddings: nn.Module | None  # the module that embeds its token ids
+    longest: int | None  # the largest number of positions that it has position embeddings for
 
 
 @dataclass(eq=False)

@@ -44,17 +44,7 @@ def processes_of(model: nn.Module) -> Any:
 
 
 def expect_same_inputs(processes: Any, *inputs: object) -> None:
-    """Refuse inputs that differ among the processes that have a model's shards.
-
-    Each forward pass waits for all processes, and how many there are depends on the inputs.
-
-    Args:
-        processes: see :func:`processes_of`.
-        inputs: what this process got.
-
-    Raises:
-        InvalidInputError: in all processes.
-    """
+    """Refuse, in all processes that have a model's shards, inputs that differ: how often they wait depends on them."""
     digest = hashlib.blake2b(digest_size=16)
     for part in _plain(inputs):
         digest.update(part)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -173,15 +173,8 @@ def _measured_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> 
     return projection if isinstance(again, Tensor) and reproduces(again, outputs) else None
 
 
-class _Measured(NamedTuple):
-    """What a module was seen to compute, in which state, and its outputs for zeros and for random numbers, (2, D)."""
-
-    matrix: Tensor
-    bias: Tensor | None
-    state: list[object]
-    tried: Tensor
-
-
+_Measured = tuple[tuple[Tensor, Tensor | None], list[object], Tensor]
+"""A module's matrix and bias, in which state, and its outputs for zeros and for random numbers, (2, D)."""
 _measured: WeakKeyDictionary[nn.Module, _Measured] = WeakKeyDictionary()
 
 
@@ -199,9 +192,10 @@ def affine_map(module: nn.Module, like: Tensor) -> Projection | None:
     checked: int | None = None  # the evaluation in which the module was last compared
 
     def holds(measured: _Measured) -> bool:
-        if measured.matrix.device != returned.device or measured.state != _state(module):
+        (matrix, _), state, tried = measured
+        if matrix.device != returned.device or state != _state(module):
             return False
-        return not coarse or torch.equal(measured.tried, _tried(module, received))
+        return not coarse or torch.equal(tried, _tried(module, received))
 
     def present() -> _Measured:
         """Measure the module if it has changed, with gradients to its parameters where these are enabled."""
@@ -216,11 +210,7 @@ def affine_map(module: nn.Module, like: Tensor) -> Projection | None:
             checked = now
         return measured
 
-    def read() -> tuple[Tensor, Tensor | None]:
-        measured = present()
-        return measured.matrix, measured.bias
-
-    return Projection(module, returned.shape[1], returned.dtype, precision, read, lambda: present().state)
+    return Projection(module, returned.shape[1], returned.dtype, precision, lambda: present()[0], lambda: present()[1])
 
 
 def _state(module: nn.Module) -> list[object]:
@@ -245,7 +235,7 @@ def _measure(module: nn.Module, received: Tensor) -> _Measured:
         rows = received.new_zeros(min(UNIT_VECTORS, width - start), width)
         rows.diagonal(start).fill_(size)
         pieces.append((run_alone(module, rows) - bias) / size)
-    return _Measured(torch.cat(pieces), bias if bool(bias.any()) else None, _state(module), tried)
+    return (torch.cat(pieces), bias if bool(bias.any()) else None), _state(module), tried
 
 
 def _size(tried: Tensor, width: int) -> float:

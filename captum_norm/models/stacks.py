@@ -37,12 +37,7 @@ class Place:
 
 
 def stack_reader(encoder: nn.Module | None, towers: Mapping[str, nn.Module]) -> Callable[[AttentionCall], Role]:
-    """Return what says to which stack an attention call belongs.
-
-    Args:
-        encoder: the encoder of an encoder–decoder model; None for any other model.
-        towers: the models inside a model that read no tokens, by name.
-    """
+    """Return what says to which stack an attention call belongs, of a model with this encoder and these towers."""
     encoding = None if encoder is None else frozenset(encoder.modules())
     tower_of = {module: name for name, tower in towers.items() for module in tower.modules()}
 
@@ -61,17 +56,7 @@ def stack_reader(encoder: nn.Module | None, towers: Mapping[str, nn.Module]) -> 
 
 @dataclass
 class StackSize:
-    """Size of a stack of layers in a forward pass.
-
-    Attributes:
-        batch: B.
-        heads: H.
-        queries: Q.
-        keys: K.
-        dtype: dtype of its values.
-        device: device of its first layer.
-        layers: L.
-    """
+    """Size of a stack of layers in a forward pass, with the dtype of its values and the device of its first layer."""
 
     batch: int
     heads: int
