@@ -11,7 +11,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -226,16 +226,33 @@ def _connected(backend: RayBackend) -> Iterator[Any]:
     if address is None:
         cores = None if backend.workers is None else math.ceil(backend.workers * backend.cpus_per_worker)
         options = {"address": "local", "num_cpus": cores, "include_dashboard": False}
+    with nullcontext() if address else _on_loopback():
+        try:
+            ray.init(**options, namespace="captum-norm", logging_level=logging.ERROR, log_to_driver=False)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            where = "start Ray on this machine" if address is None else f"reach a Ray cluster at {address}"
+            raise InvalidInputError(f"cannot {where}: {reason}") from error
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray's processes listen to this machine alone, as they do on macOS; elsewhere it takes no loopback address."""
+    from ray._private import ray_constants as constants
+
+    name = constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before, enabled = os.environ.get(name), constants.ENABLE_RAY_CLUSTER
     try:
-        ray.init(**options, namespace="captum-norm", logging_level=logging.ERROR, log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        where = "start Ray on this machine" if address is None else f"reach a Ray cluster at {address}"
-        raise InvalidInputError(f"cannot {where}: {reason}") from error
-    try:
-        yield ray
+        os.environ[name], constants.ENABLE_RAY_CLUSTER = "0", False
+        yield
     finally:
-        ray.shutdown()
+        constants.ENABLE_RAY_CLUSTER = enabled
+        os.environ.pop(name)
+        os.environ.update({} if before is None else {name: before})
 
 
 def _check_address(address: str | None) -> None:
