@@ -45,8 +45,8 @@ RULES: Mapping[str, Rule] = MappingProxyType(
 
 EXPLAINED: Mapping[Flag, frozenset[Flag]] = MappingProxyType(
     {
+        "untranslated": frozenset({"unrelated", "exchanged"}),
         "exchanged": frozenset({"unrelated", "truncated", "added"}),
-        "untranslated": frozenset({"unrelated"}),
         "unrelated": frozenset({"truncated", "added"}),
         "repeated": frozenset({"added"}),
     }

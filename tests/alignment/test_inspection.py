@@ -215,6 +215,7 @@ def test_flags_that_explain_others() -> None:
     assert flags_of(replace(GOOD, information=0.0, gap=0.9)) == ("unrelated",)
     assert flags_of(replace(GOOD, information=0.0, gap=0.9, exchange=3.0)) == ("exchanged",)
     assert flags_of(replace(GOOD, information=0.0, copied=0.9)) == ("untranslated",)
+    assert flags_of(replace(GOOD, exchange=3.0, copied=0.9)) == ("untranslated",)
     assert flags_of(replace(GOOD, information=0.0, target_gap=0.9)) == ("unrelated",)
     assert flags_of(replace(GOOD, repetition=0.4, target_gap=0.9)) == ("repeated",)
     assert flags_of(replace(GOOD, gap=0.4, target_gap=0.9)) == ("truncated", "added")
