@@ -12,11 +12,7 @@ _LONGEST_QUOTE = 80
 
 
 def quoted(value: object) -> str:
-    """Quote a value for a message: its ``repr`` on one line, truncated if it is long.
-
-    >>> quoted("0:0"), len(quoted("0" * 1000))
-    ("'0:0'", 84)
-    """
+    """Quote a value for a message: its ``repr`` on one line, truncated if it is long."""
     if isinstance(value, str):
         return repr(value) if len(value) <= _LONGEST_QUOTE else f"{value[:_LONGEST_QUOTE]!r} …"
     text = " ".join(repr(value).split())
@@ -24,11 +20,7 @@ def quoted(value: object) -> str:
 
 
 def quoted_name(name: str) -> str:
-    r"""Format a name for a message: bare, or quoted if it is empty, long or unprintable.
-
-    >>> quoted_name("encoder.version"), quoted_name(""), quoted_name("a\x1b[31m")
-    ('encoder.version', "''", "'a\\x1b[31m'")
-    """
+    """Format a name for a message: bare, or quoted if it is empty, long or unprintable."""
     return name if name and name.isprintable() and len(name) <= _LONGEST_QUOTE else quoted(name)
 
 

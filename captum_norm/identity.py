@@ -45,11 +45,7 @@ def weights_digest(model: "nn.Module") -> str:
 
 
 def configuration_digest(model: "nn.Module") -> str:
-    """Hash what determines how a model computes with its weights.
-
-    This includes its printed structure, its configuration and those of its adapters, and the layouts declared for its
-    layers, but not its generation settings, nor where it was loaded from.
-    """
+    """Hash what determines how a model computes: structure, configurations, declared layouts; not how it generates."""
     from captum_norm.models import registered_layouts
 
     classes = {type(module).__name__ for module in model.modules()}
@@ -64,11 +60,7 @@ def configuration_digest(model: "nn.Module") -> str:
 
 
 def tokenizer_digest(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Hash the files that a tokenizer saves: vocabulary, rules and settings, but no chat template.
-
-    Raises:
-        InvalidInputError: it cannot be saved.
-    """
+    """Hash the files that a tokenizer saves: vocabulary, rules and settings, but no chat template."""
     files = {}
     with TemporaryDirectory(prefix="captum-norm-") as folder:
         try:

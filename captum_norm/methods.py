@@ -18,25 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NamedMethod:
-    """A method by name.
-
-    Attributes:
-        class_name: the name of its class in ``package``, which is imported on use.
-        package: the package of the class; :class:`captum_norm.TokenAttribution` wraps those of ``captum.attr``.
-        maps: whether it derives from :class:`captum_norm.AttentionMapAttribution`, with a map for each layer.
-        own_title: its title in tables, if its class has none.
-        options: keyword arguments for the ``attribute`` of a method of ``captum.attr``.
-        requires: another package that it needs.
-        kind: the class, if it is imported already.
-    """
+    """A method by name: a class, imported on use."""
 
     class_name: str
-    package: str = "captum_norm.attr"
-    maps: bool = True
-    own_title: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    requires: str | None = None
-    kind: Any = None
+    package: str = "captum_norm.attr"  # TokenAttribution wraps the methods of captum.attr
+    maps: bool = True  # it derives from AttentionMapAttribution
+    own_title: str | None = None  # if its class has none
+    options: Mapping[str, Any] = field(default_factory=dict)  # of attribute, for methods of captum.attr
+    requires: str | None = None  # another package
+    kind: Any = None  # the class, if it is imported already
 
     def load(self) -> Any:
         """Import the class."""

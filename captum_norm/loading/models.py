@@ -87,11 +87,7 @@ def load(
 
 
 def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerBase":
-    """Load only the tokenizer; see :func:`load`.
-
-    Raises:
-        InvalidInputError: there is no such tokenizer.
-    """
+    """Load only the tokenizer; see :func:`load`."""
     return _tokenizer(name_or_path, _adapter_at(name_or_path))
 
 
@@ -138,16 +134,7 @@ def _model(name_or_path: str, adapter: "_Adapter | None", quantization: Quantiza
 
 
 def on_device(model: Model, device: str, dtype: Precision | None = None) -> Model:
-    """Move a model to a device, and convert it to a dtype.
-
-    Args:
-        model: the model.
-        device: such as ``cpu`` or ``cuda:1``.
-        dtype: the dtype's name; None for the model's own.
-
-    Raises:
-        InvalidInputError: there is no such device or dtype.
-    """
+    """Move a model to a device such as ``cuda:1``, and convert it to a dtype by its name unless None."""
     import torch
 
     if dtype is not None:
@@ -161,15 +148,7 @@ def on_device(model: Model, device: str, dtype: Precision | None = None) -> Mode
 
 
 def load_sentence_transformer(name_or_path: str = DEFAULT_MODEL, quantization: Quantization | None = None) -> Any:
-    """Load a SentenceTransformer on the CPU, in ``eval()`` mode; None if it is another model.
-
-    Args:
-        name_or_path: see :func:`load`.
-        quantization: see :func:`load`.
-
-    Raises:
-        InvalidInputError: it cannot be loaded, or sentence-transformers is not installed.
-    """
+    """Load a SentenceTransformer on the CPU, in ``eval()`` mode; None if it is another model."""
     place = model_location(name_or_path)
     with quiet(), as_input_error(f"cannot load the sentence encoder {name_or_path}"):
         modules = _modules_at(place)
@@ -197,11 +176,7 @@ def load_sentence_transformer(name_or_path: str = DEFAULT_MODEL, quantization: Q
 
 
 def load_poolings(name_or_path: str = DEFAULT_MODEL) -> list[str]:
-    """Load the names of a SentenceTransformer's poolings, such as ``mean``; none if it is another model.
-
-    Raises:
-        InvalidInputError: its files are damaged.
-    """
+    """Load the names of a SentenceTransformer's poolings, such as ``mean``; none if it is another model."""
     place = model_location(name_or_path)
     poolings: list[str] = []
     with quiet(), as_input_error(f"cannot load the sentence encoder {name_or_path}"):

@@ -256,10 +256,7 @@ def of_examples(value: Tensor, counts: Sequence[int], examples: Sequence[int]) -
 
 @contextmanager
 def gathering_chunks(towers: Iterable[nn.Module], function: AttentionFunction) -> Iterator[AttentionFunction]:
-    """Make an attention function that calls ``function`` once for a sequence whose chunks attend one after the other.
-
-    Each chunk's output is filled in when the last one has come; the model may only collect the outputs until then.
-    """
+    """Make an attention function that calls ``function`` once for all chunks, whose outputs it fills in at the last."""
     counts: dict[nn.Module, int] = {}
     waiting: dict[nn.Module, list[tuple[AttentionCall, Tensor]]] = {}
 

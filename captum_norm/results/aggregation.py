@@ -117,13 +117,7 @@ def encoder_decoder_rollout(encoder: Tensor, decoder: Tensor, cross: Tensor) -> 
 def encoder_decoder_rollouts(
     through_encoder: Tensor, decoder: Tensor, cross: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what :func:`encoder_decoder_rollout` returns, for each decoder layer.
-
-    Args:
-        through_encoder: the encoder's rollout E, (B, S, S).
-        decoder: see :func:`encoder_decoder_rollout`.
-        cross: see there.
-    """
+    """Yield what :func:`encoder_decoder_rollout` returns, for each decoder layer, from the encoder's, (B, S, S)."""
     source, prefix = torch.zeros_like(cross[:, 0]), torch.zeros_like(decoder[:, 0])
     own_keys(prefix).fill_(1)
     positions = decoder.shape[-2]

@@ -370,12 +370,7 @@ def place_of_layer(name: str, layer: int, layers: Sequence[int]) -> int:
 
 
 def named_layers(layers: Sequence[int]) -> str:
-    """Name layers, runs of them by their ends.
-
-    Example:
-        >>> named_layers([4]), named_layers([4, 5]), named_layers([0, 1, 2, 3, 8])
-        ('layer 4', 'layers 4, 5', 'layers 0–3, 8')
-    """
+    """Name layers, runs of them by their ends."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][-1] + 1:

@@ -18,14 +18,7 @@ _NOT_ASCII = re.compile("[^\n -~]")
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    r"""Format rows as CSV, with unprintable characters spelled out and NaN as an empty cell.
-
-    Cells are data: a leading ``=``, which a spreadsheet would read as a formula, is kept.
-
-    Example:
-        >>> csv_text([["token", "score"], ["=1\x1b", 0.5]])
-        'token,score\n=1\\x1b,0.5\n'
-    """
+    """Format rows as CSV, with unprintable characters spelled out, NaN as an empty cell, and a leading ``=`` kept."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerows(
@@ -35,37 +28,19 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
 
 
 def csv_records(records: Sequence[Mapping[str, Any]]) -> str:
-    r"""Format records as CSV, see :func:`csv_text`; the first one's keys are the header.
-
-    Example:
-        >>> csv_records([{"method": "norm", "gain": 0.5}])
-        'method,gain\nnorm,0.5\n'
-    """
+    """Format records as CSV, see :func:`csv_text`; the first one's keys are the header."""
     names = list(records[0])
     return csv_text([names, *([record.get(name) for name in names] for record in records)])
 
 
 def json_text(content: Any, indent: int | None = None) -> str:
-    r"""Format a value as JSON, with NaN as null, unprintable characters escaped, and a final line feed.
-
-    Example:
-        >>> json_text({"é": "\u202e"}), json.loads(json_text("\u202e")) == "\u202e"
-        ('{"é": "\\u202e"}\n', True)
-
-    Raises:
-        ValueError: a number is infinite.
-    """
+    """Format a value as JSON, with NaN as null, unprintable characters escaped, and a final line feed."""
     text = json.dumps(without_nan(content), ensure_ascii=False, allow_nan=False, indent=indent)
     return _NOT_ASCII.sub(lambda found: _escaped(found[0]), text) + "\n"
 
 
 def without_nan(value: Any) -> Any:
-    """Replace NaN by None in a value made of dictionaries, lists and tuples; JSON and CSV have no NaN.
-
-    Example:
-        >>> without_nan({"gain": [0.5, math.nan]})
-        {'gain': [0.5, None]}
-    """
+    """Replace NaN by None in a value made of dictionaries, lists and tuples; JSON and CSV have no NaN."""
     if isinstance(value, dict):
         return {name: without_nan(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -74,15 +49,7 @@ def without_nan(value: Any) -> Any:
 
 
 def data_frame(rows: Sequence[Any], columns: list[str] | None = None) -> "pd.DataFrame":
-    """Make a data frame of pandas.
-
-    Args:
-        rows: records, or rows of cells.
-        columns: the names of the columns; the records' keys if None.
-
-    Raises:
-        InvalidInputError: pandas is not installed.
-    """
+    """Make a data frame of records, or of rows of cells with the names of the columns; refuse if pandas is missing."""
     try:
         import pandas as pd
     except ModuleNotFoundError as error:

@@ -4,22 +4,12 @@ import unicodedata
 
 
 def spelled_out(text: str) -> str:
-    r"""Spell out unprintable characters: controls, direction marks, and every space but the usual one.
-
-    Example:
-        >>> spelled_out("a\x1b[31m\n\u202e")
-        'a\\x1b[31m\\x0a\\u202e'
-    """
+    """Spell out unprintable characters: controls, direction marks, and every space but the usual one."""
     return text if text.isprintable() else "".join(c if c.isprintable() else _spelled(c) for c in text)
 
 
 def spelled_lines(text: str) -> str:
-    r"""Spell out unprintable characters, but keep line feeds and spaces of all widths.
-
-    Example:
-        >>> spelled_lines("1\xa0000\n\x9b31m")
-        '1\xa0000\n\\x9b31m'
-    """
+    """Spell out unprintable characters, but keep line feeds and spaces of all widths."""
     return text if text.isprintable() else "".join(c if _is_plain(c) else _spelled(c) for c in text)
 
 

@@ -262,12 +262,7 @@ Place = Local | Remote
 
 
 def is_url(name: object) -> bool:
-    """Whether a name is a URL rather than a path.
-
-    Example:
-        >>> is_url("s3://bucket/text.fr"), is_url("corpus/text.fr")
-        (True, False)
-    """
+    """Whether a name is a URL rather than a path."""
     return isinstance(name, str | PathLike) and match("[a-z][a-z0-9+.-]*://", str(fspath(name))) is not None
 
 
@@ -283,11 +278,7 @@ def write_whole(path: str | PathLike[str], content: bytes) -> Path:
 
 
 def check_file(name: str | PathLike[str]) -> Kind | None:
-    """Check that a path or URL is a file or can become one; return what it is, None if it does not exist.
-
-    Raises:
-        InvalidInputError: it is a folder, or its folder does not exist or cannot be written to.
-    """
+    """Check that a path or URL is a file or can become one; return what it is, None if it does not exist."""
     place = place_of(name)
     kind = _examined(place)
     if kind == "directory":
@@ -300,11 +291,7 @@ def check_file(name: str | PathLike[str]) -> Kind | None:
 
 
 def check_folder(name: str | PathLike[str]) -> None:
-    """Check that a path or URL is a folder or can become one.
-
-    Raises:
-        InvalidInputError: it is a file, its parent does not exist, or it cannot be written to.
-    """
+    """Check that a path or URL is a folder or can become one."""
     place = place_of(name)
     kind = _examined(place)
     if kind not in ("directory", None):

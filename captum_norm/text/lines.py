@@ -109,30 +109,14 @@ def read_lines(source: TextSource, name: str | None = None, first: int = 1) -> I
 def scan_lines(
     source: TextSource, name: str | None = None, first: int = 1
 ) -> Iterator[tuple[int, str | InvalidInputError]]:
-    """Yield the numbered lines of a text without line ends; a line that is not UTF-8 is yielded as an error.
-
-    Lines end at line feeds, optionally after a carriage return, but not at the other separators of ``str.splitlines``:
-    parallel files must stay parallel if a sentence contains U+2028. A byte order mark is skipped.
-
-    Args:
-        source: the text.
-        name: its name in messages; its path or the stream's name if None.
-        first: the number of the first line.
-
-    Raises:
-        InvalidInputError: see :func:`raw_lines`; reading ends there.
-    """
+    """Yield the numbered lines, ended by line feeds alone, without their ends; one that is not UTF-8 as an error."""
     called = source_name(source) if name is None else name
     for number, line in enumerate(raw_lines(source, called, first), first):
         yield number, decoded(line, called, number)
 
 
 def raw_lines(source: TextSource, name: str | None = None, first: int = 1) -> Iterator[str | bytes]:
-    """Yield the lines of a text as they are, with line ends; strings if the source is a stream of text.
-
-    Raises:
-        InvalidInputError: the file cannot be read, a compressed one is damaged, or a line is longer than 64 MiB.
-    """
+    """Yield the lines of a text with their ends, at most 64 MiB each; strings if the source is a stream of text."""
     called = source_name(source) if name is None else name
     number = first
     with ExitStack() as stack:

@@ -20,10 +20,7 @@ PRODUCT, NORM = "get_lora_weight", "get_weight_norm"
 
 @contextmanager
 def norms_taken_once(model: nn.Module) -> Iterator[None]:
-    """Take the norms of a model's DoRA adapters once while open, in this thread; its weights must not change.
-
-    The norms are kept, not the matrices: understanding a model takes no more memory than running it.
-    """
+    """Take the norms, not the matrices, of DoRA adapters once while open, in this thread; weights must not change."""
     if any(_is_dora(module) for module in model.modules()):
         with ExitStack() as stack:
             for module in filter(_is_dora, model.modules()):

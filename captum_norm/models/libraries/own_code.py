@@ -39,12 +39,7 @@ _multi_head_attention.__kwdefaults__ = _whole.__kwdefaults__
 
 @contextmanager
 def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator[None]:
-    """Tell ``function`` of the attention that the code of ``model`` computes; what it returns is attention's output.
-
-    Args:
-        model: the model, in an open :func:`~captum_norm.models.hooks.evaluating`, which undoes all of this.
-        function: the function; :meth:`AttentionCall.output` is the model's own.
-    """
+    """Tell ``function`` of the attention that a model's own code computes; what it returns is attention's output."""
     with watching_sequences(model) as crossing:
         products = AttentionProducts(
             model,
