@@ -136,10 +136,7 @@ class NormMeter:
     Args:
         model: a Hugging Face model, one built with torch.nn's attention, or a fairseq translation model, in any mode
             and dtype, on any device; left unchanged.
-        accumulate: see :class:`MeterOptions`.
-        memory_budget: see :class:`MeterOptions`.
-        baseline: see :class:`MeterOptions`.
-        differentiable: see :class:`MeterOptions`.
+        accumulate, memory_budget, baseline, differentiable: see :class:`MeterOptions`.
 
     Example:
         >>> import torch

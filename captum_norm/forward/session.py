@@ -71,11 +71,7 @@ class Session:
     Args:
         model: a model of Hugging Face, one built with torch.nn's attention, or a translation model of fairseq, in any
             mode and dtype, on any device; a pipeline of transformers; or a SentenceTransformer. Left as it is.
-        tokenizer: see :class:`captum_norm.MeterOptions`.
-        accumulate: see :class:`captum_norm.MeterOptions`.
-        memory_budget: see :class:`captum_norm.MeterOptions`.
-        baseline: see :class:`captum_norm.MeterOptions`.
-        differentiable: see :class:`captum_norm.MeterOptions`.
+        tokenizer, accumulate, memory_budget, baseline, differentiable: see :class:`captum_norm.MeterOptions`.
 
     Raises:
         InvalidInputError: for a model of another kind, or an unknown option.

@@ -18,8 +18,7 @@ class CPLRP(RelevanceAttribution):
     Args:
         model: a Hugging Face model; left unchanged.
         readout: the values to explain instead of logits: see :data:`captum_norm.models.outputs.Readout`.
-        memory_budget: see :class:`captum_norm.MeterOptions`.
-        tokenizer: see :class:`captum_norm.MeterOptions`.
+        memory_budget, tokenizer: see :class:`captum_norm.MeterOptions`.
 
     Example:
         >>> import torch
@@ -51,8 +50,7 @@ class AttnLRP(RelevanceAttribution):
     Args:
         model: a Hugging Face model; left unchanged.
         readout: the values to explain instead of logits: see :data:`captum_norm.models.outputs.Readout`.
-        memory_budget: see :class:`captum_norm.MeterOptions`.
-        tokenizer: see :class:`captum_norm.MeterOptions`.
+        memory_budget, tokenizer: see :class:`captum_norm.MeterOptions`.
 
     Example:
         >>> import torch
@@ -79,8 +77,7 @@ class GIM(RelevanceAttribution):
     Args:
         model: a Hugging Face model; left unchanged.
         readout: the values to explain instead of logits: see :data:`captum_norm.models.outputs.Readout`.
-        memory_budget: see :class:`captum_norm.MeterOptions`.
-        tokenizer: see :class:`captum_norm.MeterOptions`.
+        memory_budget, tokenizer: see :class:`captum_norm.MeterOptions`.
 
     Example:
         >>> import torch
