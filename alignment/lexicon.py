@@ -7,10 +7,12 @@ pass instead of by training.
 """
 
 import json
+import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
 from copy import deepcopy
+from io import BytesIO
 from os import PathLike, fspath
 from pathlib import Path
 from typing import IO, Any, cast
@@ -43,6 +45,10 @@ _KEPT = 0.75
 _BUFFERED = 1 << 19
 _SIDE, _TARGET = 32, np.uint64(0xFFFFFFFF)
 _ARRAYS = ("keys", "counts", "source_totals", "target_totals")
+
+_MOST_COMPRESSED = 32
+_SMALL = 1 << 16
+"""What may be compressed to any degree, in bytes; sorted keys and words come down to a tenth at most."""
 
 Languages = tuple[str | None, str | None]
 """Source and target language; None for one that is unknown."""
@@ -190,12 +196,13 @@ class Lexicon:
         """
         name = quoted_name(fspath(path))
         try:
-            with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-                description = json.loads(file["description"].tobytes().decode(errors="surrogatepass"))
-                keys, counts, *totals = (file[array] for array in _ARRAYS)
+            with Path(path).open("rb") as opened, zipfile.ZipFile(opened) as file:
+                description = json.loads(_array(file, "description", np.uint8).tobytes().decode(errors="surrogatepass"))
+                keys = _array(file, "keys", np.uint64)
+                counts, *totals = (_array(file, array, np.float64, 8 * len(keys)) for array in _ARRAYS[1:])
         except OSError as error:
             raise InvalidInputError(f"cannot read {name}: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (ValueError, LookupError, EOFError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error) as error:
             raise InvalidInputError(f"{name} is not a lexicon; give a file that --save-lexicon wrote") from error
         if not _is_sound(description, keys, counts, totals):
             raise InvalidInputError(f"{name} is not a lexicon, or damaged; give a file that --save-lexicon wrote")
@@ -297,11 +304,41 @@ def _matrix(values: ArrayLike, source: Sequence[str], target: Sequence[str]) -> 
     return matrix
 
 
-def _is_sound(description: Any, keys: Any, counts: Any, totals: Sequence[Any]) -> bool:
+def _array(file: zipfile.ZipFile, name: str, dtype: type[Any], small: int = 0) -> NDArray[Any]:
+    """Read an array of one axis, unless it is compressed more than any that :meth:`Lexicon.save` writes."""
+    info = file.getinfo(f"{name}.npy")
+    if info.flag_bits & 1 or info.file_size > max(_MOST_COMPRESSED * info.compress_size, small) + _SMALL:
+        raise ValueError(f"{name} is encrypted, or larger than its compressed size allows")
+    content = BytesIO(file.read(info))
+    if np.lib.format.read_magic(content) != (1, 0):
+        raise ValueError(f"{name} has another version")
+    shape, _, kind = np.lib.format.read_array_header_1_0(content)
+    array: NDArray[Any] = np.frombuffer(content.getbuffer()[content.tell() :], dtype)
+    if kind != dtype or shape != array.shape:
+        raise ValueError(f"{name} has another type or shape")
+    return array
+
+
+def _is_sound(
+    description: Any, keys: NDArray[np.uint64], counts: NDArray[np.float64], totals: Sequence[NDArray[np.float64]]
+) -> bool:
     """Whether the contents of a file fit together; the archive has checksums of its own."""
     match description:
-        case {"format": name, "languages": [_, _], "sides": [list() as first, list() as second]} if name == _FORMAT:
+        case {
+            "format": name,
+            "languages": [str() | None, str() | None],
+            "max_word_pairs": int() as most,
+            "sentence_pairs": int() as pairs,
+            "sides": [list() as first, list() as second],
+        } if name == _FORMAT and most >= 1 and pairs >= 0:
             sizes = [len(first), len(second), len(keys)]
-            return [*map(len, totals), len(counts)] == sizes and keys.dtype == np.uint64
+            return (
+                [*map(len, totals), len(counts)] == sizes
+                and all(isinstance(word, str) for side in (first, second) for word in side)
+                and [len(set(first)), len(set(second))] == sizes[:2]
+                and bool((keys[1:] > keys[:-1]).all())
+                and all((ids < size).all() for ids, size in zip((keys >> _SIDE, keys & _TARGET), sizes, strict=False))
+                and all(bool((np.isfinite(values) & (values >= 0)).all()) for values in (counts, *totals))
+            )
         case _:
             return False

@@ -15,7 +15,7 @@ from sentencepiece import SentencePieceTrainer
 from subword_nmt.learn_bpe import learn_bpe
 from transformers import BertModel
 
-from alignment import GoldAlignment, GoldFormat, read_gold, read_parallel, read_pharaoh
+from alignment import GoldAlignment, GoldFormat, Lexicon, read_gold, read_parallel, read_pharaoh
 from alignment.fairseq.checkpoint import Checkpoint, read_checkpoint
 from alignment.fairseq.tokenizer import SPECIAL, BPESegmenter, Dictionary, SentencePieceSegmenter, read_dictionary
 from alignment.formats import format_pharaoh
@@ -162,6 +162,19 @@ def saved_result(result: Result) -> bytes:
         return result.save(Path(folder) / "maps.safetensors").read_bytes()
 
 
+def lexicon_file(folder: Path) -> Reader:
+    """The files of lexicons, which are the same if they count the same pairs alike."""
+
+    def content(lexicon: Lexicon) -> bytes:
+        lexicon.save(folder / "saved")
+        return (folder / "saved").read_bytes()
+
+    full = Lexicon(languages=("fr", "en"))
+    for words in (WORDS, WORDS[::-1], ["e\u0301\ud800", '"']):
+        full.count(words, words, torch.eye(len(words)).numpy())
+    return Reader("lexicon.npz", list(map(content, (Lexicon(), full))), lambda path: content(Lexicon.load(path)), bytes)
+
+
 READERS: Mapping[str, Callable[[Path], Reader]] = {
     "pharaoh": lambda _: Reader(
         "links",
@@ -206,6 +219,7 @@ READERS: Mapping[str, Callable[[Path], Reader]] = {
     "fastbpe": lambda _: Reader("bpecodes", texts("e s 120\nes t</w> 90\nl a</w> 7\n"), partial(cut, BPESegmenter)),
     "sentencepiece": lambda folder: Reader("pieces.model", pieces_models(folder), partial(cut, SentencePieceSegmenter)),
     "result": lambda _: Reader("maps.safetensors", result_files(), AttributionMaps.load, saved_result),
+    "lexicon": lexicon_file,
     "config": lambda folder: model_file(folder, "config.json", read_config),
     "tokenizer": lambda folder: model_file(folder, "tokenizer.json", loading.load_tokenizer),
     "safetensors": lambda folder: model_file(folder, "model.safetensors", loading.load_model),

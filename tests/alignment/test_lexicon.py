@@ -1,12 +1,15 @@
 """Counts of word pairs: the formula, what is left out, sums of parts, the bound, and files."""
 
+import io
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from alignment.aligner import WordAligner
 from alignment.fairseq.loading import load_shipped_model
 from alignment.lexicon import Lexicon
 from captum_norm import InvalidInputError
+from tests.fuzzing import bounded, limited
 
 Sentences = list[tuple[list[str], list[str], np.ndarray[Any, Any]]]
 
@@ -205,6 +209,17 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     refused(description=described(format="other"))
     refused(description=described(sides=[["a"], ["b"]]))
     refused(description=np.frombuffer(b"[]", np.uint8))
+    refused(description=np.frombuffer(b"[" * 100_000, np.uint8))
+    refused(description=described(sides=[["a"] * len(side) for side in description["sides"]]))
+    refused(description=described(sides=[[0] * len(side) for side in description["sides"]]))
+    refused(description=described(max_word_pairs=0))
+    refused(description=described(languages=[1, 2]))
+    refused(keys=arrays["keys"][::-1])
+    refused(keys=arrays["keys"] + np.uint64(len(description["sides"][1])))
+    refused(keys=arrays["keys"].astype(np.int64))
+    refused(counts=arrays["counts"] * np.nan)
+    refused(counts=-arrays["counts"])
+    refused(counts=arrays["counts"][:, None])
     content = (tmp_path / "sound.npz").read_bytes()
     for damaged in (b"", b"text\n", content[:-30], content[:200] + b"?" * 9 + content[209:]):
         (tmp_path / "damaged").write_bytes(damaged)
@@ -212,6 +227,38 @@ def test_files_that_are_none(tmp_path: Path) -> None:
             Lexicon.load(tmp_path / "damaged")
     with pytest.raises(InvalidInputError, match=r"cannot read .*none"):
         Lexicon.load(tmp_path / "none")
+
+
+def test_files_that_would_take_more_memory_than_they_may(tmp_path: Path) -> None:
+    """Declared shapes, sizes beyond what compresses so well, and encryption."""
+    lexicon_of(text(5)).save(tmp_path / "sound.npz")
+    with np.load(tmp_path / "sound.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+    zeros = np.zeros(20_000_000, np.uint64)
+    changes: list[dict[str, Any]] = [{"keys": zeros}, {"keys": zeros, "counts": zeros.view(np.float64)}]
+    changes += [{"counts": zeros.view(np.float64)}, {"description": np.full(100_000_000, 32, np.uint8)}]
+    files = []
+    for index, changed in enumerate(changes):
+        files.append(tmp_path / f"{index}.npz")
+        np.savez_compressed(files[-1], **{**arrays, **changed})
+        assert files[-1].stat().st_size < 1_000_000
+    content = (tmp_path / "sound.npz").read_bytes()
+    with ZipFile(tmp_path / "shape.npz", "w") as archive:
+        for name, array in arrays.items():
+            stream = io.BytesIO()
+            header = {"descr": array.dtype.str, "fortran_order": False, "shape": (10**10,)}
+            np.lib.format.write_array_header_1_0(stream, header)
+            archive.writestr(f"{name}.npy", stream.getvalue() + array.tobytes())
+    encrypted = bytearray(content)
+    for entry in re.finditer(rb"PK\x01\x02|PK\x03\x04", content):
+        encrypted[entry.start() + (8 if entry[0].endswith(b"\x02") else 6)] |= 1
+    (tmp_path / "encrypted.npz").write_bytes(encrypted)
+    with bounded(mebibytes=40), limited():
+        for file in (*files, tmp_path / "shape.npz", tmp_path / "encrypted.npz"):
+            with pytest.raises(
+                InvalidInputError, match=r"\.npz is not a lexicon; give a file that --save-lexicon wrote"
+            ):
+                Lexicon.load(file)
 
 
 @pytest.mark.parametrize(
