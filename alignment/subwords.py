@@ -7,6 +7,7 @@ tokenizer's marks and never rely on them. If a tokenizer can be run word by word
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import accumulate
 from typing import TypeVar
 
 from captum_norm import InvalidInputError
@@ -96,6 +97,7 @@ class _Text:
         self.bytes = b"".join(bare)
         self.length = len(self.bytes)
         self._owners = [index for index, word in enumerate(bare) for _ in word]
+        self._ends = list(accumulate(map(len, bare)))
 
     def word_at(self, place: int) -> int | None:
         """The word of this byte, past the end the last word; None if there is no text."""
@@ -103,10 +105,7 @@ class _Text:
 
     def rest(self, place: int) -> bytes:
         """The rest of this byte's word, from the byte on."""
-        end = place
-        while end < self.length and self._owners[end] == self._owners[place]:
-            end += 1
-        return self.bytes[place:end]
+        return self.bytes[place : self._ends[self._owners[place]]] if place < self.length else b""
 
     def ends(self, start: int, surface: bytes | None) -> Iterable[int]:
         """The positions where a piece that starts here can end; None is the unknown piece."""

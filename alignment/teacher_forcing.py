@@ -19,6 +19,11 @@ from captum_norm.models import explained_module, input_device
 OnError = Callable[[int, InvalidInputError], None]
 """Called with the index of an unusable pair and the reason."""
 
+MOST_PIECES = 2048
+"""The most pieces of a side for a model whose positions have no end."""
+
+_PIECE_LETTERS = 16  # the longest piece that SentencePiece learns, unless told otherwise
+
 NO_LABEL = -100
 """The label at padding."""
 
@@ -70,9 +75,10 @@ def teacher_forced_batches(
     model = explained_module(model)
     family = _family(model)
     report = _raise if on_error is None else on_error
-    sources = _encoded(tokenizer.encode_source, {index: words for index, (words, _) in enumerate(pairs)}, report)
-    targets = _encoded(tokenizer.encode_target, {index: pairs[index][1] for index in sources}, report)
     limits = family.limits(model)
+    short = [index for index, pair in enumerate(pairs) if _is_short(index, pair, limits, report)]
+    sources = _encoded(tokenizer.encode_source, {index: pairs[index][0] for index in short}, report)
+    targets = _encoded(tokenizer.encode_target, {index: pairs[index][1] for index in sources}, report)
     usable: dict[int, _EncodedPair] = {}
     for index, target in targets.items():
         problem = _problem((sources[index], target), limits)
@@ -86,6 +92,21 @@ def teacher_forced_batches(
 
 def _raise(index: int, error: InvalidInputError) -> None:
     raise InvalidInputError(f"pair {index}: {error}") from error
+
+
+def _is_short(
+    index: int,
+    pair: tuple[Sequence[str], Sequence[str]],
+    limits: tuple[int | None, int | None],
+    on_error: OnError,
+) -> bool:
+    """Whether a pair may fit in the model: some tokenizers take time by the square of a word's length."""
+    for side, words, limit in zip(("source", "target"), pair, limits, strict=True):
+        letters, most = sum(map(len, words)), _PIECE_LETTERS * (limit or MOST_PIECES)
+        if letters > most:
+            on_error(index, InvalidInputError(f"got a {side} side of {letters} letters, expected at most {most}"))
+            return False
+    return True
 
 
 _EncodedPair = tuple[EncodedSentence, EncodedSentence]
@@ -114,9 +135,9 @@ def _problem(pair: _EncodedPair, limits: tuple[int | None, int | None]) -> str |
     for side, sentence, limit in zip(("source", "target"), pair, limits, strict=True):
         if all(index is None for index in sentence.word_ids):
             return f"got a {side} side without a word, expected at least one that the tokenizer keeps"
-        if limit is not None and len(sentence.ids) > limit:
-            message = f"got a {side} side of {len(sentence.ids)} pieces"
-            return f"{message}, expected at most {limit}, the number of positions that the model has"
+        if len(sentence.ids) > (limit or MOST_PIECES):
+            message = f"got a {side} side of {len(sentence.ids)} pieces, expected at most {limit or MOST_PIECES}"
+            return message if limit is None else f"{message}, the number of positions that the model has"
     return None
 
 

@@ -72,7 +72,12 @@ class ModelOptions(Options, title="the translation model"):
 class RunOptions(Options, title="the run"):
     """A run over text of any size."""
 
-    max_words: int = option("lines with more words on a side are bad", 256, parse=positive, metavar="N")
+    max_words: int = option(
+        "lines with more words on a side, or more than 16 letters for each of these, are bad",
+        256,
+        parse=positive,
+        metavar="N",
+    )
     bad_lines: Literal["empty", "stop"] = option(
         "what to do about an unusable line: write an empty line and a message with its number, or stop", "empty"
     )

@@ -30,6 +30,9 @@ Splits = tuple[Callable[[str], list[str]], Callable[[str], list[str]]]
 Line = tuple[str, str] | InvalidInputError
 """The two sides of a line, or the error that says why it cannot be read."""
 
+WORD_LETTERS = 16
+"""How many letters words have at most on average, in a line with as many words as it may have."""
+
 _Reason = Literal["unreadable", "empty", "too_long", "refused"]
 _WORDINGS: dict[_Reason, str] = {
     "unreadable": "unreadable",
@@ -48,7 +51,7 @@ class ExtractionCounts:
         links: links written.
         unreadable: bad lines that are not UTF-8 or not ``source ||| target``.
         empty: those without a word on one or both sides.
-        too_long: those with too many words on a side.
+        too_long: those with too many words, or letters, on a side.
         refused: those that the aligner returned an error for.
 
     >>> print(ExtractionCounts(lines=3, links=4) + ExtractionCounts(lines=2, empty=1, refused=1))
@@ -230,7 +233,10 @@ class _Stream(BytesIO):
 
 @dataclass(frozen=True, slots=True)
 class BlockAligner:
-    """Aligns all good pairs of a block at once; ``stop`` raises the error of the first bad line."""
+    """Aligns all good pairs of a block at once; ``stop`` raises the error of the first bad line.
+
+    A side may have :data:`WORD_LETTERS` letters for each word that it may have.
+    """
 
     align: Aligner
     writing: Writing
@@ -301,6 +307,13 @@ class BlockAligner:
             if len(words) > self.max_words:
                 message = f"got {len(words)} words on the {name} side, expected at most {self.max_words}"
                 message += "; allow more with --max-words (max_words=), or split the line"
+                return "too_long", error_at(file, number, message)
+            letters, most = sum(map(len, words)), WORD_LETTERS * self.max_words
+            if letters > most:
+                message = (
+                    f"got {letters} letters on the {name} side, expected at most {most}, {WORD_LETTERS} for each of "
+                )
+                message += f"{self.max_words} words; allow more with --max-words (max_words=), or split the line"
                 return "too_long", error_at(file, number, message)
         return None
 

@@ -176,6 +176,7 @@ MIXED = [
     (numbers(50), ["2"]),
     (numbers(49), numbers(39)),
     (["1"], numbers(40)),
+    (["1" * 801], ["2"]),
 ]
 PROBLEMS = {
     1: "got a source side without a word, expected at least one that the tokenizer keeps",
@@ -184,6 +185,7 @@ PROBLEMS = {
     4: "got a bad word",
     5: "got a source side of 51 pieces, expected at most 50, the number of positions that the model has",
     7: "got a target side of 41 pieces, expected at most 40, the number of positions that the model has",
+    8: "got a source side of 801 letters, expected at most 800",
 }
 
 
@@ -208,6 +210,9 @@ def test_models_with_a_table_of_positions_refuse_longer_pairs(made: Any) -> None
     if limit is None:  # T5's positions are relative
         (batch,) = teacher_forced_batches(made.model, made.tokenizer, [pair])
         assert batch.inputs["input_ids"].shape[1] > 200
+        for word in ("ab" * 10_000, "a" * 10**7):
+            with pytest.raises(InvalidInputError, match=r"got a target side of \d+ (pieces|letters), expected at most"):
+                teacher_forced_batches(made.model, made.tokenizer, [(["a"], [word])])
     else:
         with pytest.raises(
             InvalidInputError, match=rf"^pair 0: got a source side of \d+ pieces, expected at most {limit}"

@@ -70,6 +70,18 @@ def test_stream_to_stream_goes_straight_through() -> None:
     assert told[0].endswith("if interrupted, it starts over")
 
 
+def test_a_line_of_one_very_long_word_is_bad() -> None:
+    out = io.BytesIO()
+    told: list[str] = []
+    text = b"a ||| " + b"b" * 128 + b"\n" + b"a ||| " + b"b" * 129 + b"\n"
+    counts = extract(io.BytesIO(text), None, align, out, max_words=8, report=told.append)
+    assert out.getvalue() == b"0-0\n\n"
+    assert (counts.too_long, counts.bad_lines) == (1, 1)
+    assert told[1].startswith(
+        "<stream>, line 2: got 129 letters on the target side, expected at most 128, 16 for each of"
+    )
+
+
 def test_stream_to_file_appears_when_it_is_complete(tmp_path: Path) -> None:
     out = tmp_path / "out.gz"
     with pytest.raises(InvalidInputError, match="<stream>, line 2: got no word"):
