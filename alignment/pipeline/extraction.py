@@ -3,9 +3,11 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
 from functools import partial
+from hashlib import blake2b
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -71,7 +73,7 @@ def extract(
     then links are read off them.
 
     A line is bad if it is not UTF-8, does not have exactly one ``|||`` (in one file of both sides), has no word or more
-    than ``max_words`` on a side, or is refused by the aligner.
+    than ``max_words`` on a side, or more than 16 letters for each of these, or is refused by the aligner.
 
     Args:
         source: the source sentences, one a line; without ``target``, lines ``source ||| target``. Path or URL
@@ -141,13 +143,17 @@ def extract(
     shown = sys.stderr.isatty() if progress is None else progress
     if file is not None and rereadable:
         job = Extraction(file, inputs, aligner, settings, block_lines, counting, overwrite=overwrite)
+        if not restart and (done := job.tidied()) is not None:
+            report(f"{file} is complete: the run before was killed at its end")
+            return done
+        output_file(out, inputs, replace=overwrite)
         with bars.progress(0) if shown else bars.hidden():
             return run_job(job, backend, restart=restart, report=report)
     if backend != "local":
         raise InvalidInputError("got a stream; several workers need files or URLs as input and output")
     report("a run from or to a stream cannot be resumed: if interrupted, it starts over")
-    with bars.line_bar("aligning", source, shown=shown) as done:
-        return _align_through(cut(inputs, block_lines), aligner, counting, file, out, report, done)
+    with bars.line_bar("aligning", source, shown=shown) as advance:
+        return _align_through(cut(inputs, block_lines), aligner, counting, file, out, report, advance)
 
 
 class Extraction(Job[ExtractionCounts]):
@@ -188,9 +194,23 @@ class Extraction(Job[ExtractionCounts]):
 
     def finish(self, parts: Parts) -> ExtractionCounts:
         """Write the output, and return the counts of all lines."""
-        with published(self.output, parts.journal, overwrite=self._overwrite) as file:
+        notes: dict[str, Any] = {}
+        with published(self.output, parts.journal, notes, overwrite=self._overwrite) as file:
             records = parts.blocks() if self._counting is None else self._counting.reread(parts.blocks)
-            return _write(records, partial(write_parts, file, suffix_of(self.output)))
+            counts = _write(records, partial(write_parts, file, suffix_of(self.output)))
+            text = _text_digest(record.notes["digest"] for record in parts.blocks())
+            notes.update(counts=asdict(counts), text=text)
+        return counts
+
+    def tidied(self) -> ExtractionCounts | None:
+        """Remove what a run left that was killed when it had written the output; its counts, if it was this job."""
+        journal = Journal(self.output, self.identity)
+        notes = journal.published()
+        if notes is None:
+            return None
+        same = (notes["job"], notes["text"]) == (self.identity, _text_digest(block.digest for block in self.blocks()))
+        journal.tidy()
+        return _counts(notes) if same else None
 
 
 def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSource], *, replace: bool) -> str | None:
@@ -210,10 +230,12 @@ def output_file(out: str | PathLike[str] | IO[bytes], inputs: Sequence[TextSourc
         file = str(place.path.resolve() if isinstance(place, Local) else place)
     except OSError as error:
         raise InvalidInputError(f"cannot write {quoted_name(name)}: {error.strerror or error}") from error
-    if kind is not None and not replace:
-        journal = Journal(file, {})
+    journal = Journal(file, {})
+    # A run that was killed just before its end leaves both; it is for the run to say whether it was the same.
+    if kind is not None and not replace and journal.published() is None:
+        with suppress(OSError):  # an empty one is all that is left of a run
+            place_of(journal.folder).remove_folder()
         message = "give another name, or replace it with --overwrite (overwrite=True)"
-        # A run that was killed just before its end leaves both.
         if journal.has_job():
             message += f"; {journal.folder} was left by a run: remove it if that run wrote {out}"
         raise InvalidInputError(f"{out} exists already; {message}")
@@ -230,6 +252,11 @@ def lexicon_file(
     if file is not None and file == out:
         raise InvalidInputError(f"got {quoted_name(os.fspath(path))} for the links and for the lexicon; give two names")
     return file
+
+
+def _text_digest(digests: Iterable[str]) -> str:
+    """Identify a text by its blocks."""
+    return blake2b(" ".join(digests).encode(), digest_size=16).hexdigest()
 
 
 def _counts(notes: Mapping[str, Any]) -> ExtractionCounts:

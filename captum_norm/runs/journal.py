@@ -1,8 +1,9 @@
 """Stores the finished blocks of a run in a folder beside its output, so that a killed run can be resumed.
 
 The folder has ``job.json``, which describes the run, and a file for each block: ``block-N`` if it is finished, else
-``half-N``. Each is written atomically: a checksum, which depends on block and job, notes, then the content. A folder
-without a valid ``job.json`` is refused, neither emptied nor removed: it may belong to the user.
+``half-N``. Each is written atomically: a checksum, which depends on block and job, notes, then the content. Before the
+output is published, ``published.json`` says what it will be; it is the last file to be removed. A folder without a
+valid ``job.json`` is refused, neither emptied nor removed: it may belong to the user.
 """
 
 import errno
@@ -31,11 +32,12 @@ SAVE_SECONDS = 5.0
 
 _FORMAT = 3
 _READ_AHEAD = 16
-_JOB, _LOCK = "job.json", "lock"
+_JOB, _LOCK, _PUBLISHED = "job.json", "lock", "published.json"
 
-_BEFORE_JOB = re.compile(r"lock|\.job\.json\.[0-9a-f]+\.tmp")
+_WITHOUT_JOB = re.compile(r"lock|published\.json|\.job\.json\.[0-9a-f]+\.tmp")
 _OURS = re.compile(
-    r"lock|(job|status)\.json|(block|half)-\d{9,}|merged.*|\.(job|status|block|half|merged).*\.[0-9a-f]+\.tmp"
+    r"lock|(job|status|published)\.json|(block|half)-\d{9,}|merged.*"
+    r"|\.(job|status|published|block|half|merged).*\.[0-9a-f]+\.tmp"
 )
 
 
@@ -79,16 +81,8 @@ class Journal:
             InvalidInputError: another run is active, the blocks belong to another job, no run created the folder, or it
                 cannot be read or written.
         """
-        with ExitStack() as stack:
+        with self._lock():
             with self.as_input_error():
-                self.check()
-                self._folder.make()
-                if isinstance(self._folder, Local):
-                    try:
-                        stack.enter_context(FileLock(self._folder.path / _LOCK, timeout=0))
-                    except Timeout as error:
-                        message = f"another run is writing {self._output}; wait for it or stop it"
-                        raise InvalidInputError(message) from error
                 names = self.check()
                 blocks = sum(name.startswith("block-") for name in names)
                 if not restart and (blocks or any(name.startswith("half-") for name in names)):
@@ -99,6 +93,21 @@ class Journal:
                 else:
                     self._remove(lambda name: name not in (_JOB, _LOCK))
                     (self._folder / _JOB).write(_job_text(self.job))
+            yield
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Make the folder and, unless it is at a URL, lock it."""
+        with ExitStack() as stack:
+            with self.as_input_error():
+                self.check()
+                self._folder.make()
+                if isinstance(self._folder, Local):
+                    try:
+                        stack.enter_context(FileLock(self._folder.path / _LOCK, timeout=0))
+                    except Timeout as error:
+                        message = f"another run is writing {self._output}; wait for it or stop it"
+                        raise InvalidInputError(message) from error
             yield
 
     @contextmanager
@@ -124,7 +133,7 @@ class Journal:
                     names.append(name)
                     if not is_regular:
                         raise self._foreign(f"its {name} is not a regular file")
-                if not _BEFORE_JOB.fullmatch(name):
+                if not _WITHOUT_JOB.fullmatch(name):
                     strange = name
             if strange is not None and self._read_job() is None:
                 raise self._foreign(f"it has {strange}, but no {_JOB}")
@@ -135,9 +144,26 @@ class Journal:
         try:
             self.check()
             with self.as_input_error():
-                return self._read_job() is not None
+                return self._read_job() is not None or self.published() is not None
         except InvalidInputError:
             return False
+
+    def published(self) -> Mapping[str, Any] | None:
+        """The job and what was noted when the output was published, if that is there; the run was then killed."""
+        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+            notes: dict[str, Any] = json.loads(self._read(_PUBLISHED) or b"")
+            if notes["sha256"] == _sha256(place_of(self._output)):
+                return notes
+        return None
+
+    def publish(self, sha256: str, notes: Mapping[str, Any]) -> None:
+        """Note the output that is about to be published."""
+        (self._folder / _PUBLISHED).write(json.dumps({**notes, "job": self.job, "sha256": sha256}).encode())
+
+    def tidy(self) -> None:
+        """Remove what a run left that was killed when it had published the output."""
+        with self._lock():
+            self.remove()
 
     def expect_job(self) -> None:
         """Raise InvalidInputError if the folder cannot be reached from here, or no run created it."""
@@ -212,8 +238,10 @@ class Journal:
     def remove(self) -> None:
         """Remove the files of the run, and the folder if it is then empty; call this while it is open."""
         with self.as_input_error():
-            self._remove(lambda name: name not in (_JOB, _LOCK))
-            self._folder.remove(_JOB, _LOCK)  # last: blocks without a job would be taken for the user's
+            self._remove(lambda name: name not in (_JOB, _LOCK, _PUBLISHED))
+            self._folder.remove(_JOB)  # after these: blocks without a job would be taken for the user's
+            self._folder.remove(_LOCK)
+            self._folder.remove(_PUBLISHED)
             self._folder.remove_folder()
 
     def _remove(self, chosen: Callable[[str], bool]) -> None:
@@ -273,12 +301,13 @@ class Journal:
 
 
 @contextmanager
-def published(output: str, journal: Journal, *, overwrite: bool) -> Iterator[BinaryIO]:
+def published(output: str, journal: Journal, notes: Mapping[str, Any], *, overwrite: bool) -> Iterator[BinaryIO]:
     """Open the output for writing; it appears when the context ends.
 
     Args:
         output: its path or URL.
         journal: the journal of the run.
+        notes: what :meth:`Journal.published` returns if the run is killed before its end; read when the context ends.
         overwrite: whether it may exist.
 
     Raises:
@@ -290,13 +319,13 @@ def published(output: str, journal: Journal, *, overwrite: bool) -> Iterator[Bin
     temporary: Any = place_of(journal.folder) / f"merged-{token_hex(4)}"
     with journal.as_input_error(), place.replacing(temporary) as stream:
         yield stream
-        if not overwrite and place.kind() is not None:
-            stream.flush()
-            sha256 = stream.sha256.hexdigest() if isinstance(stream, Writer) else _sha256(temporary)
-            # A worker that died when it had published the output leaves the same content.
-            if _sha256(place) != sha256:
-                message = f"{output} has come to exist; move it away and start again: no work is lost"
-                raise InvalidInputError(message)
+        stream.flush()
+        sha256 = stream.sha256.hexdigest() if isinstance(stream, Writer) else _sha256(temporary)
+        # A worker that died when it had published the output leaves the same content.
+        if not overwrite and place.kind() is not None and _sha256(place) != sha256:
+            message = f"{output} has come to exist; move it away and start again: no work is lost"
+            raise InvalidInputError(message)
+        journal.publish(sha256, notes)
 
 
 def _sha256(place: Place) -> str:

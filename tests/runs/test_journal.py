@@ -3,7 +3,8 @@
 import math
 import os
 import shutil
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,59 @@ def test_killed_before_any_file_operation_it_goes_on(tmp_path: Path) -> None:
             run(source, out)
         check_result(source, out, pairs)
     assert operation > 30
+
+
+def test_a_run_that_was_killed_at_its_end_is_tidied_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever of the folder is left; unless the output is another, or the run is."""
+    pairs = extractions.text(9)
+    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
+    left = 0
+
+    def killed(remove: Callable[..., None]) -> Callable[..., None]:
+        def step(place: Local, *names: str) -> None:
+            nonlocal left
+            for name in names or [""]:
+                if out.exists():
+                    left -= 1
+                    if left == 0:
+                        raise KeyboardInterrupt
+                remove(place, *filter(None, [name]))
+
+        return step
+
+    def kill(number: int) -> bool:
+        nonlocal left
+        out.unlink(missing_ok=True)
+        shutil.rmtree(tmp_path / "out.parts", ignore_errors=True)
+        left = number
+        with monkeypatch.context() as patch:
+            patch.setattr(Local, "remove", killed(Local.remove))
+            patch.setattr(Local, "remove_folder", killed(Local.remove_folder))
+            with suppress(KeyboardInterrupt):
+                run(source, out)
+        return left <= 0
+
+    number = 1
+    while kill(number):
+        assert (tmp_path / "out.parts").exists()
+        check_result(source, out, pairs)
+        number += 1
+    assert number > 6  # three blocks, the job, the lock, what was published, the folder
+    for number in (1, 3, 5):
+        kill(number)
+        with pytest.raises(InvalidInputError, match="out exists already; give another name, or replace it with --over"):
+            run(source, out, settings={"other": 1})
+        assert not (tmp_path / "out.parts").exists()
+        kill(number)
+        run(source, out, settings={"other": 1}, overwrite=True)
+        assert {path.name for path in tmp_path.iterdir()} == {"text", "out"}
+        kill(number)
+        other = write_text(source, [*pairs, ("a", "b")])
+        with pytest.raises(InvalidInputError, match="out exists already"):
+            run(other, out)
+        write_text(source, pairs)
 
 
 def test_torn_block_is_made_again(tmp_path: Path) -> None:
@@ -73,13 +127,13 @@ def test_bad_line_that_was_let_pass_stops_a_strict_run(tmp_path: Path) -> None:
         run(source, out, bad_lines="stop")
 
 
-def test_what_a_run_left_that_was_killed_at_its_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_run_left_is_named_if_the_output_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out"
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "remove", failing)
         with pytest.raises(KeyboardInterrupt):
             run(source, out)
-    assert out.exists()
+    out.write_text("0-0\n")  # another
     left = tmp_path / "out.parts"
     with pytest.raises(InvalidInputError, match=f"; {left} was left by a run: remove it if that run wrote {out}$"):
         run(source, out)

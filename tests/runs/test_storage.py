@@ -209,10 +209,10 @@ def test_an_output_with_the_same_content_is_no_other(place: str) -> None:
     place_of(f"{out}.parts").make()
     for content in (b"links", b"links", b"other"):
         refused = pytest.raises(InvalidInputError, match="has come to exist") if content == b"other" else nullcontext()
-        with refused, published(out, Journal(out, {}), overwrite=False) as file:
+        with refused, published(out, Journal(out, {}), {}, overwrite=False) as file:
             file.write(content)
         assert place_of(out).read() == b"links"
-    assert names(f"{out}.parts") == []
+    assert names(f"{out}.parts") == ["published.json"]
 
 
 def test_outputs_that_cannot_be_written(place: str) -> None:
