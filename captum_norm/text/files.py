@@ -121,8 +121,12 @@ class Local:
                 file.flush()
                 os.fsync(file.fileno())
             path.replace(target)
-        finally:
-            path.unlink(missing_ok=True)
+        except BaseException:
+            try:
+                path.unlink(missing_ok=True)
+            finally:  # an interrupt may come here, too
+                path.unlink(missing_ok=True)
+            raise
         with suppress(OSError):  # some systems cannot open or flush folders
             folder = os.open(target.parent, os.O_RDONLY)
             try:

@@ -1,0 +1,108 @@
+"""Ctrl-C at any line of a command of files: nothing half-written, nothing left behind, exit code 130."""
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import alignment
+import captum_norm
+from alignment import Alignment, cli
+from alignment.commands import aligners
+from tests.alignment.commands.conftest import FILES
+from tests.fuzzing import FACTOR
+from tests.runs import extractions
+from tests.runs.extractions import check_result, run, write_text
+
+# An interrupt may come before a file is closed, which the garbage collector does then.
+pytestmark = [pytest.mark.fuzz, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
+
+ROOTS = (
+    str(Path(alignment.__file__).parent),
+    *(str(Path(captum_norm.__file__).parent / folder) for folder in ("text", "runs")),
+)
+COMMANDS = {
+    "symmetrize": ["symmetrize", "forward", "reverse", "--out=out.gz"],
+    "evaluate": ["evaluate", "gold", "--gold-base=1", "forward", "perfect", "--bootstrap=0", "--csv"],
+    "transfer-tags": ["transfer-tags", "tagged", "target", "--reverse-model=none", "--out=out"],
+}
+
+
+def at_line(number: int, call: Callable[[], Any]) -> tuple[Any, int]:
+    """What the call returns if it is interrupted at the n-th line of ours, and how many lines were left."""
+    left = number
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.startswith(ROOTS):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        return call(), left
+    except KeyboardInterrupt:
+        return 130, left
+    finally:
+        sys.settrace(None)
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_interrupted_command_leaves_the_whole_file_or_none(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("tagged").write_text("<p>a</p><p><b>b</b> c</p>\na\n", encoding="utf-8")
+    fake = SimpleNamespace(
+        directions=[(SimpleNamespace(tokenizer=None, model=None), False)],
+        align_pairs=lambda pairs: [Alignment([(0, 0)]) for _ in pairs],
+    )
+    monkeypatch.setattr(aligners, "load", lambda *_, **__: (fake, {}))
+    monkeypatch.setattr(aligners, "choose", lambda *_: None)
+    monkeypatch.setattr(aligners, "check_sides", lambda *_: None)
+    out = Path(COMMANDS[name][-1].partition("out=")[2] or "none")
+
+    def written() -> str:
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.err
+        return out.read_bytes().hex() if out.is_file() else printed.out
+
+    assert cli.main(COMMANDS[name]) == 0
+    whole = written()
+    out.unlink(missing_ok=True)
+    code, left = at_line(10**9, lambda: cli.main(COMMANDS[name]))
+    assert code == 0
+    lines = 10**9 - left
+    draw, before = random.Random(0), {*FILES, "tagged"}
+    interrupted = 0
+    for number in (*draw.sample(range(1, lines + 1), min(lines, 30 * FACTOR)), *range(lines - 20, lines + 1)):
+        out.unlink(missing_ok=True)
+        written()
+        code, _ = at_line(number, lambda: cli.main(COMMANDS[name]))
+        interrupted += code == 130
+        assert code in (0, 130)
+        assert {path.name for path in Path().iterdir()} - before <= {out.name}
+        assert written() in ("", whole)
+    assert interrupted > 20
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+    pairs = extractions.text(9)
+    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
+    _, left = at_line(10**9, lambda: run(source, out))
+    lines = 10**9 - left
+    for number in random.Random(0).sample(range(1, lines + 1), 60 * FACTOR):
+        out.unlink(missing_ok=True)
+        at_line(number, lambda: run(source, out))
+        assert {path.name for path in tmp_path.iterdir()} <= {"text", "out", "out.parts"}
+        if not out.exists():
+            run(source, out)
+        check_result(source, out, pairs)
