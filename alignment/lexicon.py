@@ -24,6 +24,7 @@ from alignment.word_maps import WordMap, checked_map, sinkhorn, smoothed_product
 from captum_norm import InvalidInputError
 from captum_norm.checks import quoted_name
 from captum_norm.text.files import place_of
+from captum_norm.text.lines import is_regular_file
 
 MAX_WORD_PAIRS = 10_000_000
 """The largest number of word pairs that a :class:`Lexicon` holds unless told otherwise."""
@@ -195,6 +196,8 @@ class Lexicon:
             InvalidInputError: the file cannot be read, or is not a lexicon.
         """
         name = quoted_name(fspath(path))
+        if not is_regular_file(path):
+            raise InvalidInputError(f"cannot read {name}: it is a pipe or a device")
         try:
             with Path(path).open("rb") as opened, zipfile.ZipFile(opened) as file:
                 description = json.loads(_array(file, "description", np.uint8).tobytes().decode(errors="surrogatepass"))
