@@ -384,7 +384,7 @@ class Markup:
 
     @property
     def breaks(self) -> set[int]:
-        """The places where a word ends: at single tags, blocks, and elements whose content stays as it is."""
+        """The places where a word ends, at single tags, blocks, and elements whose content stays as it is."""
         return {
             place
             for element in self.elements
