@@ -358,6 +358,8 @@ class FrozenNetwork(TorchFunctionMode):
             output = self._activation(lambda values: func(values, *rest, **options), inputs, output)
         if self.rules.temperature is None or self._attended != attended:
             return output
+        if output.dtype is not self.dtype and output.requires_grad:
+            self.modules.precisions.add(output.dtype.to_real())  # such as rotations of queries in float32
         return with_rules(func, args, options, output, self.rules.temperature)
 
     def _product(self, args: tuple[Any, ...], output: Tensor) -> Tensor:

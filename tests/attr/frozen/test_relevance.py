@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.modernbert import modeling_modernbert
 
 from captum_norm import (
     CPLRP,
@@ -208,6 +209,23 @@ def test_encoder_decoders_are_complete(family: str) -> None:
         assert torch.equal(scores.source, found.scores.source)
         assert scores.source.abs().max() > 1e-3
         assert scores.prefix.abs().max() > 1e-3
+
+
+def test_steps_of_a_wide_model_in_float32_are_allowed_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = families.build("modernbert", 0, torch.float64), families.inputs("modernbert", 0, 2, 7)
+
+    def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+        cos, sin, half = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim), modeling_modernbert.rotate_half
+        return q * cos + half(q) * sin, k * cos + half(k) * sin  # type: ignore[no-untyped-call]
+
+    for kind in (AttnLRP, GIM):
+        found = kind(model, readout=first_output).decompose(ids, 1)  # queries are rotated in float32
+        assert found.convergence_delta.max() < 1e-6
+        with monkeypatch.context() as widened:
+            widened.setattr(modeling_modernbert, "apply_rotary_pos_emb", rotated)
+            exact = kind(model, readout=first_output).decompose(ids, 1)
+        assert exact.convergence_delta.max() < 1e-11
+        near(found.scores, exact.scores, 1e-6)
 
 
 @every_method
