@@ -1,6 +1,6 @@
 """Attributes the updates of a logit to the input tokens: ALTI-Logit, and direct logit attribution."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -40,6 +40,7 @@ from captum_norm.models.inputs import Inputs
 from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Position, Readout
+from captum_norm.models.stacks import StackName
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 
 Spread = Literal["all", "attention"]
@@ -128,11 +129,14 @@ class ALTILogit(OutputAttribution):
         inputs: Inputs,
         additional_forward_args: Any = None,
         *,
+        layers: Sequence[int] | None = None,
+        per_head: bool = False,
+        stacks: Collection[StackName] | None = None,
+        last: int | None = None,
         segments: Tensor | None = None,
         together: bool = False,
         target: Any = None,
         position: Position = None,
-        **options: Any,
     ) -> AttributionMaps:
         """Compute what each token adds to the output value through each layer's updates.
 
@@ -143,11 +147,14 @@ class ALTILogit(OutputAttribution):
         Args:
             inputs: as for every method: see :meth:`captum_norm.NormAttribution.maps`.
             additional_forward_args: the model's further positional arguments (attention mask first).
+            layers: as for every method.
+            per_head: refused.
+            stacks: as for every method.
+            last: refused.
             segments: refused.
             together: refused.
             target: which output to explain: see :meth:`~captum_norm.NormAttribution.attribute`.
             position: its position, if the model has outputs at each.
-            options: ``layers`` and ``stacks`` as for every method.
 
         Returns:
             the maps, whose sum is the scores.
@@ -155,7 +162,7 @@ class ALTILogit(OutputAttribution):
         Raises:
             CaptumNormError: see :meth:`decompose`.
         """
-        request = Request(target=target, position=position, **options)
+        request = Request(layers, stacks, per_head, target, position, last=last)
         call, request = self.call_of(inputs, additional_forward_args, request, segments, together=together)
         return finite_results(self.model, self.session.explain(self.maps_of, call, request))
 

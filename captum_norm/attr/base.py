@@ -463,7 +463,9 @@ class AttentionMapAttribution(Attribution, ABC):
         together: bool = False,
     ) -> tuple[ModelCall, Request]:
         """Bind the inputs to the model and check that the method supports the request."""
-        if not self.segmented and (segments is not None or together):
+        if not self.segmented and (
+            segments is not None or (together is not False and check_bool("together", together))
+        ):
             given = "together=True" if segments is None else "segments"
             raise InvalidInputError(
                 f"got {given}; {type(self).__name__} has no vectors to add before a norm is taken: add scores instead, "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from captum_norm.attr import AttentionMapAttribution, DecompX, MeterOptions, TokenAttribution
-from captum_norm.checks import check_indices, quoted
+from captum_norm.checks import check_bool, check_indices, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation.result import Explanation
 from captum_norm.forward.request import Request
@@ -107,7 +107,7 @@ def explain(
     method_name = method if isinstance(method, str) else getattr(method, "name", type(method).__name__)
     if layer is not None and not isinstance(made, AttentionMapAttribution):
         raise InvalidInputError(f"got layer={layer}; the method {method_name} has no layers")
-    if per_head and not getattr(made, "mapped", False):
+    if check_bool("per_head", per_head) and not getattr(made, "mapped", False):
         raise InvalidInputError(f"got per_head=True; the method {method_name} has no maps")
     request = Request(None if layer is None else [layer], target=output.target)
     predicted = isinstance(made, DecompX) and not made.explains_states(*made.call_of(inputs, None, request))
@@ -177,7 +177,7 @@ def _subject(model: Any, tokenizer: Any, method: Any, target: Any) -> tuple[Any,
                 'pass the method by its name, such as "norm"'
             )
         model, tokenizer = getattr(method, "model", None), tokenizer_of(method, tokenizer)
-    elif method not in METHODS:
+    elif not isinstance(method, str) or method not in METHODS:
         raise InvalidInputError(f"got the method {quoted(method)}; expected one of {', '.join(METHODS)}, or a method")
     if model is None or isinstance(model, str):
         name = DEFAULT_MODEL if model is None else model
@@ -202,6 +202,8 @@ def _method(
             raise InvalidInputError(f"got {min(options)}= for a method that is made; pass it when it is created")
         return method, output
     entry = METHODS[method]
+    if "readout" in options:
+        raise InvalidInputError("got readout=; pass a method that has it, such as AttnLRP(model, readout=...)")
     if entry.target == "never" and output.target is not None:
         raise InvalidInputError(f"the method {method} has no target; its scores depend on no output")
     if entry.maps:

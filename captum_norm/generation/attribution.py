@@ -12,7 +12,7 @@ from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.attr.information_flow import InformationFlow
 from captum_norm.attr.output import OutputAttribution
-from captum_norm.checks import check_bool, check_index, quoted
+from captum_norm.checks import check_bool, check_count, check_index, quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.generation.prompts import (
     Prompt,
@@ -208,10 +208,15 @@ class GenerationAttribution(Attribution):
         if generate is None:
             raise UnsupportedModelError(f"{type(self.model).__name__} cannot generate; pass the answer: target=")
         self._check(prompt.ids, self.model, self._longest)
+        if gen_args is not None and not isinstance(gen_args, Mapping):
+            raise InvalidInputError(
+                f"got gen_args={quoted(gen_args)}; expected a mapping of arguments of generate, such as "
+                '{"max_new_tokens": 25}'
+            )
         options = dict(GENERATION if gen_args is None else gen_args)
         if self._longest is not None and options.get("max_new_tokens") is not None:
             room = self._longest - len(prompt.ids) + 1 if self._continued else self._longest
-            options["max_new_tokens"] = min(options["max_new_tokens"], room)
+            options["max_new_tokens"] = min(check_count("max_new_tokens", options["max_new_tokens"]), room)
         ids = self._tensor(prompt.ids)
         with torch.no_grad(), evaluating(self.model):
             generated = generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)

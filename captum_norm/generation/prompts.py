@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from captum_norm.checks import quoted
+from captum_norm.checks import check_entries, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.text.words import Span, joined_spans, word_spans
 
@@ -224,13 +224,13 @@ def segments_of(prompt: Prompt, segmentation: Segmentation) -> tuple[Sequence[st
         raise InvalidInputError(
             "got segments=, but the tokens' characters are not known: pass the prompt as a text, with a fast tokenizer"
         )
-    if segmentation == "message":
+    if isinstance(segmentation, str) and segmentation == "message":
         names, spans = list(prompt.roles), list(prompt.messages)
         if not spans:
             raise InvalidInputError('got segments="message" and no conversation; pass messages or chat=True')
     else:
         spans = _segment_spans(prompt.text, prompt.messages or [(0, len(prompt.text))], segmentation)
-        if segmentation == "word":
+        if isinstance(segmentation, str) and segmentation == "word":
             spans = joined_spans(spans, prompt.offsets)
         names = [prompt.text[start:end] for start, end in spans]
     numbers = [_segment_of(prompt.text, token, spans) for token in prompt.offsets]
@@ -242,7 +242,7 @@ def segments_of(prompt: Prompt, segmentation: Segmentation) -> tuple[Sequence[st
 
 def _segment_spans(text: str, parts: Sequence[Span], segmentation: Segmentation) -> list[Span]:
     """Find the characters of each segment: of a kind in each part of the text, or of a list in all of it."""
-    if segmentation == "word":
+    if isinstance(segmentation, str) and segmentation == "word":
         return [span for part in parts for span in word_spans(text, *part)]
     spans: list[Span] = []
     if isinstance(segmentation, str):
@@ -257,8 +257,7 @@ def _segment_spans(text: str, parts: Sequence[Span], segmentation: Segmentation)
             pieces = [_stripped(text, *piece) for piece in zip(begins, ends, strict=True)]
             spans += [(first, last) for first, last in pieces if first < last]
         return spans
-    texts: Sequence[object] = segmentation
-    for piece in texts:
+    for piece in check_entries("the segments", segmentation, "their texts"):
         behind = spans[-1][1] if spans else 0
         if not isinstance(piece, str) or not piece.strip() or (first := text.find(piece, behind)) < 0:
             raise InvalidInputError(

@@ -247,6 +247,10 @@ def _scores_at(call: ModelCall, output: Any, rows: Tensor, readout: Readout | No
 def _scores(model: nn.Module, output: Any, real: Tensor, readout: Readout | None) -> Tensor:
     """Return scores (N, S, C), (N, C) or (N,)."""
     if readout is not None:
+        if not callable(readout):
+            raise InvalidInputError(
+                f"got readout={quoted(readout)}; expected a function of the model's output and a mask of its inputs"
+            )
         scores: Any = readout(output, real)
         if not isinstance(scores, Tensor) or scores.dim() not in (1, 2) or len(scores) != len(real):
             got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__

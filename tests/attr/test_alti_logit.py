@@ -339,6 +339,20 @@ def test_wrong_positions_and_targets_are_refused(arguments: Any, message: str) -
         ALTILogit(families.build("gpt2")).decompose(families.inputs("gpt2", length=7), **arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"together": torch.ones(2)}, "got together"),
+        ({"together": True}, "has no vectors to add"),
+        ({"per_head": True}, "has no maps of single heads"),
+        ({"last": 2}, "its maps have all rows"),
+    ],
+)
+def test_maps_that_there_are_not_are_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        ALTILogit(families.build("gpt2")).maps(families.inputs("gpt2"), **arguments)
+
+
 def test_what_cannot_be_explained_is_refused() -> None:
     ids, several = families.inputs("bert"), [[1, 2]] * 3
     with pytest.raises(InvalidInputError, match="attribute and maps explain one: pass them to decompose"):

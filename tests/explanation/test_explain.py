@@ -172,6 +172,9 @@ def test_what_cannot_be_explained_is_one_sentence(bert: Any, classifier: Any, tm
     assert fails([TEXTS[0], "\u200b"], *some) == "text 1 has no tokens that the model knows; give some words"
     assert fails(TEXTS[0], bert) == "got BertModel without a tokenizer; pass tokenizer=, the model's"
     assert fails(TEXTS[0], *some, method="norms").startswith("got the method 'norms'; expected one of norm, ")
+    assert fails(TEXTS[0], *some, method=["norm"]).startswith("got the method ['norm']; expected one of norm, ")
+    assert fails(TEXTS[0], *some, method="gim", readout=True).startswith("got readout=; pass a method that has it")
+    assert fails(TEXTS[0], *some, per_head=torch.ones(2)).startswith("got per_head")
     assert fails(TEXTS[0], *some, method="rollout", scope="attn") == "the method rollout has no scope"
     assert fails(TEXTS[0], *some, target=1) == "the method norm has no target; its scores depend on no output"
     assert fails(TEXTS[0], *some, method="gim", target=1).startswith("BertModel has no head, so it has no target")

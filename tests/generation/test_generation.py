@@ -304,6 +304,10 @@ def test_results_are_shown(per_token: bool) -> None:
     ("options", "message"),
     [
         ({"target": ANSWER, "gen_args": {}}, "not generated"),
+        ({"gen_args": 0}, "got gen_args=0; expected a mapping"),
+        ({"gen_args": {"max_new_tokens": "9"}}, "got max_new_tokens '9'; expected an integer"),
+        ({"target": ANSWER, "segments": 3.5}, "got the segments 3.5; expected a sequence"),
+        ({"target": ANSWER, "segments": np.array([1, 2])}, "the segment 1 is not in the prompt"),
         ({"target": ANSWER, "outputs": "green"}, "0 times in the answer"),
         ({"target": ANSWER, "hops": 1}, "hops=1"),
         ({"target": ANSWER, "outputs": "ring", "hops": -1}, "hops=-1"),

@@ -305,6 +305,8 @@ def test_bad_requests_are_refused(name: str) -> None:
         METHODS[name](method.model, readout=lambda output, _: output.logits[:, None].expand(-1, 11, -1)).decompose(ids)
     with pytest.raises(InvalidInputError, match="got 2 values of each example; attribute and maps explain one"):
         method.attribute(ids, [[0, 1]] * 3)
+    with pytest.raises(InvalidInputError, match="got readout=True; expected a function"):
+        METHODS[name](method.model, readout=True).attribute(ids)
     default = method.attribute(ids)
     predicted = method.model(ids).logits.argmax(1)
     assert torch.equal(method.attribute(ids, predicted), default)
