@@ -669,8 +669,9 @@ def _refined(
     targets, parts = _fragments(target, target_words, edges)
     linked = {(left, part) for left, right in linked for part in parts[right]}
     raw = [source.text[word.start : word.end] for word in sources], [target[word.start : word.end] for word in targets]
+    taken = set[int]()
     for first, last, _ in kept:
-        linked = _kept_links(linked, first, last, *raw)
+        linked = _kept_links(linked, first, last, *raw, taken)
     # A word that is the same in the translation is split by the same tags.
     numbers = Counter(left for left, _ in linked), Counter(right for _, right in linked)
     same = [
@@ -704,19 +705,25 @@ def _fragments(
     return fragments, indices
 
 
-def _kept_links(linked: _Links, first: int, last: int, source: Sequence[str], target: Sequence[str]) -> _Links:
-    """Links in which kept words are linked to the same words, or else to those that are linked to nothing else."""
+def _kept_links(
+    linked: _Links, first: int, last: int, source: Sequence[str], target: Sequence[str], taken: set[int]
+) -> _Links:
+    """Links in which kept words are linked to the same words, or else to those that are linked to nothing else.
+
+    ``taken`` are the target words that are the same as other kept ones, and then as these.
+    """
     number = last - first
     votes = Counter(right for left, right in linked if first <= left < last)
-    same = (
-        [place for place in range(len(target) - number + 1) if target[place : place + number] == source[first:last]]
-        if number
-        else []
-    )
+    same = [
+        place
+        for place in range(len(target) - number + 1 if number else 0)
+        if target[place : place + number] == source[first:last] and taken.isdisjoint(range(place, place + number))
+    ]
     others = {link for link in linked if not first <= link[0] < last}
     if same:
         expected = first * len(target) / len(source)
         place = max(same, key=lambda place: (sum(votes[place + n] for n in range(number)), -abs(place - expected)))
+        taken.update(range(place, place + number))
         others = {link for link in others if not place <= link[1] < place + number}
         return others | {(first + n, place + n) for n in range(number)}
     alone = sorted(votes.keys() - {right for _, right in others})

@@ -321,6 +321,7 @@ KEPT = [
     ("the <code>int</code> value", "der int-Wert", "0-0 1-1 2-1", "der <code>int</code>-Wert"),
     ("the <code>x</code> value", "der max-Wert", "0-0 1-1 2-1", "der <code>x</code> max-Wert"),
     ("press <kbd>Ctrl</kbd> now", "drücken", "0-0", "drücken <kbd>Ctrl</kbd>"),
+    ("<kbd>A</kbd> or <kbd>A</kbd>", "A oder A", "0-0 2-0 1-1", "<kbd>A</kbd> oder <kbd>A</kbd>"),
     ("<i translate = no>New <b>York</b></i>a", "A Nova York", "0-1 1-2 2-0", "A <i translate = no>New <b>York</b></i>"),
     ("<pre>x =  <u>1</u></pre>a", "x = 1 A", "0-0 1-1 2-2 3-3", "<pre>x =  <u>1</u></pre>A"),
 ]
