@@ -10,7 +10,7 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.attr.layer_maps import finite_results
-from captum_norm.checks import check_bool, check_choice, check_count
+from captum_norm.checks import check_bool, check_choice, check_count, quoted
 from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
 from captum_norm.forward.gradients import gradients_through
 from captum_norm.functional import length
@@ -105,6 +105,8 @@ class TokenAttribution(Attribution):
         batch_size: int = 32,
         **options: Any,
     ) -> None:
+        if not callable(method):
+            raise InvalidInputError(f"got the method {quoted(method)}; expected a class of Captum, such as Saliency")
         model, tokenizer = opened(model, tokenizer)
         if reduction is not None:
             check_choice("reduction", reduction, get_args(Reduction))

@@ -16,6 +16,7 @@ from captum_norm.results.base import Result
 from captum_norm.results.maps import AttributionMaps
 from captum_norm.results.stacks import STACKS, kept_entries, place_of
 from captum_norm.results.tables import csv_text, data_frame, json_text
+from captum_norm.text.characters import spelled_out
 from captum_norm.text.words import Words, WordScore
 from captum_norm.versions import versions
 
@@ -91,7 +92,7 @@ class Explanation(Result):
         delta = self.facts().get("convergence delta")
         ends = "" if delta is None else f"; convergence delta {delta}"
         maps = "" if self.maps is None else f"; {self.maps!r}"
-        return f"Explanation({self._method}, {self.model}: {count}, most {best}{ends}{maps})"
+        return spelled_out(f"Explanation({self._method}, {self.model}: {count}, most {best}{ends}{maps})")
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -14,6 +14,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.results.base import Result, contents
 from captum_norm.results.stacks import place_of
 from captum_norm.results.tables import csv_text, data_frame, json_text
+from captum_norm.text.characters import spelled_out
 from captum_norm.text.words import WordScore, words_of_text
 from captum_norm.versions import versions
 
@@ -115,7 +116,7 @@ class GenerationResult(Result, LLMAttributionResult):
         rows, delta = len(self.output_tokens), self.convergence_delta
         ends = "" if delta is None else f"; convergence delta {delta:.1e}"
         answer = quoted(self.explained.answer)
-        return f"GenerationResult({self.explained.method}: {rows} tokens of {answer} rest on {best}{ends})"
+        return spelled_out(f"GenerationResult({self.explained.method}: {rows} tokens of {answer} rest on {best}{ends})")
 
     def __len__(self) -> int:
         return len(self.output_tokens)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from captum_norm.checks import quoted_name
+from captum_norm.checks import quoted, quoted_name
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.loading.limits import check_config, check_files, read_json
 from captum_norm.text.characters import spelled_out
@@ -39,6 +39,8 @@ def file_at(place: str, name: str, revision: str = "main") -> str | None:
 
 def model_location(name_or_path: str) -> str:
     """The folder of a model, or its name on the hub; refuses the names of files and of folders that do not exist."""
+    if not isinstance(name_or_path, str):
+        raise InvalidInputError(f"cannot load the model {quoted(name_or_path)}: expected a name or a folder")
     if name_or_path == DEFAULT_MODEL:
         return _default_folder()
     if name_or_path == LANGUAGE_MODEL:

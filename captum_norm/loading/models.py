@@ -142,7 +142,7 @@ def on_device(model: Model, device: str, dtype: Precision | None = None) -> Mode
     try:
         return model.to(torch.device(device))
     # AssertionError: torch was built without the device; ValueError: quantised models stay where they are.
-    except (RuntimeError, AssertionError, ValueError) as error:
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InvalidInputError(f"cannot put the model on the device {device}: {reason}") from error
 

@@ -21,7 +21,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as saved_tensors
 from torch import Tensor
 
-from captum_norm.checks import quoted_name
+from captum_norm.checks import quoted, quoted_name
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.results import import_views, make_figure, make_page
 from captum_norm.text.files import place_of, write_whole
@@ -80,11 +80,20 @@ class Result:
 
         Returns:
             a new result.
+
+        Raises:
+            InvalidInputError: there is no such device or dtype.
         """
         if isinstance(device, torch.dtype):
             device, dtype = None, device
-        if dtype is not None and not dtype.is_floating_point:
-            raise InvalidInputError(f"got the dtype {dtype}; expected one of floating-point numbers")
+        if dtype is not None and not getattr(dtype, "is_floating_point", False):
+            raise InvalidInputError(f"got the dtype {quoted(dtype)}; expected one of floating-point numbers")
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+            raise InvalidInputError(
+                f"got the device {quoted(device)}; expected one that is here, such as cpu"
+            ) from error
 
         def moved(tensor: Tensor) -> Tensor:
             return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
@@ -125,9 +134,9 @@ class Result:
         Raises:
             InvalidInputError: there is no such file, or it is damaged, or holds another result.
         """
+        place = place_of(path)
         called = quoted_name(os.fspath(path))
         with _refusing_damage(called):
-            place = place_of(path)
             if place.status()[0] == "other":
                 raise OSError(errno.EINVAL, "it is a pipe or a device")
             data = place.read()

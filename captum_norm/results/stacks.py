@@ -13,6 +13,7 @@ from captum_norm.checks import check_count, check_index
 from captum_norm.errors import InvalidInputError
 from captum_norm.results.base import Result
 from captum_norm.results.tables import data_frame
+from captum_norm.text.characters import spelled_out
 from captum_norm.text.words import Words, WordScore, words_of_tokens
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ class StackResult(Result):
             parts.append(f"mixing ratios of {', '.join(self.mixing_ratio)}")
         if self.convergence_delta is not None and self.convergence_delta.numel():
             parts.append(f"convergence delta {float(self.convergence_delta.max()):.1e}")
-        return f"{type(self).__name__}({', '.join(parts)})"
+        return spelled_out(f"{type(self).__name__}({', '.join(parts)})")
 
     def __len__(self) -> int:
         return len(self.real)

@@ -19,7 +19,7 @@ from re import match
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, Literal, Self, cast
 
-from captum_norm.checks import quoted_name
+from captum_norm.checks import quoted, quoted_name
 from captum_norm.errors import InvalidInputError
 
 Kind = Literal["file", "directory", "other"]
@@ -272,6 +272,8 @@ def is_url(name: object) -> bool:
 
 def place_of(name: str | PathLike[str]) -> Place:
     """The file or folder at a path or URL."""
+    if not isinstance(name, str | PathLike):
+        raise InvalidInputError(f"got the path {quoted(name)}; expected a string or a path")
     return Remote(fspath(name)) if is_url(name) else Local(fspath(name))
 
 

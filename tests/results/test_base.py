@@ -115,6 +115,30 @@ def test_moves_reach_every_tensor(kind: type[Result], results: dict[type[Result]
         result.to(torch.int32)
 
 
+@pytest.mark.parametrize("odd", [[], "", None, 0.5, {}, "x"])
+def test_odd_arguments_are_told_of(odd: Any, results: dict[type[Result], Result]) -> None:
+    maps: Any = results[AttributionMaps]
+    calls: list[Any] = [lambda: maps.to(odd), lambda: maps.save(odd), lambda: AttributionMaps.load(odd)]
+    if odd is None:
+        calls = calls[1:]
+    for call in calls if not isinstance(odd, str) else calls[:1]:
+        with pytest.raises(InvalidInputError, match=r"^got the (path|device) .*; expected "):
+            call()
+
+
+def test_names_do_not_control_the_terminal(results: dict[type[Result], Result]) -> None:
+    evil = "\x1b[31m\u202e"
+    maps: Any = results[AttributionMaps]
+    changed: list[Any] = [
+        replace(maps, towers={evil: torch.rand(2, 1, 2, 2)}, layers={}, tokens=[[evil] * 7] * 2),
+        replace(results[Explanation], model=evil, tokens=[[evil] * 7] * 2),  # type: ignore[type-var]
+        replace(results[Comparison], model=evil, explained=evil),  # type: ignore[type-var]
+    ]
+    for result in changed:
+        assert repr(result).isprintable()
+        assert str(InvalidInputError(f"got {evil}")) == "got \\x1b[31m\\u202e"
+
+
 def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]

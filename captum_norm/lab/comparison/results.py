@@ -15,6 +15,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.lab.evaluation import FaithfulnessScores, agreement
 from captum_norm.results.base import Result
 from captum_norm.results.tables import csv_records, data_frame, json_text
+from captum_norm.text.characters import spelled_out
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,7 +159,7 @@ class Comparison(Result):
         refused = f"; refused: {', '.join(self.refused)}" if self.refused else ""
         order = ", ".join(self.ranking)
         size = f"{len(self)} examples, {self.real.shape[1]} tokens"
-        return f"Comparison({self.model}, {self.explained}: {size}; by relevance gain: {order}{refused})"
+        return spelled_out(f"Comparison({self.model}, {self.explained}: {size}; by relevance gain: {order}{refused})")
 
     def __len__(self) -> int:
         return len(self.tokens)
