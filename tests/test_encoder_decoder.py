@@ -11,6 +11,7 @@ from captum_norm import (
     ALTI,
     AttentionBlockAttribution,
     AttentionWeights,
+    DecompX,
     InvalidInputError,
     NormAttribution,
     NormMeter,
@@ -18,10 +19,11 @@ from captum_norm import (
     UnsupportedScopeError,
     ValueZeroing,
 )
-from tests import encoder_decoders, feed_forwards, oracle
+from tests import encoder_decoders, families, feed_forwards, oracle
 from tests.classifiers import randomized
 from tests.encoder_decoders import ENCODER_DECODERS, EncoderDecoder
 from tests.families import state_of, tiers
+from tests.families.family import new
 from tests.padding import expect_alone, padded
 
 
@@ -277,3 +279,22 @@ def test_the_output_of_an_encoder_that_has_run(method: Any, as_tuple: bool) -> N
         assert_near(getattr(found, stack), getattr(expected, stack), 1e-11)
     with pytest.raises(UnsupportedModelError, match=r"no attention of the stack encoder was seen.*stacks=\['decoder'"):
         method(model).maps(given)
+
+
+def test_one_softmax_over_both_sequences_is_no_stack() -> None:
+    """T5Gemma 2's decoder attends to its own positions and to the encoder's at once."""
+    text = {**families.GROUPED, "head_dim": 8, "query_pre_attn_scalar": 8, "layer_types": ["full_attention"] * 2}
+    pictures = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    tokens = {"image_token_index": 59, "boi_token_index": 57, "eoi_token_index": 58, "mm_tokens_per_image": 4}
+    encoder = {"text_config": text, "vision_config": pictures | {"image_size": 16, "patch_size": 8}, **tokens}
+    build = new("T5Gemma2ForConditionalGeneration", encoder=encoder, decoder=text, image_token_index=59)
+    model: Any = families.randomized(build, 0, torch.float32)
+    inputs = {"input_ids": torch.randint(3, 50, (1, 10)), "decoder_input_ids": torch.randint(3, 50, (1, 6))}
+    for method in (NormAttribution, AttentionWeights):
+        for stacks in (None, ["encoder", "cross"], ["cross"]):
+            with pytest.raises(UnsupportedModelError, match=r"10 positions of the encoder and to the .* one softmax"):
+                method(model).maps(inputs, stacks=stacks)
+        assert method(model).maps(inputs, stacks=["encoder"]).encoder.shape == (1, 2, 10, 10)  # type: ignore[union-attr]
+    with torch.no_grad():
+        number = model(**inputs).logits[0, -1, 7]
+    assert abs(float(DecompX(model).decompose(inputs, target=7, position=-1).number) - float(number)) < 1e-5

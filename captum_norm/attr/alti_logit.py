@@ -37,7 +37,6 @@ from captum_norm.models.blocks import Block
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
-from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Position, Readout
 from captum_norm.models.stacks import StackName
@@ -192,7 +191,7 @@ class ALTILogit(OutputAttribution):
         return maps.self_attention.sum((1, 2))
 
     def _traced(self, call: ModelCall, values: OutputValues, *, maps: bool) -> Tracing:
-        refuse_mixing(self.model)
+        self.session.refuse_mixing(call)
         if maps:
             refuse_chains(call.prefix.cached)
         with gradients_on():

@@ -30,6 +30,7 @@ from captum_norm.forward.session import MeterOptions, Session, refuse_unknown
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
+from captum_norm.models.layers import see_at_length
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable, Texts
@@ -287,7 +288,7 @@ class AttentionMapAttribution(Attribution, ABC):
             CaptumNormError: see :meth:`attribute`.
         """
         call, request = self.call_of(inputs, additional_forward_args, Request())
-        refuse_mixing(self.model)
+        self.session.refuse_mixing(call)
         rows, chains = call.of_last(check_count("last", last)), self.aggregation != "mean"
         if chains:
             refuse_chains(call.without_rows)
@@ -431,7 +432,9 @@ class AttentionMapAttribution(Attribution, ABC):
         return self.aggregate(stack, rows.unsqueeze(1)).squeeze(1)
 
     def _see_head(self, call: ModelCall, maps: AttributionMaps) -> None:
-        """See where the head reads, unless the model's class tells."""
+        """See where the head reads, unless the model's class tells, and whether layers mix positions otherwise."""
+        if max(call.positions.length or 0, call.decoder.length or 0) > call.facts.excerpt.longest:
+            see_at_length(call)
         if maps.cross is None:
             causal = maps.decoder is not None
             told = self._told[causal] = read_position(self.model, causal=causal)

@@ -19,7 +19,6 @@ from captum_norm.functional import head_nearness, length, own_keys, relative_err
 from captum_norm.models.blocks import FeedForwardBlock, check_scopes, multiplied
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
-from captum_norm.models.model import refuse_mixing
 from captum_norm.models.outputs import Position, positions_of_examples, read_position, real_positions
 from captum_norm.models.stacks import Role
 from captum_norm.results.maps import MapUnits
@@ -97,7 +96,7 @@ class InformationFlow(AttentionMapAttribution):
             raise InvalidInputError(f"got threshold={threshold}; expected a number from 0 to 1, such as 0.04")
         check_bool("per_head", per_head)
         call, _ = self.call_of(inputs, additional_forward_args, Request())
-        refuse_mixing(self.model)
+        self.session.refuse_mixing(call)
         if call.prefix.past or call.prefix.virtual:
             raise InvalidInputError(
                 "got virtual tokens or cached positions, which have no streams to follow; pass the whole sequence, or "

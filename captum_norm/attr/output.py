@@ -22,7 +22,6 @@ from captum_norm.models.blocks import Block, check_batch_first
 from captum_norm.models.call import ModelCall, Positions
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs
-from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Readout
 from captum_norm.models.precision import least_precise
@@ -210,7 +209,7 @@ class RelevanceAttribution(OutputAttribution):
 
     def _prepared(self, call: ModelCall) -> ModelCall:
         """Take the call out of inference mode; refuse models whose layers cannot be chained, and caches."""
-        refuse_mixing(self.model)
+        self.session.refuse_mixing(call)
         before = call.prefix
         if before.past:
             keys = "cached positions" if before.cached else "virtual tokens of a tuned prefix"

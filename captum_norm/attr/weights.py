@@ -15,7 +15,6 @@ from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.session import MeterOptions, refuse_unknown
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
-from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable
 from captum_norm.models.stacks import StackName
 from captum_norm.results.aggregation import (
@@ -125,7 +124,7 @@ class AttentionRollout(AttentionWeights):
         # A decoder's rollout goes through all three stacks.
         alone = call.towers or (requested is not None and set(requested) == {"encoder"})
         maps = super().maps_of(call, Request(stacks=requested if alone else None))
-        refuse_mixing(self.model)
+        self.session.refuse_mixing(call)
         if call.towers and maps.cross is not None:
             raise InvalidInputError(
                 f"the layers of {type(self.model).__name__} attend to its tokens and to a tower's positions in turn, "

@@ -13,7 +13,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.forward.gradients import gradients_on
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.call import ModelCall
-from captum_norm.models.hooks import Hook, evaluating, hooked, tensors_in
+from captum_norm.models.hooks import Hook, evaluating, hooked, tensors_in, unchanged
 from captum_norm.models.layers import EXCERPT
 from captum_norm.models.outputs import HeadPosition, ReadPosition, read_position
 from captum_norm.models.stacks import Stacks
@@ -66,7 +66,7 @@ def seen_position(call: ModelCall) -> SeenPosition | None:
         return None
     behind = _BehindAttention(call.stacks())
     try:
-        with gradients_on(), evaluating(call.model):
+        with gradients_on(), evaluating(call.model), unchanged(call.model):
             with call.attention_through(behind), hooked(behind.hooks(call.model)):
                 output = _excerpt(call.outside_inference()).run()
             return behind.read_position(output)

@@ -452,6 +452,8 @@ class _Recorder(Generic[Result]):
         """Note an attention call, whose output the model's own function makes."""
         place = self.stacks.enter(call)
         output, queries = call.output(), call.query.shape[2]
+        if place.role == "cross" and (self.chosen is None or self.chosen(place)):
+            self._refuse_merged(call)
         first = 0 if self.model_call.last is None or place.role not in ROWED else queries - self.model_call.last
         layer = None
         if self.chosen is None or self.chosen(place):
@@ -475,6 +477,17 @@ class _Recorder(Generic[Result]):
             block = self.blocks[call.module]
             opened.tensors = {site: _kept(block, opened, tensor) for site, tensor in opened.tensors.items()}
         return output
+
+    def _refuse_merged(self, call: AttentionCall) -> None:
+        """Refuse one softmax over a decoder's own positions and the encoder's, whose maps would be no stack's."""
+        encoder, past = self.stacks.sizes.get("encoder"), self.model_call.prefix.past
+        source = self.model_call.positions_of("cross")[1].length if encoder is None else encoder.queries
+        if source and self.model_call.encoder is not None and call.key.shape[2] == past + call.query.shape[2] + source:
+            raise UnsupportedModelError(
+                f"{type(call.module).__name__} attends to {source} positions of the encoder and to the decoder's own "
+                'by one softmax, which are no separate stacks "decoder" and "cross"; explain the encoder alone, '
+                'stacks=["encoder"], or the output with DecompX'
+            )
 
     def _arrive(self, block: Block, site: Site[nn.Module], _module: nn.Module, *seen: Any) -> None:
         """Note the tensor of a site, from a module's arguments and, behind it, its output."""
@@ -511,6 +524,7 @@ class _Recorder(Generic[Result]):
         """Return the results, once all layers were seen to their ends and their weights were the model's."""
         if not self.stacks.sizes:
             raise UnsupportedModelError(self.model_call.unseen)
+        self._expect_layers()
         for module, opened in self._open.items():
             if opened.layer is not None:
                 raise UnsupportedModelError(
@@ -534,6 +548,19 @@ class _Recorder(Generic[Result]):
         one_stack = "self" in self.results and not directed
         causal = bool(seen(self.model_call).causal) if one_stack else self.stacks.causal
         return {role: sorted(layers, key=lambda one: one[0]) for role, layers in self.results.items()}, causal
+
+    def _expect_layers(self) -> None:
+        """Refuse stacks in which other layers attend than do over the first positions, so their numbers differ."""
+        known, now = self.model_call.facts.excerpt.modules or {}, self.stacks.modules
+        for role in known.keys() & now.keys():
+            if known[role] != now[role]:
+                changed = {seen() for seen in {*known[role]} ^ {*now[role]}} or {seen() for seen in now[role]}
+                names = [f'"{name}"' for name, module in self.model_call.model.named_modules() if module in changed]
+                raise UnsupportedModelError(
+                    f"{type(self.model_call.model).__name__} attends {len(now[role])} times over these inputs and "
+                    f"{len(known[role])} times over a few positions, which differs in {', '.join(names)}; layers "
+                    "are told apart by their order, so explain inputs over which the same ones attend by softmax"
+                )
 
 
 def _block_tensors(block: Block, opened: _OpenLayer, feed_forward: bool) -> BlockTensors:

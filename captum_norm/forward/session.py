@@ -24,10 +24,10 @@ from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs, bind_inputs
-from captum_norm.models.layers import on_excerpt, seen
+from captum_norm.models.layers import on_excerpt, see_at_length, seen
 from captum_norm.models.libraries.adapters import norms_taken_once
 from captum_norm.models.libraries.refusals import refusal_of
-from captum_norm.models.model import Excerpt, Model, understand
+from captum_norm.models.model import Excerpt, Model, refuse_mixing, understand
 from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.offloading import loaded
 from captum_norm.models.search.attention_blocks import find_blocks
@@ -167,6 +167,14 @@ class Session:
                 raise
         return known
 
+    def refuse_mixing(self, call: ModelCall) -> None:
+        """Refuse to chain the maps of layers if they mix positions otherwise, over these inputs' length, too."""
+        known = call.facts.excerpt
+        if max(call.positions.length or 0, call.decoder.length or 0) > known.longest:
+            see_at_length(call)
+        if known.mixing is not None:
+            refuse_mixing(self.model)
+
     def sizes(self, call: ModelCall) -> Sizes:
         """Sizes of the model's stacks, seen on an excerpt.
 
@@ -241,6 +249,8 @@ class Session:
         """
         self.expect_room(call, request)
         blocks = self.blocks(call, feed_forward=request.feed_forward) if request.blocks else None
+        if call.facts.excerpt.modules is None and call.positions.several:
+            self.seen(call)
         chosen, stacks = dict[Role, list[int]](), request.stacks
         if request.layers is not None:
             chosen = {role: layer_indices(request.layers, size.layers) for role, size in self.sizes(call).items()}

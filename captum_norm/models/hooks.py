@@ -245,6 +245,35 @@ def _undo(modules: Iterable[nn.Module], since: int) -> None:
 
 
 @contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Undo what forward passes inside change of modules: frequencies for a length, attention chosen by it.
+
+    Modules that hold weights, also packed ones, keep what they note of them, as those of torch itself do.
+    """
+    every = [
+        module
+        for module in modules_of(model)
+        if not type(module).__module__.startswith("torch.")
+        and all(parameter is None for parameter in module._parameters.values())
+        and all(buffer is None or buffer.is_floating_point() for buffer in module._buffers.values())
+    ]
+    # Behind names with an underscore, libraries note hooks that they have made.
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (held, {name: value for name, value in held.items() if not name.startswith("_")})
+        for module in every
+        for held in (vars(module), module._buffers, module._modules)
+    ]
+    try:
+        yield
+    finally:
+        for held, before in kept:
+            held.update(before)
+            for name in held.keys() - before.keys():
+                if not name.startswith("_"):
+                    held.pop(name, None)
+
+
+@contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model in ``eval()`` and run compiled modules uncompiled; on exit, undo whatever was changed inside.
 

@@ -25,6 +25,7 @@ from captum_norm.models.hooks import (
     first_tensor,
     hooked,
     modules_of,
+    unchanged,
     with_argument,
 )
 from captum_norm.models.model import Excerpt
@@ -81,10 +82,11 @@ def not_run(model: nn.Module, layers: Iterable[nn.Module]) -> UnsupportedModelEr
 def on_excerpt(call: ModelCall, work: Callable[[ModelCall], Result]) -> Result:
     """Apply a function to an excerpt of a call, or to the whole call if an argument does not fit the excerpt."""
     call = replace(call, seen={})  # what the call's own pass shows stays
-    try:
-        return work(call.excerpt(EXCERPT))
-    except InvalidInputError:
-        return work(call)
+    with unchanged(call.model), unchanged(call.model):  # of two, one survives an interrupt on its way out
+        try:
+            return work(call.excerpt(EXCERPT))
+        except InvalidInputError:
+            return work(call)
 
 
 def seen(call: ModelCall) -> Excerpt:
@@ -97,8 +99,9 @@ def seen(call: ModelCall) -> Excerpt:
     # A single position attends only to itself.
     excerpt = known if call.positions.several else Excerpt(known.state)
     # Without its inputs, a tower has not been seen.
-    excerpt.sizes, excerpt.causal = stacks.sizes or None, stacks.causal
+    excerpt.sizes, excerpt.modules, excerpt.causal = stacks.sizes or None, stacks.modules, stacks.causal
     excerpt.headless = isinstance(output, Mapping) and "logits" not in output
+    excerpt.longest = EXCERPT
     excerpt.mixing = None if layer is None else f'"{names[layer]}" ({type(layer).__name__})'
     return excerpt
 
@@ -117,6 +120,80 @@ def _watched(call: ModelCall) -> tuple[Stacks, Any, nn.Module | None]:
             plain = call.run()
         _expect_same(call, *(_real(first_tensor(returned), call) for returned in (output, plain)))
     return stacks, output, layer
+
+
+def see_at_length(call: ModelCall) -> None:
+    """See whether layers mix positions otherwise over more positions than those of :func:`seen` and of calls before."""
+    known, length = call.facts.excerpt, max(call.positions.length or 0, call.decoder.length or 0)
+    if length <= known.longest or known.mixing is not None or known.modules is None:
+        return
+    known.longest = length
+    attending = {module: 0 for stack in known.modules.values() for seen in stack if (module := seen()) is not None}
+    layers = {layer for level in _levels(call.model, attending) for layer in level}
+    try:
+        mixing = _mixing_by_others(call.example(0), layers)
+        if mixing is None or on_excerpt(call, partial(_mixing_by_others, layers=layers)) is not None:
+            return  # as few positions show it, too, which gradients excluded, it is rounding
+    except InvalidInputError:
+        return
+    name = next(name for name, module in call.model.named_modules() if module is mixing)
+    known.mixing = f'"{name}" ({type(mixing).__name__}) over {length} positions'
+
+
+def _mixing_by_others(call: ModelCall, layers: Collection[nn.Module]) -> nn.Module | None:
+    """Return the first layer around which, or attention before which, two positions depend on others.
+
+    Attention gives each query its own value. A second run begins with other vectors at the other positions; at each
+    step the two, the second position and the last, are those of the first run again.
+    """
+    noted: list[tuple[nn.Module, Tensor]] = []
+    again: Iterator[tuple[nn.Module, Tensor]] | None = None
+    encoder, noise, mixing = frozenset(call.encoder.modules() if call.encoder else ()), {True: 1.0, False: 1.0}, []
+
+    def attend(attention: AttentionCall) -> Tensor:
+        values = attention.values_by_head.transpose(1, 2)
+        if attention.cross:
+            return values.new_zeros(len(values), attention.query.shape[2], *values.shape[2:])
+        own = values[:, -attention.query.shape[2] :].flatten(2)
+        changed = reach(attention.module, own)
+        return (own if changed is None else changed).reshape(own.shape[:2] + values.shape[2:])
+
+    def reach(module: nn.Module, stream: Tensor | None) -> Tensor | None:
+        """Note a stream at the two positions, or compare it and return it with what was noted there."""
+        if stream is None or stream.dim() != 3:
+            return None
+        axis = int(stream.shape[1] >= stream.shape[0])
+        places = torch.tensor([1, stream.shape[axis] - 1], device=stream.device)
+        reached = stream.index_select(axis, places)
+        if again is None:
+            noted.append((module, reached))
+            return None
+        before, expected = next(again, (module, reached))
+        accepted = epsilon_of(stream.dtype) ** 0.5  # half of the digits
+        if before is not module or (reached - expected).norm() > accepted * expected.norm():
+            mixing.append(module)
+        # Once is enough in either half of a model: all that follows differs, too.
+        factor = noise.pop(module in encoder, 0.0)
+        stream = stream + factor * stream.abs().mean() * drawn(stream, stream.shape)[0]
+        return stream.index_copy(axis, places, expected)
+
+    def enter(module: nn.Module, received: Received) -> Received | None:
+        stream = first_argument(*received)
+        changed = reach(module, stream)
+        return None if stream is None or changed is None else with_argument(*received, stream, changed)
+
+    def leave(module: nn.Module, output: Tensor | None) -> None:
+        reach(module, output)
+
+    hooks: list[tuple[nn.Module, End, Hook]] = [(layer, "arguments", enter) for layer in layers]
+    hooks += [(layer, "output", leave) for layer in layers]
+    devices = {parameter.device for parameter in call.model.parameters() if parameter.device.type == "cuda"}
+    with torch.no_grad(), call.attention_through(attend), hooked(hooks):
+        for _ in range(2):
+            with torch.random.fork_rng(devices):
+                call.run()
+            again = iter(noted)
+    return next(iter(mixing), None)
 
 
 def _without_gradients(call: ModelCall) -> tuple[Stacks, Any]:

@@ -1,7 +1,7 @@
 """Understands a model: reads every fact about it once, for as long as its modules, dtypes and devices stay the same."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -40,21 +40,25 @@ class Reader(NamedTuple):
 class Excerpt:
     """What a forward pass over a few positions showed of a model in one state; it outlives :class:`Model`.
 
-    It holds no module, since one of them may hold the model.
+    It holds no module but by weak references, since one of them may hold the model.
 
     Attributes:
         state: see :class:`Model`.
         mixing: the layer that mixes positions other than by attention, if one was found.
         sizes: sizes of the stacks of layers; None before the forward pass.
+        modules: the attention modules of each stack, in the order of their calls; None likewise.
         causal: whether the only stack looks back alone.
         headless: whether its output has names, none of which is that of logits.
+        longest: the most positions over which layers were seen to mix them by attention alone, but for ``mixing``.
     """
 
     state: tuple[object, ...]
     mixing: str | None = None
     sizes: Sizes | None = None
+    modules: Mapping[Role, Sequence[ref[nn.Module]]] | None = None
     causal: bool | None = None
     headless: bool = False
+    longest: int = 0
 
 
 @dataclass(eq=False)

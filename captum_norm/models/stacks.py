@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -85,6 +86,7 @@ class Stacks:
     Attributes:
         sizes: size of each stack.
         queries: number of queries of each attention module.
+        modules: the attention modules of each stack, in the order of their calls.
         causal: whether the only stack, if not an encoder–decoder model's, is causal.
     """
 
@@ -100,6 +102,7 @@ class Stacks:
     ) -> None:
         self.sizes: dict[Role, StackSize] = {}
         self.queries: dict[nn.Module, int] = {}
+        self.modules: dict[Role, list[ref[nn.Module]]] = {}
         self.causal = False
         self._role, self._towers = role, towers
         self._several = several
@@ -143,6 +146,7 @@ class Stacks:
         place = Place(role, size.layers)
         size.layers += 1
         self.queries[module] = queries
+        self.modules.setdefault(role, []).append(ref(module))
         return place
 
     def attend(self, call: AttentionCall) -> tuple[Place, Tensor, Tensor]:

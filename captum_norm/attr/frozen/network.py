@@ -152,7 +152,9 @@ class FrozenNetwork(TorchFunctionMode):
     def hooking(self) -> Iterator[None]:
         """Replace steps of the forward passes in this thread, attention aside, while the context is open."""
         hooks = ((modules, end, self._hook(function)) for end, modules, function in self.hooks())
-        with hooked((module, end, hook) for modules, end, hook in hooks for module in modules), self:
+        steps = hooked((module, end, hook) for modules, end, hook in hooks for module in modules)
+        # A compiler, such as that of flex_attention and its masks, does not trace function modes.
+        with torch.compiler.set_stance("force_eager"), steps, self:
             yield
 
     def hooks(self) -> list[tuple[Literal["before", "after"], Iterable[nn.Module], Hook]]:

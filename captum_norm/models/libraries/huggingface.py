@@ -57,7 +57,10 @@ def _entry(name: str, registered: Any) -> Callable[..., tuple[Tensor, Tensor | N
                 f"{type(module).__name__} calls the attention interface, but its file {type(module).__module__} "
                 "defines no eager_attention_forward to get the attention weights from"
             )
-        run = partial(own, module, query, key, value, attention_mask, **options)
+        arguments = module, query, key, value, attention_mask
+        run = partial(own, *arguments, **options)
+        if name == "flex_attention":
+            run = partial(_without_gradients, own, *arguments, **options)
         if name == "eager":
             mask: Any = partial(_rows, attention_mask)
         else:
@@ -85,6 +88,13 @@ def _entry(name: str, registered: Any) -> Callable[..., tuple[Tensor, Tensor | N
 
     vars(attention).update(number=next(numbers), registered=registered)
     return attention
+
+
+def _without_gradients(own: Callable[..., Any], module: nn.Module, *tensors: Any, **options: Any) -> Any:
+    """Call an attention function that, on a CPU, refuses tensors that require gradients."""
+    if not torch.is_grad_enabled():
+        tensors = tuple(part.detach() if isinstance(part, Tensor) else part for part in tensors)
+    return own(module, *tensors, **options)
 
 
 def _rows(mask: Tensor | None, rows: slice) -> Tensor | None:

@@ -64,6 +64,7 @@ def _find_blocks(
         call.run()
     if not search.stacks.sizes:
         raise UnsupportedModelError(call.unseen)
+    call.facts.excerpt.modules = call.facts.excerpt.modules or search.stacks.modules
     if search.open_calls and search.last_trace is not None:
         raise _not_understood(search, search.last_trace, *search.open_calls[0][:2])
     feed_forwards.give_up()
