@@ -23,6 +23,7 @@ from captum_norm.functional import Baseline
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
+from captum_norm.models.hooks import hooks_of_users
 from captum_norm.models.inputs import Inputs, bind_inputs
 from captum_norm.models.layers import on_excerpt, see_at_length, seen
 from captum_norm.models.libraries.adapters import norms_taken_once
@@ -300,6 +301,12 @@ class Session:
                 raise UnsupportedModelError(f"{self.name} is not supported: {reason}") from error
         if isinstance(error, NonFiniteError | UnsupportedScopeError):
             refuse_non_finite_weights(self.model)
+        hooks = [] if isinstance(error, InvalidInputError | NonFiniteError) else hooks_of_users(self.model)
+        if hooks:
+            raise type(error)(
+                f"{error}; hooks run on {', '.join(hooks)}: what they change may be no part of the sum, so remove "
+                "these hooks, or write the change into weights or biases"
+            ) from error
 
     def _refuse_autocast(self) -> None:
         """Refuse automatic mixed precision, which would compute norms in half precision, too."""

@@ -29,6 +29,9 @@ The second lets fairseq fuse whole layers, the third bitsandbytes pack weights o
 gradient on.
 """
 
+# Packages whose hooks run in any case.
+LIBRARIES = ("captum_norm", "transformers", "accelerate", "peft", "torch")
+
 # Class of a compiled module.
 COMPILED = "OptimizedModule"
 
@@ -129,6 +132,18 @@ def _hook(end: End, function: Hook) -> Hook:
         return function(module, first_tensor(output) if end == "output" else output)
 
     return hook
+
+
+def hooks_of_users(model: nn.Module) -> list[str]:
+    """Name the hooks that no library has made, by module and function."""
+    named = []
+    for name, module in model.named_modules():
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+            function = getattr(hook, "func", hook)
+            function = function if hasattr(function, "__qualname__") else type(function)
+            if str(function.__module__).partition(".")[0] not in LIBRARIES:
+                named.append(f'"{name}" ({function.__qualname__.rpartition(".")[2]})')
+    return named
 
 
 # The threads that have hooks now.

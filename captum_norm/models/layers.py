@@ -160,7 +160,7 @@ def _mixing_by_others(call: ModelCall, layers: Collection[nn.Module]) -> nn.Modu
 
     def reach(module: nn.Module, stream: Tensor | None) -> Tensor | None:
         """Note a stream at the two positions, or compare it and return it with what was noted there."""
-        if stream is None or stream.dim() != 3:
+        if stream is None or stream.dim() != 3 or max(stream.shape[:2]) < 3:
             return None
         axis = int(stream.shape[1] >= stream.shape[0])
         places = torch.tensor([1, stream.shape[axis] - 1], device=stream.device)
