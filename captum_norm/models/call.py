@@ -1,6 +1,5 @@
 """Describes one call of a model, which can be run, cut to some examples or positions, and repeated."""
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from captum_norm.errors import CaptumNormError, InvalidInputError, UnsupportedModelError
+from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.models.attention import AttentionCall, AttentionFunction
 from captum_norm.models.caches import CACHE, copied, selected
 from captum_norm.models.hooks import evaluating
@@ -355,11 +354,6 @@ class ModelCall:
             hint = f" ({self.library.without_decoder})" * lacks_decoder
             if "padding token" in reason:
                 hint = " (copies of one example are a batch, too; set model.config.pad_token_id)"
-            if any("flex_attention" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
-                raise UnsupportedModelError(
-                    f"flex_attention of {type(self.model).__name__} fails in this method: {reason.rstrip('.')}; load "
-                    'the model with attn_implementation="sdpa"'
-                ) from error
             raise InvalidInputError(
                 f"the forward pass of {type(self.model).__name__} does not accept these inputs: {reason}{hint}"
             ) from error

@@ -96,13 +96,6 @@ def test_advice_is_given_where_it_helps() -> None:
     assert "encoder–decoder" not in message
 
 
-def test_what_flex_attention_cannot_do_is_no_fault_of_the_inputs() -> None:
-    model = llama(2)
-    model.set_attn_implementation("flex_attention")
-    with pytest.raises(UnsupportedModelError, match=r'^flex_attention of LlamaForCausalLM fails .*n="sdpa"$'):
-        DecompX(model).attribute(families.inputs("llama"), 1)
-
-
 def test_weights_are_asked_for_only_where_they_are_not_computed_already() -> None:
     model = llama(1)
     assert understand(model).with_weights == ': attn_implementation="eager"'
