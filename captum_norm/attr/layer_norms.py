@@ -1,7 +1,7 @@
 """Computes norms, mixing ratios and completeness errors of one layer, without forming its vectors."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -16,7 +16,6 @@ from captum_norm.functional import (
     Scales,
     estimated_length,
     head_norms,
-    key_gram,
     length,
     own_keys,
     random_directions,
@@ -28,7 +27,10 @@ from captum_norm.functional import (
 from captum_norm.functional.carry import measure_end
 from captum_norm.functional.vectors import (
     DIRECTIONS,
+    SMALL,
     chunks,
+    forms_of_keys,
+    refined_channel_norms,
     refined_head_norms,
     refined_summed_norms,
     squared_difference,
@@ -98,30 +100,33 @@ def layer_norms(
         end_of: by default, what the model computed at a scope.
     """
     values = layer.values.transpose(1, 2)
-    batch, keys, heads, width = values.shape
+    batch, keys, heads, _ = values.shape
     queries = layer.call.query.shape[2]
     limit = layer.options.budget.piece_elements(values)
+    # One key per query, its own in self-attention, whose vector is formed, too.
+    formed_keys = (torch.arange(queries, device=values.device) + (0 if layer.call.cross else keys - queries)) % keys
     # Scopes through the same normalisations share norms, but for a factor for each query.
     steps = {carry.norms: carry for carry in (*carries.values(), *([Carry()] if per_head else []))}
     pairs: dict[Combination, _Pairs] = {}
     for norms, carry in steps.items():
         scopes = [scope for scope, other in carries.items() if other.norms == norms]
-        gram, directions = _weight_products(layer, carry)
+        products = _weight_products(layer, carry)
+        # Factors of a gate may be negative.
+        gram, _, lengths, *_ = products
+        forms = forms_of_keys(values, gram, lengths, limit, maps=with_maps, signed=layer.gate is not None)
         pairs[norms] = _Pairs(
             carry,
             scopes,
             values,
             partial(carried_rows, layer.block, carry, heads),
-            gram,
-            directions,
-            # If every channel is a head of its own (a gate), the vectors are smaller than their inner products.
-            key_gram(values, gram, limit) if with_maps and width > 1 else None,
+            *products,
+            *forms,
             values.new_empty(batch, queries, keys) if with_maps else None,
             values.new_empty(batch, queries),
+            values.new_empty(batch, queries),
+            values.new_empty(batch, queries, 1),
             values.new_empty(batch, queries, 1),
         )
-    # One key per query, its own in self-attention, whose vector is formed, too.
-    formed_keys = (torch.arange(queries, device=values.device) + (0 if layer.call.cross else keys - queries)) % keys
     formed_weights = values.new_empty(batch, heads, queries)
     if per_head:
         results.transformed_norms = pairs[Carry().norms].transformed()
@@ -139,7 +144,10 @@ def layer_norms(
             consume(part, weights)
     formed = (values[:, formed_keys] * formed_weights.transpose(1, 2).unsqueeze(-1)).flatten(2)
     ends = end_of or partial(_end_of, layer, carries)
-    own_norms = _finish(layer, carries, pairs, formed, results, scales_of or _scales_of, ends, limit)
+    scales_of = scales_of or _scales_of
+    own_norms, others_norms = _finish(layer, carries, pairs, formed, results, scales_of, ends, limit)
+    small = _small_ends(carries, pairs, results, (formed_keys, formed_weights), own_norms, others_norms)
+    _refine_ends(layer, carries, pairs, small, results, own_norms, scales_of, ends)
     error = values.new_zeros(batch)
     for pair in pairs.values() if carries and with_maps else ():
         error = torch.maximum(error, pair.discrepancy(formed_keys, formed_weights))
@@ -170,9 +178,10 @@ def _finish(
     scales_of: ScalesOf,
     end_of: EndOf,
     limit: int,
-) -> dict[Scope, Tensor]:
-    """Fill in what needs the block's tensors, some queries at a time; return ‖v_ii‖ at each scope, (B, Q).
+) -> tuple[dict[Scope, Tensor], dict[Scope, Tensor]]:
+    """Fill in what needs the block's tensors, some queries at a time.
 
+    Return ‖v_ii‖ and ‖Σ_{j≠i} v_ij‖ at each scope, (B, Q).
     ``formed`` is each query's weights of one key times that key's values, (B, Q, H·d).
     """
     tensors, dtype = layer.recorded, layer.dtype
@@ -182,6 +191,7 @@ def _finish(
     # Of attention's output and of each scope's end: what is lacking to the model's tensor, and this tensor.
     sketches = {name: formed.new_empty(2, batch, queries, DIRECTIONS) for name in (*pairs, *carries)}
     own_norms = {scope: formed.new_empty(batch, queries) for scope in carries}
+    others_norms = {scope: formed.new_empty(batch, queries) for scope in carries}
     results.mixing_ratio.update({scope: formed.new_empty(batch, queries) for scope in carries})
     results.residual_norm = formed.new_empty(batch, queries)
     if any(carry.final is not None for carry in carries.values()):
@@ -189,6 +199,7 @@ def _finish(
     directions = random_directions(width, weight)
     for rows in chunks(queries, batch * width, limit):
         here = tensors.rows(rows, dtype)
+        context_norm = torch.linalg.vector_norm(here.context.detach(), dim=-1)
         direct = others = here.residual.new_empty(0)
         if carries:
             direct, others = formed[:, rows] @ weight, _without_bias(here, weight, bias)
@@ -206,24 +217,92 @@ def _finish(
                 sketches[norms][:, :, rows] = torch.stack([sketch - whole, whole.abs() + shift.abs()])
             if not carries:
                 continue
+            pair.terms[:, rows] = context_norm * pair.row_length
             pair.scale[:, rows] = scales.divide(torch.ones_like(whole[..., :1]))
+            pair.behind[:, rows] = replace(scales, branch=None).divide(torch.ones_like(whole[..., :1]))
             if results.norm_scale is not None and scales.final is not None:
                 results.norm_scale[:, rows] = scales.final.squeeze(-1)
-            carried = pair.carry.linear(direct)
-            others_carried = pair.carry.linear(others)
-            pair.direct[:, rows], others_norm = length(carried), length(others_carried)
+            carried, rest = pair.carry.linear(direct), pair.carry.linear(others)
+            pair.direct[:, rows], rest = length(carried), length(rest)
             own = torch.zeros_like(carried) if layer.call.cross else carried
             for scope in pair.scopes:
-                measured = measure_end(carries[scope], scales, own, others_norm, sketch, *ends[scope], directions)
-                own_norms[scope][:, rows], results.mixing_ratio[scope][:, rows] = measured[:2]
-                sketches[scope][:, :, rows] = torch.stack(measured[2:])
+                own_norm, others_norm, mixing, *sketched = measure_end(
+                    carries[scope], scales, own, rest, sketch, *ends[scope], directions
+                )
+                own_norms[scope][:, rows], others_norms[scope][:, rows] = own_norm, others_norm
+                results.mixing_ratio[scope][:, rows] = mixing
+                sketches[scope][:, :, rows] = torch.stack(sketched)
         results.residual_norm[:, rows] = length(here.residual)
     error, size = estimated_length(torch.stack(list(sketches.values()), 1))
     deltas = [relative_error(error, size, layer.real)]
     if layer.difference is not None:
         deltas.append(relative_error(*layer.difference, layer.real).unsqueeze(0))
     results.deltas.append((torch.cat(deltas).amax(0), layer.block.precision(carries)))
-    return own_norms
+    return own_norms, others_norms
+
+
+def _small_ends(
+    carries: Mapping[Scope, Carry],
+    pairs: Mapping[Combination, "_Pairs"],
+    results: LayerResults,
+    own: tuple[Tensor, Tensor],
+    own_norms: Mapping[Scope, Tensor],
+    others_norms: Mapping[Scope, Tensor],
+) -> Tensor:
+    """Find the queries whose v_ii or mixing ratio has lost digits since its vectors are small beside their terms.
+
+    ``own`` has the key of each query that counts as its own, (Q,), and its weights, (B, H, Q).
+    """
+    (keys, weights), residual = own, cast(Tensor, results.residual_norm)
+    small, least = torch.zeros_like(residual, dtype=torch.bool), SMALL * torch.finfo(residual.dtype).eps
+    for pair in pairs.values():
+        scale = pair.scale.squeeze(-1)
+        own_terms = torch.linalg.vector_norm(pair.sizes[..., keys] * weights, dim=1) * scale
+        own_terms += residual * pair.gain * pair.behind.squeeze(-1)
+        for scope in pair.scopes:
+            small |= own_norms[scope] + others_norms[scope] < least * scale * pair.terms
+            small |= own_norms[scope] < least * own_terms * carries[scope].residual
+    return small
+
+
+def _refine_ends(
+    layer: Layer,
+    carries: Mapping[Scope, Carry],
+    pairs: Mapping[Combination, "_Pairs"],
+    small: Tensor,
+    results: LayerResults,
+    own_norms: Mapping[Scope, Tensor],
+    scales_of: ScalesOf,
+    end_of: EndOf,
+) -> None:
+    """Recompute ‖v_ii‖ and mixing ratios in float64 at queries where they have lost digits, (B, Q)."""
+    positions = small.any(0).nonzero().squeeze(1)
+    if not len(positions):
+        return
+    values, weight = layer.values.double(), layer.block.projection.weight(torch.float64)
+    (batch, heads, keys, width), queries = values.shape, small.shape[1]
+    mine, others = (values.new_zeros(batch, heads, len(positions), width) for _ in range(2))
+    for part, _, gated in layer.parts(advancing=False):
+        inside = ((positions >= part.rows.start) & (positions < part.rows.stop)).nonzero().squeeze(1)
+        alphas, heard = gated[:, :, positions[inside] - part.rows.start].double(), values[part.examples]
+        if not layer.call.cross:
+            key = positions[inside] + keys - queries
+            index = key.expand(*alphas.shape[:2], -1).unsqueeze(3)
+            mine[part.examples, :, inside] = alphas.gather(3, index) * heard[:, :, key]
+            alphas = alphas.scatter(3, index, 0)
+        others[part.examples, :, inside] = alphas @ heard
+    limit, directions = layer.options.budget.piece_elements(values), random_directions(weight.shape[1], weight)
+    for rows in chunks(len(positions), batch * max(weight.shape), limit):
+        at, here = positions[rows], layer.recorded.rows(positions[rows], torch.float64)
+        parts = [part[:, :, rows].transpose(1, 2).flatten(2) @ weight for part in (mine, others)]
+        for pair in pairs.values():
+            scales, (direct, rest) = scales_of(pair.carry, here), (pair.carry.linear(part) for part in parts)
+            for scope in pair.scopes:
+                norm, _, mixing, *_ = measure_end(
+                    carries[scope], scales, direct, length(rest), rest @ directions, *end_of(scope, here), directions
+                )
+                for made, exact in ((own_norms[scope], norm), (results.mixing_ratio[scope], mixing)):
+                    made[:, at] = torch.where(small[:, at], exact.to(made), made[:, at])
 
 
 def _without_bias(here: BlockTensors, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -255,51 +334,47 @@ def _scales_of(carry: Carry, tensors: BlockTensors) -> Scales:
 
 @dataclass(eq=False)
 class _Pairs:
-    """Norms of the vectors of all pairs at scopes that pass the same normalisations, not yet divided by σ.
+    """Norms of the vectors of all pairs at scopes that pass the same normalisations, not yet divided by σ."""
 
-    Attributes:
-        carry: the normalisations.
-        scopes: these scopes.
-        values: (B, K, H, d).
-        rows: makes the rows of the output projection by head, carried, (H, d, D), in a dtype.
-        gram: their inner products, (H·d, H·d).
-        directions: the rows on the random directions, (H·d, k).
-        form: :func:`key_gram`, or None.
-        maps: ‖Σ_h α_ij f_h(x_j)‖, (B, Q, K), or None.
-        direct: norm of one vector for each query, directly computed, (B, Q).
-        scale: 1/σ, (B, Q, 1).
-    """
-
-    carry: Carry
-    scopes: list[Scope]
-    values: Tensor
-    rows: Callable[[torch.dtype], Tensor]
-    gram: Tensor
+    carry: Carry  # the normalisations
+    scopes: list[Scope]  # that pass these
+    values: Tensor  # (B, K, H, d)
+    rows: Callable[[torch.dtype], Tensor]  # makes the rows of the output projection by head, carried, (H, d, D)
+    gram: Tensor  # these and the next ones: see _weight_products
     directions: Tensor
-    form: Tensor | None
-    maps: Tensor | None
-    direct: Tensor
-    scale: Tensor
+    lengths: Tensor
+    row_length: Tensor
+    gain: Tensor
+    form: Tensor | None  # these and the next ones: see forms_of_keys
+    sizes: Tensor
+    suspects: Tensor
+    maps: Tensor | None  # ‖Σ_h α_ij f_h(x_j)‖, (B, Q, K)
+    direct: Tensor  # norm of one vector for each query, directly computed, (B, Q)
+    terms: Tensor  # the size of the terms of attention's output, (B, Q)
+    scale: Tensor  # 1/σ, (B, Q, 1)
+    behind: Tensor  # without that of the branch norm
 
     @cached_property
-    def _lengths(self) -> Tensor:
+    def _head_lengths(self) -> Tensor:
         return value_norms(self.values, self.gram) if self.form is None else transformed_norms(self.form)
 
     def transformed(self) -> Tensor:
         """Return ‖f_h(x_j)‖, (B, H, K)."""
-        return refined_head_norms(self._lengths, self.values, partial(self.rows, torch.float64))
+        return refined_head_norms(self._head_lengths, self.values, self.sizes, partial(self.rows, torch.float64))
 
     def fill(self, part: Part, weights: Tensor) -> None:
         """Compute the norms of a part from its attention weights."""
         if self.maps is None:
             return
-        values = self.values[part.examples]
+        values, sizes = self.values[part.examples], self.sizes[part.examples]
         if self.form is None:
             rows = self.rows(weights.dtype).flatten(0, 1)
-            self.maps[part] = length((weights * values.permute(0, 2, 3, 1)).permute(0, 2, 3, 1) @ rows)
+            norms = length((weights * values.permute(0, 2, 3, 1)).permute(0, 2, 3, 1) @ rows)
+            exact = partial(self.rows, torch.float64)
+            self.maps[part] = refined_channel_norms(norms, weights, values, sizes, exact)
         else:
-            norms = summed_norms(weights, self.form[part.examples])
-            self.maps[part] = refined_summed_norms(norms, weights, values, partial(self.rows, torch.float64))
+            norms, exact = summed_norms(weights, self.form[part.examples]), partial(self.rows, torch.float64)
+            self.maps[part] = refined_summed_norms(norms, weights, values, sizes, self.suspects, exact)
 
     def divided(self, scope: Scope) -> Tensor:
         """Return ‖Σ_h α_ij f_h(x_j)‖ / σ_i, (B, Q, K); for the last scope in place unless gradients are enabled."""
@@ -318,24 +393,32 @@ class _Pairs:
         """
         maps = cast(Tensor, self.maps)
         fast = maps.gather(2, keys.expand(len(maps), -1).unsqueeze(2)).squeeze(2)
-        size = (weights * self._lengths[..., keys]).sum(1)
+        size = (weights * self._head_lengths[..., keys]).sum(1)
         return squared_difference(fast, self.direct, size).amax(1)
 
 
-_products: WeakKeyDictionary[Block, dict[Combination, tuple[object, tuple[Tensor, Tensor]]]] = WeakKeyDictionary()
+Products = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+_products: WeakKeyDictionary[Block, dict[Combination, tuple[object, Products]]] = WeakKeyDictionary()
 
 
-def _weight_products(layer: Layer, carry: Carry) -> tuple[Tensor, Tensor]:
+def _weight_products(layer: Layer, carry: Carry) -> Products:
     """Return a projection's carried rows times each other, (H·d, H·d), and on the directions, (H·d, k).
 
-    They are computed anew if a weight has changed.
+    And before means are subtracted their lengths, (H, d), the root mean square of these, and that of the gains of the
+    residual stream. They are computed anew if a weight has changed.
     """
     known = {} if torch.is_grad_enabled() else _products.setdefault(layer.block, {})
     state = layer.dtype, layer.block.version()
     if carry.norms not in known or known[carry.norms][0] != state:
-        rows = carried_rows(layer.block, carry, layer.call.query.shape[1], layer.dtype)
+        heads, terms = layer.call.query.shape[1], carry.without_means()
+        rows = carried_rows(layer.block, carry, heads, layer.dtype)
+        lengths = length(carried_rows(layer.block, terms, heads, layer.dtype).detach())
+        means = [
+            length(sizes.flatten()) / sizes.numel() ** 0.5
+            for sizes in (lengths, terms.linear_final(rows.new_ones(rows.shape[-1])).detach())
+        ]
         products = weight_gram(rows), rows.flatten(0, 1) @ random_directions(rows.shape[-1], rows)
-        known[carry.norms] = state, products
+        known[carry.norms] = state, (*products, lengths, *means)
     return known[carry.norms][1]
 
 

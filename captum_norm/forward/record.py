@@ -60,7 +60,7 @@ class FeedForwardTensors:
     normed: Tensor | None
     routing: Routing | None
 
-    def rows(self, rows: slice, device: torch.device, dtype: torch.dtype) -> "FeedForwardTensors":
+    def rows(self, rows: slice | Tensor, device: torch.device, dtype: torch.dtype) -> "FeedForwardTensors":
         """Slice query positions, on a device and in another dtype."""
         batch, queries = self.written.shape[:2]
         routing = self.routing
@@ -91,7 +91,7 @@ class BlockTensors:
     normed: Tensor | None
     behind: FeedForwardTensors | None = None
 
-    def rows(self, rows: slice, dtype: torch.dtype) -> "BlockTensors":
+    def rows(self, rows: slice | Tensor, dtype: torch.dtype) -> "BlockTensors":
         """Slice query positions, in another dtype and on one device.
 
         Where two devices share a model, a layer receives its inputs on that of the layer before.

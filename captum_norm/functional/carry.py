@@ -143,6 +143,13 @@ class Carry:
             part = part if norm is None else apply_linear(norm, part)
         return part
 
+    def without_means(self) -> "Carry":
+        """Return the steps without subtraction of means: how large is what may cancel there."""
+        norms = {name: getattr(self, name) for name in ("branch", "final", "second")}
+        return replace(
+            self, **{name: replace(norm, centered=False) for name, norm in norms.items() if norm is not None}
+        )
+
     def transposed(self, directions: Tensor) -> Tensor:
         """Multiply directions (D, k) by (M_b M_f)ᵀ: parts times the result are their carried selves times these."""
         rows = directions.T
@@ -193,25 +200,25 @@ def measure_end(
     residual: Tensor,  # x, (B, Q, D)
     reference: Tensor,  # what the model computed at the scope's end, (B, Q, D)
     directions: Tensor,  # Ω, (D, k)
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Measure a block's parts at the end of a scope.
 
     Returns:
-        ‖v_ii‖, the residual included if the scope adds it, and the mixing ratio, (B, Q) each; and on the directions,
-        (B, Q, k), what all parts lack to the reference, and the reference.
+        ‖v_ii‖, the residual included if the scope adds it, ‖Σ_{j≠i} v_ij‖, and the mixing ratio, (B, Q) each; and on
+        the directions, (B, Q, k), what all parts lack to the reference, and the reference.
     """
     behind = replace(scales, branch=None)
     if scales.branch is not None:
         own, sketch = own * scales.branch, sketch * scales.branch
         others = others * scales.branch.squeeze(-1)
     if carry.branch is not None and carry.branch.bias is not None:
-        sketch = sketch + carry.linear_final(carry.branch.bias) @ directions
+        sketch = sketch + carry.linear_final(carry.branch.bias).to(directions) @ directions
     if carry.residual:
         stream = carry.linear_final(residual)
         own, sketch = own + stream, sketch + stream @ directions
     sketch, bias, whole = behind.divide(sketch), carry.final_bias(scales), reference @ directions
-    sketch = sketch if bias is None else sketch + bias @ directions
+    sketch = sketch if bias is None else sketch + bias.to(directions) @ directions
     # The residual belongs to v_ii alone.
     scale = behind.divide(torch.ones_like(sketch[..., :1])).squeeze(-1)
-    own_norm = length(own) * scale
-    return own_norm, ratio(others * scale, own_norm), sketch - whole, whole
+    own_norm, others = length(own) * scale, others * scale
+    return own_norm, others, ratio(others, own_norm), sketch - whole, whole

@@ -10,7 +10,8 @@ W_h W_gᵀ is a d×d product of the model's weights alone (:func:`weight_gram`, 
 H·D for adding up the vectors.
 
 Squares underflow below 1e-38 in float32: norms below 1e-15 (small values, tiny weights) lose digits, and those below
-1e-22 vanish. These few are computed anew, of vectors divided by a power of two (:func:`length`) or in float64
+1e-22 vanish. So do norms that are small beside their terms, as where heads cancel: of a square, rounding leaves the
+terms' squares times ε. These few are computed anew, of vectors divided by a power of two (:func:`length`) or in float64
 (:func:`refined_summed_norms`, :func:`refined_head_norms`).
 
 Checking that Σ_j α_ij v_jh is what attention computed costs as much as attention itself. With values projected on k
@@ -28,6 +29,8 @@ from torch import Tensor
 # Intermediate results of this size (1 MiB in float32) stay in a processor core's cache.
 CACHED_ELEMENTS = 2**18
 DIRECTIONS = 8
+# A sum whose norm is so many ε of its terms' has few digits left, as has a square that is so many ε of the squares.
+SMALL = 2**16
 
 
 def chunks(length: int, width: int, limit: int = CACHED_ELEMENTS) -> Iterator[slice]:
@@ -270,38 +273,96 @@ def root(squares: Tensor) -> Tensor:
     return torch.where(positive, squares, torch.ones_like(squares)).sqrt() * positive
 
 
-def refined_summed_norms(norms: Tensor, weights: Tensor, values: Tensor, projection: Callable[[], Tensor]) -> Tensor:
-    """Recompute norms (B, Q, K) that are out of range from α (B, H, Q, K), v (B, K, H, d), W (H, d, D) in float64."""
-    if in_range(norms):
+def term_sizes(values: Tensor, lengths: Tensor) -> Tensor:
+    """Compute s_h = √Σ_r (v_r ‖w_r‖)², to which rounding errors of f_h are in proportion, however its terms cancel.
+
+    From values (B, K, H, d) and the lengths of the projection's rows before means are subtracted, (H, d): (B, H, K).
+    """
+    # Those that underflow belong to norms that are out of range.
+    return torch.linalg.vector_norm(values.detach() * lengths, dim=-1).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+def cancelling_keys(form: Tensor, sizes: Tensor) -> Tensor:
+    """Find the keys, (n,), at which ‖Σ_h a_h f_h‖ may be small beside √Σ_h (a_h s_h)² for some weights a_h ≥ 0.
+
+    With b_h = a_h s_h and 2 b_h b_g ≤ b_h² + b_g², negative products of heads take at most so much of Σ_h b_h².
+    """
+    sizes = sizes.clamp(min=torch.finfo(sizes.dtype).tiny)
+    cosines = (form.detach() / sizes.unsqueeze(1)).div_(sizes.unsqueeze(2))
+    left = cosines.diagonal(dim1=1, dim2=2).mT.clone()
+    negative = cosines.clamp_(max=0)
+    left += (negative.sum(1) + negative.sum(2)) / 2
+    return (left.amin(1) >= SMALL * torch.finfo(form.dtype).eps).logical_not().any(0).nonzero().squeeze(1)
+
+
+def forms_of_keys(
+    values: Tensor, gram: Tensor, lengths: Tensor, limit: int, *, maps: bool, signed: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Compute :func:`key_gram`, :func:`term_sizes` and :func:`cancelling_keys`: all keys if weights are signed.
+
+    If no maps are wanted, or every channel is a head of its own and vectors are smaller than their inner products,
+    there is no form.
+    """
+    form = key_gram(values, gram, limit) if maps and values.shape[-1] > 1 else None
+    sizes = term_sizes(values, lengths)
+    if form is None or signed:
+        return form, sizes, torch.arange(values.shape[1], device=values.device)
+    return form, sizes, cancelling_keys(form, sizes)
+
+
+def cancelled(norms: Tensor, weights: Tensor, sizes: Tensor, least: float) -> Tensor:
+    """Return a mask of the norms (B, Q, K) below ``least`` of √Σ_h (α_h s_h)², of α (B, H, Q, K) and s (B, H, K)."""
+    return norms.detach() < least * (weights.detach() * sizes.unsqueeze(2)).square_().sum(1).sqrt_()
+
+
+def refined_summed_norms(
+    norms: Tensor,
+    weights: Tensor,
+    values: Tensor,
+    sizes: Tensor,
+    keys: Tensor,
+    projection: Callable[[], Tensor],
+) -> Tensor:
+    """Recompute norms that are out of range or small beside their terms, in float64.
+
+    Args:
+        norms: :func:`summed_norms`, (B, Q, K).
+        weights: α, (B, H, Q, K).
+        values: v, (B, K, H, d).
+        sizes: :func:`term_sizes`, (B, H, K).
+        keys: those at which heads may cancel: :func:`cancelling_keys`.
+        projection: makes W, (H, d, D), in float64.
+    """
+    ranged = in_range(norms)
+    if ranged and not len(keys):
         return norms
     # Zero is right where no head has weight, as under a causal mask.
-    seen = norms.detach().masked_fill((weights.detach().amax(1) > 0).logical_not(), 1)
-    if in_range(seen):
+    again = torch.zeros_like(norms, dtype=torch.bool)
+    again = again if ranged else _out_of_range(norms) & (weights.detach().amax(1) > 0)
+    if len(keys):
+        least = math.sqrt(SMALL * torch.finfo(norms.dtype).eps)
+        again[..., keys] |= cancelled(norms[..., keys], weights[..., keys], sizes[..., keys], least)
+    index = again.any(1).nonzero()
+    if not len(index):
         return norms
-    index = _out_of_range(seen).nonzero()
-    example, query, key = index.unbind(1)
-    keys, heads = values.shape[1:3]
-    chosen, place = (example * keys + key).unique(return_inverse=True)
-    rows_by_head, flat, grams = projection(), values.flatten(0, 1), []
-    for rows in chunks(len(chosen), heads * rows_by_head.shape[-1]):
-        vectors = (flat[chosen[rows]].double().transpose(0, 1) @ rows_by_head).transpose(0, 1)
-        grams.append(vectors @ vectors.mT)
-    gram = torch.cat(grams)
-    alphas = weights.transpose(1, 2)[example, query, :, key].double()
-    squares = torch.cat(
-        [
-            (alphas[rows].unsqueeze(1) @ gram[place[rows]] @ alphas[rows].unsqueeze(2)).flatten()
-            for rows in chunks(len(index), heads * heads)
-        ]
-    )
-    return norms.index_put((example, query, key), root(squares).to(norms))
+    (heads, queries), rows_by_head, exact = weights.shape[1:3], projection(), []
+    for rows in chunks(len(index), heads * max(rows_by_head.shape[-1], queries)):
+        example, key = index[rows].unbind(1)
+        vectors = (values[example, key].double().transpose(0, 1) @ rows_by_head).transpose(0, 1)  # (n, H, D)
+        # Squares would cancel; coordinates in a basis of what the heads span do not.
+        coordinates = vectors @ torch.linalg.qr(vectors.detach().mT).Q
+        exact.append(length(weights[example, :, :, key].double().mT @ coordinates).to(norms))
+    example, key = index.unsqueeze(2).unbind(1)
+    places = example, torch.arange(queries, device=key.device), key
+    return norms.index_put(places, torch.cat(exact).where(again[places], norms[places]))
 
 
-def refined_head_norms(norms: Tensor, values: Tensor, projection: Callable[[], Tensor]) -> Tensor:
-    """Recompute norms (B, H, K) that are out of range, from v (B, K, H, d) and W (H, d, D) in float64."""
-    if in_range(norms):
-        return norms
-    again = _out_of_range(norms).transpose(1, 2) & (values.detach() != 0).any(-1)
+def refined_head_norms(norms: Tensor, values: Tensor, sizes: Tensor, projection: Callable[[], Tensor]) -> Tensor:
+    """Recompute norms (B, H, K) as :func:`refined_summed_norms` does, from v (B, K, H, d) and W (H, d, D)."""
+    again = norms.detach() < math.sqrt(SMALL * torch.finfo(norms.dtype).eps) * sizes
+    if not in_range(norms):
+        again |= _out_of_range(norms)
+    again = again.transpose(1, 2) & (values.detach() != 0).any(-1)
     if not again.any():
         return norms
     refined = norms.transpose(1, 2)
@@ -311,3 +372,18 @@ def refined_head_norms(norms: Tensor, values: Tensor, projection: Callable[[], T
         example, key = here.nonzero().unbind(1)
         refined = refined.index_put((example, key, torch.full_like(key, head)), exact)
     return refined.transpose(1, 2)
+
+
+def refined_channel_norms(
+    norms: Tensor, weights: Tensor, values: Tensor, sizes: Tensor, projection: Callable[[], Tensor]
+) -> Tensor:
+    """Recompute norms (B, Q, K) that are small beside their terms, as :func:`refined_summed_norms`, for many heads."""
+    index = cancelled(norms, weights, sizes, SMALL * torch.finfo(norms.dtype).eps).nonzero()
+    if not len(index):
+        return norms
+    rows, exact = projection().flatten(0, 1), []
+    for some in chunks(len(index), sum(rows.shape)):
+        example, query, key = index[some].unbind(1)
+        context = weights[example, :, query, key].double() * values[example, key].squeeze(-1)
+        exact.append(length(context @ rows).to(norms))
+    return norms.index_put(index.unbind(1), torch.cat(exact))

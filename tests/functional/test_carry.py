@@ -62,10 +62,13 @@ def test_carried_norms_equal_the_direct_ones(
     wrong = 1e-3 * random(batch, keys, model_width)
     reference = direct.sum(2) + constant - wrong
     others = carry.linear(attention - own).norm(dim=-1)
-    own_norm, ratio, lacking, whole = measure_end(
+    own_norm, others, ratio, lacking, whole = measure_end(
         carry, scales, carry.linear(own), others, sketch, stream, reference, directions
     )
     torch.testing.assert_close(own_norm, exact[:, ~off_diagonal].reshape(batch, keys), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(
+        others, (direct.sum(2) - direct.diagonal(dim1=1, dim2=2).mT).norm(dim=-1), rtol=1e-11, atol=1e-12
+    )
     torch.testing.assert_close(ratio, oracle.mixing_ratio(direct), rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(lacking, wrong @ directions, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(whole, reference @ directions)

@@ -7,8 +7,10 @@ from torch import Tensor
 from captum_norm import functional as F
 from captum_norm.functional.vectors import (
     balanced,
+    cancelling_keys,
     refined_head_norms,
     refined_summed_norms,
+    term_sizes,
     value_norms,
     value_norms_error,
 )
@@ -56,6 +58,27 @@ def test_heads_that_cancel_leave_zero_and_not_nan() -> None:
     assert (norms >= 0).all()
     # A square is known to float32 rounding of its largest term, so its root to the root of that rounding.
     assert norms.max() < 2e-3 * scale
+
+
+def test_only_keys_whose_heads_cannot_cancel_are_left_out() -> None:
+    left = 0
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        values, projection = torch.randn(1, 60, 6, 4, generator=generator), torch.randn(6, 4, 16, generator=generator)
+        projection[1] = -projection[0] + 0.1 * projection[1]
+        # At some keys the first two heads are alike, so they cancel for some weights.
+        values[:, ::3, 1] = values[:, ::3, 0] + torch.rand(20, 1, generator=generator) * values[:, ::3, 1]
+        sizes = term_sizes(values, projection.norm(dim=-1))
+        found = cancelling_keys(F.key_gram(values, F.weight_gram(projection)), sizes).tolist()
+        weights = torch.rand(1, 6, 2000, 60, generator=generator) ** 4
+        weights[:, 2:, :1000] = 0
+        vectors = torch.einsum("bhqk,bkhd,hde->bqke", weights, values, projection)
+        terms = (weights * sizes.unsqueeze(2)).square().sum(1).sqrt()
+        smallest = (vectors.norm(dim=-1) / terms).amin((0, 1))
+        cancel = (smallest < 2**8 * torch.finfo(torch.float32).eps ** 0.5).nonzero().flatten().tolist()
+        assert set(cancel) <= set(found)
+        left += 60 - len(found)
+    assert left > 60
 
 
 def test_the_gradient_is_finite_where_a_norm_is_zero() -> None:
@@ -180,12 +203,14 @@ def test_norms_of_sums_over_heads_of_any_size(part: str, scale: float) -> None:
         def rows(projection: Tensor = projection) -> Tensor:
             return projection.double()
 
-        norms = refined_summed_norms(F.summed_norms(weights, form), weights, values, rows)
+        sizes = term_sizes(values, projection.norm(dim=-1))
+        keys = cancelling_keys(form, sizes)
+        norms = refined_summed_norms(F.summed_norms(weights, form), weights, values, sizes, keys, rows)
         direct = exact.sum(1).norm(dim=-1)
         torch.testing.assert_close(norms.double(), direct, rtol=1e-5, atol=0)
-        heads = refined_head_norms(F.transformed_norms(form), values, rows)
+        heads = refined_head_norms(F.transformed_norms(form), values, sizes, rows)
         torch.testing.assert_close(F.head_norms(weights, heads).double(), exact.norm(dim=-1), rtol=1e-5, atol=0)
-        alone = refined_head_norms(value_norms(values, F.weight_gram(projection)), values, rows)
+        alone = refined_head_norms(value_norms(values, F.weight_gram(projection)), values, sizes, rows)
         torch.testing.assert_close(alone, heads, rtol=1e-5, atol=0)
         if scale > 1e18:
             continue  # 0 · ∞ is in the gradient of what overflowed
