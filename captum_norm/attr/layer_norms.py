@@ -385,7 +385,8 @@ class _Pairs:
     def discrepancy(self, keys: Tensor, weights: Tensor) -> Tensor:
         """Compare the norms at one key j of each query with the directly computed ones, (B,).
 
-        Squared norms, relative to (Σ_h ‖α_ij f_h(x_j)‖)², the scale of rounding errors even if heads cancel.
+        Squared norms, relative to (Σ_h ‖α_ij f_h(x_j)‖)² before means are subtracted, the scale of rounding errors of
+        the latter even if heads cancel.
 
         Args:
             keys: the key of each query, (Q,).
@@ -393,7 +394,7 @@ class _Pairs:
         """
         maps = cast(Tensor, self.maps)
         fast = maps.gather(2, keys.expand(len(maps), -1).unsqueeze(2)).squeeze(2)
-        size = (weights * self._head_lengths[..., keys]).sum(1)
+        size = (weights * torch.maximum(self._head_lengths, self.sizes)[..., keys]).sum(1)
         return squared_difference(fast, self.direct, size).amax(1)
 
 
