@@ -94,7 +94,7 @@ def test_hidden_states_and_shared_biases_equal_vectors_by_hand(name: str, bias: 
         near(found.scores.source[row], parts[:SOURCE], tolerance, parts)
         near(found.scores.prefix[row], parts[SOURCE:-1], tolerance, parts)
         near(found.bias[row], parts[-1], tolerance if bias == "apart" else 0, parts)
-    for scores, stack in zip(method.attribute(inputs), (maps.cross, maps.decoder), strict=True):
+    for scores, stack in zip(method.attribute(inputs, layer=-1), (maps.cross, maps.decoder), strict=True):
         torch.testing.assert_close(scores, stack[:, -1, -1])
     for scores, stack in zip(method.attribute(inputs, layer=0, position=1), (maps.cross, maps.decoder), strict=True):
         torch.testing.assert_close(scores, stack[:, 0, 1])
