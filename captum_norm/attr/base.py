@@ -22,7 +22,7 @@ from captum_norm.attr.layer_maps import (
 )
 from captum_norm.checks import check_bool, check_choice, check_count, quoted
 from captum_norm.errors import InvalidInputError, MethodError, UnsupportedModelError
-from captum_norm.forward.head import ObservedHead
+from captum_norm.forward.head import SeenPosition, seen_position
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, as_layers, as_segments, refuse_towers
 from captum_norm.forward.segments import Segments
@@ -98,9 +98,10 @@ class AttentionMapAttribution(Attribution, ABC):
         super().__init__(self.session.model)
         self.model: nn.Module = self.session.model
         self.aggregation = check_choice("aggregation", aggregation, AGGREGATIONS)
-        self._head = ObservedHead(self.model)
         # Where heads read as the model's class told last, for bidirectional and for causal maps.
         self._told: dict[bool, HeadPosition | None] = {}
+        # If it tells nothing: the modules of the model that was seen, and where its head reads.
+        self._seen: tuple[list[nn.Module], SeenPosition | None] | None = None
 
     def maps(
         self,
@@ -418,7 +419,7 @@ class AttentionMapAttribution(Attribution, ABC):
         stack = maps.self_attention
         queries, keys = stack.shape[-2:]
         if position is None:
-            read = self._told.get(maps.decoder is not None) or self._head.position(maps)
+            read = self._told.get(maps.decoder is not None) or self._head_position(maps)
             rows = position_rows(None, read, maps.real, stack, self.model)
         else:
             # The user counts from the first input on, not from the first virtual token.
@@ -438,8 +439,24 @@ class AttentionMapAttribution(Attribution, ABC):
         if maps.cross is None:
             causal = maps.decoder is not None
             told = self._told[causal] = read_position(self.model, causal=causal)
-            if told is None:
-                self._head.observe(call, maps)
+            if told is None and _several(maps):
+                modules = list(self.model.modules())
+                if self._seen is None or self._seen[0] != modules:
+                    self._seen = modules, seen_position(call)
+
+    def _head_position(self, maps: AttributionMaps) -> HeadPosition:
+        """Return the position that the head of any model reads."""
+        causal = maps.decoder is not None
+        known = read_position(self.model, causal=causal)
+        if known is None and self._seen is not None:
+            _, seen = self._seen
+            known = ("last" if causal else "mean") if seen == "each" else seen
+        if known is None and _several(maps):
+            raise InvalidInputError(
+                f"got no position, and the head of {type(self.model).__name__} reads neither the first, nor the last, "
+                'nor the mean of all, or cannot be seen through; pass position=, an index, "first", "last" or "mean"'
+            )
+        return known or "mean"
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Compute the scores of the position explained, (B, S), and the completeness error, (B,)."""
@@ -509,3 +526,8 @@ class AttentionMapAttribution(Attribution, ABC):
             )
         if self.text_alone and facts.towers:
             refuse_towers(name, call)
+
+
+def _several(maps: AttributionMaps) -> bool:
+    """Whether some example has several positions."""
+    return bool(maps.real.sum(1).max() > 1)

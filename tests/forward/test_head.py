@@ -173,7 +173,7 @@ def test_a_head_that_is_exchanged_is_seen_again_and_one_that_is_known_is_not(mon
         seen.append(type(call.model).__name__)
         return "first"
 
-    monkeypatch.setattr("captum_norm.forward.head.seen_position", see)
+    monkeypatch.setattr("captum_norm.attr.base.seen_position", see)
     own = randomized(Head(hf.BertModel(BERT), "first"), 0)
     for model, count in ((classifier(), 0), (own, 1)):
         method = AttentionWeights(model)
