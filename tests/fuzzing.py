@@ -8,10 +8,12 @@ import os
 import random
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 FACTOR = int(os.environ.get("CAPTUM_NORM_FUZZ", "1"))
 """How many times as many cases as usual are drawn."""
@@ -81,6 +83,29 @@ def limited(seconds: float = SECONDS) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+
+
+def at_line(number: int, call: Callable[[], Any], roots: tuple[str, ...]) -> tuple[Any, int]:
+    """What the call returns, 130 if it is interrupted at the n-th line of files there, and how many lines were left."""
+    left = number
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.startswith(roots):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        return call(), left
+    except KeyboardInterrupt:
+        return 130, left
+    finally:
+        sys.settrace(None)
 
 
 class HangError(BaseException):

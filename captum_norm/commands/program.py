@@ -147,6 +147,13 @@ class Program:
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run the command line; return 0, 2 for bad input, 1 if the reader of the output left, or 130 after Ctrl-C."""
+        try:
+            return self._run(argv)
+        except KeyboardInterrupt:
+            sys.stderr.write(f"{self.name}: interrupted\n")
+            return _INTERRUPTED
+
+    def _run(self, argv: Sequence[str] | None) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal may not support all characters
         try:
@@ -172,8 +179,6 @@ class Program:
             what = "" if error.filename is None else f" {error.filename}"
             self._complain(f"cannot {done}{what}: {error.strerror}")
             return _BAD_INPUT
-        except KeyboardInterrupt:
-            return _INTERRUPTED
         return 0
 
     def _complain(self, message: str) -> None:

@@ -90,7 +90,7 @@ class Result:
             raise InvalidInputError(f"got the dtype {quoted(dtype)}; expected one of floating-point numbers")
         try:
             torch.empty(0, device=device)
-        except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        except (RuntimeError, TypeError, ValueError, AssertionError) as error:
             raise InvalidInputError(
                 f"got the device {quoted(device)}; expected one that is here, such as cpu"
             ) from error

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from captum_norm.checks import check_count, check_index
+from captum_norm.checks import check_count, check_entries, check_index, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.results.base import Result
 from captum_norm.results.tables import data_frame
@@ -353,6 +353,11 @@ class StackResult(Result):
                     f"got {what} without tokens; give them by with_tokens(...), or create the method with tokenizer="
                 )
             words = [words_of_tokens(getattr(part, name)[0]) for part in self]
+        words = check_entries("words", words, "Words")
+        if not all(isinstance(part, Words) for part in words):
+            raise InvalidInputError(
+                f"got words {quoted(words)}; expected a sequence of Words, as words_of returns them"
+            )
         if len(words) != len(self):
             raise InvalidInputError(
                 f"got the words of {len(words)} examples for {what} of {len(self)}; expected as many"

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Never, TypeVar
 
 from captum_norm import bars
-from captum_norm.checks import check_index
+from captum_norm.checks import check_index, check_number
 from captum_norm.errors import InvalidInputError
 from captum_norm.runs.blocks import Block
 from captum_norm.runs.journal import Identity, Journal, Record
@@ -51,7 +51,8 @@ class RayBackend:
     def __post_init__(self) -> None:
         if self.workers is not None and check_index("workers", self.workers) < 1:
             raise InvalidInputError(f"got {self.workers} workers; expected at least 1")
-        if not 0 < self.cpus_per_worker <= MOST_CORES or not 0 <= self.gpus_per_worker < float("inf"):
+        cores, gpus = (check_number(name, getattr(self, name)) for name in ("cpus_per_worker", "gpus_per_worker"))
+        if not 0 < cores <= MOST_CORES or gpus < 0:
             numbers = f"cpus_per_worker={self.cpus_per_worker} and gpus_per_worker={self.gpus_per_worker}"
             expected = f"more than 0 cores, at most {MOST_CORES}, and 0 GPUs or more"
             raise InvalidInputError(f"got {numbers}; expected {expected}")

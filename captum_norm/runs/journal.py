@@ -104,7 +104,9 @@ class Journal:
                 self._folder.make()
                 if isinstance(self._folder, Local):
                     try:
-                        stack.enter_context(FileLock(self._folder.path / _LOCK, timeout=0))
+                        lock = FileLock(self._folder.path / _LOCK, timeout=0)
+                        stack.callback(lock.release, force=True)  # before it is acquired, for interrupts
+                        lock.acquire()
                     except Timeout as error:
                         message = f"another run is writing {self._output}; wait for it or stop it"
                         raise InvalidInputError(message) from error

@@ -65,9 +65,9 @@ def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("begun\n", "trial: error: got nothing; give some\n")
 
 
-def test_interruption_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_interruption_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert program(failing(KeyboardInterrupt())).main(["say"]) == 130
-    assert capsys.readouterr() == ("begun\n", "")
+    assert capsys.readouterr() == ("begun\n", "trial: interrupted\n")
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_moves_reach_every_tensor(kind: type[Result], results: dict[type[Result]
         result.to(torch.int32)
 
 
-@pytest.mark.parametrize("odd", [[], "", None, 0.5, {}, "x"])
+@pytest.mark.parametrize("odd", [[], "", None, 0.5, {}, "x", 10**30])
 def test_odd_arguments_are_told_of(odd: Any, results: dict[type[Result], Result]) -> None:
     maps: Any = results[AttributionMaps]
     calls: list[Any] = [lambda: maps.to(odd), lambda: maps.save(odd), lambda: AttributionMaps.load(odd)]

@@ -152,6 +152,10 @@ def test_tokens_can_be_given(bart: Any) -> None:
         maps.words(words=own[0], decoder_words=own[1][:1])
     with pytest.raises(InvalidInputError, match=r"^got the words of 5 tokens for maps of 4 keys; expected as many$"):
         maps.words(words=own[1], decoder_words=own[1])
+    odd: Any
+    for odd in (0.5, "ab", [0.5, 0.5], [["a"], ["b"]]):
+        with pytest.raises(InvalidInputError, match=r"^got words .*; expected a sequence of Words"):
+            maps.words("sum", odd)
 
 
 def test_the_last_rows_are_those_of_whole_maps(bart: Any) -> None:

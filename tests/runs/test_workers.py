@@ -185,7 +185,9 @@ def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: py
     [
         ({"workers": 0}, "got 0 workers; expected at least 1"),
         ({"cpus_per_worker": 0}, "got cpus_per_worker=0 and gpus_per_worker=0; expected more than 0 cores"),
-        ({"gpus_per_worker": float("nan")}, "gpus_per_worker=nan"),
+        ({"gpus_per_worker": -1}, "got cpus_per_worker=1 and gpus_per_worker=-1; expected more than 0 cores"),
+        ({"gpus_per_worker": float("nan")}, "got gpus_per_worker nan; expected a number"),
+        ({"cpus_per_worker": []}, r"got cpus_per_worker \[\]; expected a number"),
         ({"retries": -1}, "got -1 retries"),
     ],
 )

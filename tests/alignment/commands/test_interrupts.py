@@ -1,11 +1,8 @@
 """Ctrl-C at any line of a command of files: nothing half-written, nothing left behind, exit code 130."""
 
 import random
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +11,7 @@ import captum_norm
 from alignment import Alignment, cli
 from alignment.commands import aligners
 from tests.alignment.commands.conftest import FILES
-from tests.fuzzing import FACTOR
+from tests.fuzzing import FACTOR, at_line
 from tests.runs import extractions
 from tests.runs.extractions import check_result, run, write_text
 
@@ -30,29 +27,6 @@ COMMANDS = {
     "evaluate": ["evaluate", "gold", "--gold-base=1", "forward", "perfect", "--bootstrap=0", "--csv"],
     "transfer-tags": ["transfer-tags", "tagged", "target", "--reverse-model=none", "--out=out"],
 }
-
-
-def at_line(number: int, call: Callable[[], Any]) -> tuple[Any, int]:
-    """What the call returns if it is interrupted at the n-th line of ours, and how many lines were left."""
-    left = number
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.startswith(ROOTS):
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        return call(), left
-    except KeyboardInterrupt:
-        return 130, left
-    finally:
-        sys.settrace(None)
 
 
 @pytest.mark.usefixtures("files")
@@ -78,7 +52,7 @@ def test_an_interrupted_command_leaves_the_whole_file_or_none(
     assert cli.main(COMMANDS[name]) == 0
     whole = written()
     out.unlink(missing_ok=True)
-    code, left = at_line(10**9, lambda: cli.main(COMMANDS[name]))
+    code, left = at_line(10**9, lambda: cli.main(COMMANDS[name]), ROOTS)
     assert code == 0
     lines = 10**9 - left
     draw, before = random.Random(0), {*FILES, "tagged"}
@@ -86,7 +60,7 @@ def test_an_interrupted_command_leaves_the_whole_file_or_none(
     for number in (*draw.sample(range(1, lines + 1), min(lines, 30 * FACTOR)), *range(lines - 20, lines + 1)):
         out.unlink(missing_ok=True)
         written()
-        code, _ = at_line(number, lambda: cli.main(COMMANDS[name]))
+        code, _ = at_line(number, lambda: cli.main(COMMANDS[name]), ROOTS)
         interrupted += code == 130
         assert code in (0, 130)
         assert {path.name for path in Path().iterdir()} - before <= {out.name}
@@ -97,11 +71,11 @@ def test_an_interrupted_command_leaves_the_whole_file_or_none(
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     pairs = extractions.text(9)
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
-    _, left = at_line(10**9, lambda: run(source, out))
+    _, left = at_line(10**9, lambda: run(source, out), ROOTS)
     lines = 10**9 - left
     for number in random.Random(0).sample(range(1, lines + 1), 60 * FACTOR):
         out.unlink(missing_ok=True)
-        at_line(number, lambda: run(source, out))
+        at_line(number, lambda: run(source, out), ROOTS)
         assert {path.name for path in tmp_path.iterdir()} <= {"text", "out", "out.parts"}
         if not out.exists():
             run(source, out)
