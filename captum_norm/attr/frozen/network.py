@@ -17,6 +17,7 @@ from weakref import WeakMethod, proxy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 from torch.overrides import TorchFunctionMode, wrap_torch_function
 
 from captum_norm.attr.frozen.rules import ACTIVATIONS, DECOMPX, AttentionRules, RuleSet, with_rules
@@ -66,8 +67,11 @@ class HookedModules:
         self.routers = {router for module in self.names for router in routers_beside(module)}
         self.experts = [module for module in self.names if module not in self.routers and stacked_maps(module)]
         mixtures = self.routers.union(self.experts)
-        others = [module for module in self.names if module not in mixtures and type(module) not in IDLE]
-        self.leaves = [module for module in others if not list(module.children())]
+        # Each makes a weight, whatever of, such as of a norm and a direction.
+        self.parametrizations = [module for module in self.names if isinstance(module, ParametrizationList)]
+        no_steps = mixtures.union(*(module.modules() for module in self.parametrizations))
+        others = [module for module in self.names if module not in no_steps and type(module) not in IDLE]
+        self.leaves = [module for module in others if len(list(module.children())) == is_parametrized(module)]
         apart = mixtures.union(blocks)
         # Modules that may together be one affine map, such as an adapted linear layer.
         self.composites = [
@@ -164,6 +168,8 @@ class FrozenNetwork(TorchFunctionMode):
             ("before", known.layers, self._enter),
             ("before", known.routers, self._skip),
             ("after", known.routers, self._router),
+            ("before", known.parametrizations, self._skip),
+            ("after", known.parametrizations, self._weight),
             ("before", known.experts, self._begin_experts),
             ("after", known.experts, self._experts),
             ("before", known.composites, self._begin_composite),
@@ -471,6 +477,9 @@ class FrozenNetwork(TorchFunctionMode):
 
     def _router(self, module: nn.Module, *seen: Any) -> Any:
         return self._constants(seen[-1]) if self._was_skipped(module) else None
+
+    def _weight(self, module: nn.Module, *seen: Any) -> Tensor | None:
+        return cast(Tensor, seen[-1]).detach() if self._was_skipped(module) else None
 
     def _constants(self, output: Any) -> Any:
         if isinstance(output, Tensor):

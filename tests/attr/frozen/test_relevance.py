@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
 from torch.utils.hooks import RemovableHandle
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -209,6 +210,55 @@ def test_encoder_decoders_are_complete(family: str) -> None:
         assert torch.equal(scores.source, found.scores.source)
         assert scores.source.abs().max() > 1e-3
         assert scores.prefix.abs().max() > 1e-3
+
+
+class Squashed(nn.Module):
+    """A parametrisation with an activation, whose value at 0 is not 0, and a product."""
+
+    def forward(self, made: Tensor) -> Tensor:
+        return torch.sigmoid(2 * made) * torch.tanh(made @ made.T if made.dim() > 1 else made)[..., :1]
+
+
+def squashed(module: nn.Module) -> None:
+    for name, _ in list(module.named_parameters(recurse=False)):
+        parametrize.register_parametrization(module, name, Squashed())
+
+
+PARAMETRIZED: dict[str, Any] = {
+    "weight norm": parametrizations.weight_norm,
+    "spectral norm": parametrizations.spectral_norm,
+    "activation": squashed,
+    "older weight norm": weight_norm,
+    "older spectral norm": spectral_norm,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("parametrization", PARAMETRIZED.values(), ids=PARAMETRIZED)
+@pytest.mark.parametrize("build", [classifier, lambda seed: randomized(families.build("llama", seed), seed)])
+def test_a_parametrized_weight_is_a_constant(build: Any, parametrization: Any) -> None:
+    model, plain = build(1), build(1)
+    pairs = [
+        (made, given) for made, given in zip(model.modules(), plain.modules(), strict=True) if type(made) is nn.Linear
+    ]
+    for made, given in pairs:
+        parametrization(made)
+        with torch.no_grad():
+            made(torch.ones(1, made.in_features, dtype=torch.float64))
+            given.weight.copy_(made.weight)
+            if given.bias is not None:
+                given.bias.copy_(made.bias)
+    ids = families.inputs("bert", 1, 2, 6)
+    kinds = [
+        *METHODS.values(),
+        DecompX,
+        lambda model: DecompX(model, propagate=True),
+        lambda model: DecompX(model, "absdot"),
+    ]
+    for kind in kinds:
+        found, expected = kind(model).decompose(ids, 2), kind(plain).decompose(ids, 2)
+        for part in ("scores", "bias", "number"):
+            near(getattr(found, part), getattr(expected, part), 1e-10)
 
 
 def test_steps_of_a_wide_model_in_float32_are_allowed_for(monkeypatch: pytest.MonkeyPatch) -> None:
