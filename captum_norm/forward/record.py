@@ -22,7 +22,7 @@ from captum_norm.functional import Baseline, Carry, Scales, length, own_keys, ra
 from captum_norm.functional.vectors import DIRECTIONS
 from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.attention import AttentionCall, Part
-from captum_norm.models.blocks import Block, fold_gate, multiplied
+from captum_norm.models.blocks import Block, FeedForwardBlock, fold_gate, multiplied
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import OBSERVING, End, Hook, first_tensor, hooked
 from captum_norm.models.layers import seen
@@ -384,28 +384,6 @@ def record(
     return recorder.finished()
 
 
-@dataclass
-class _OpenLayer:
-    """What the forward pass has shown of a layer so far.
-
-    Attributes:
-        tensors: of the sites seen; those of queries that have rows.
-        routing: of a mixture of experts.
-        layer: known from its attention call on; None if it was not chosen.
-        queries: Q.
-        first: the first query that has a row.
-        attended: whether its attention has been called.
-    """
-
-    tensors: dict[Site[nn.Module], Tensor] = field(default_factory=dict)
-    routing: Routing | None = None
-    layer: Layer | None = None
-    batch: int = 0
-    queries: int = 0
-    first: int = 0
-    attended: bool = False
-
-
 @dataclass(eq=False)
 class _Recorder(Generic[Result]):
     model_call: ModelCall
@@ -421,7 +399,11 @@ class _Recorder(Generic[Result]):
         # Of each layer: where it is, its dtype, whether it looks ahead, and how its weights differ from the model's.
         self.checks: list[tuple[Place, nn.Module, torch.dtype, Tensor | None, tuple[Tensor, Tensor], Tensor | None]]
         self.checks = []
-        self._open = {module: _OpenLayer() for module in self.blocks or ()}
+        # Of layers that have not ended: the tensors of the sites seen; the routing of a mixture of experts; and the
+        # layer, from its attention call on, None if it was not chosen.
+        self._tensors = {module: dict[Site[nn.Module], Tensor]() for module in self.blocks or ()}
+        self._routings: dict[nn.Module, Routing | None] = {}
+        self._layers: dict[nn.Module, Layer | None] = {}
         self._sites = {module: self._sites_of(block) for module, block in (self.blocks or {}).items()}
         self.stacks = self.model_call.stacks()
         self._thread = get_ident()
@@ -442,7 +424,7 @@ class _Recorder(Generic[Result]):
 
     def _routing(self, attention: nn.Module, experts: ExpertsReader) -> tuple[nn.Module, End, Hook]:
         def note(routing: Routing | None) -> None:
-            self._open[attention].routing = routing
+            self._routings[attention] = routing
 
         if experts.scorer is None:
             return experts.module, "arguments", lambda _, received: note(routing_of(received))
@@ -466,16 +448,15 @@ class _Recorder(Generic[Result]):
         if self.blocks is None:
             if layer is not None:
                 self._note(layer, self.reduce(layer))
-        elif call.module not in self._open:
+        elif call.module not in self._tensors:
             raise UnsupportedModelError(
                 f"{type(call.module).__name__} was not seen when the model's structure was read"
             )
         else:
-            opened = self._open[call.module]
-            opened.layer, opened.attended, opened.first = layer, True, first
-            opened.batch, opened.queries = len(output), queries
-            block = self.blocks[call.module]
-            opened.tensors = {site: _kept(block, opened, tensor) for site, tensor in opened.tensors.items()}
+            self._layers[call.module], tensors = layer, self._tensors[call.module]
+            if layer is not None and first:
+                block = self.blocks[call.module]
+                tensors |= {site: _rows(block, layer, tensor).clone() for site, tensor in tensors.items()}
         return output
 
     def _refuse_merged(self, call: AttentionCall) -> None:
@@ -493,19 +474,22 @@ class _Recorder(Generic[Result]):
         """Note the tensor of a site, from a module's arguments and, behind it, its output."""
         if get_ident() != self._thread or not OBSERVING.get():
             return
-        opened, behind = self._open[block.attention], block.feed_forward
+        tensors, behind = self._tensors[block.attention], block.feed_forward
+        layer = self._layers.get(block.attention)
         value = seen if site.end == "input" else seen[-1]
         tensor = value if isinstance(value, Tensor) else first_tensor(value)
         if tensor is not None:
             overwritten = site in block.overwritten or (behind is not None and site in behind.overwritten)
             tensor = tensor.clone() if overwritten else tensor
-            # Before attention is called, the number of queries is unknown.
-            opened.tensors[site] = _kept(block, opened, tensor) if opened.attended else tensor
-        if len(opened.tensors) == len(self._sites[block.attention]):
-            self._open[block.attention] = _OpenLayer()
-            if opened.layer is not None:
-                layer = opened.layer
-                layer.block, layer.recorded = block, _block_tensors(block, opened, self.feed_forward)
+            # In memory of their own, the rows kept do not keep the others.
+            tensors[site] = _rows(block, layer, tensor).clone() if layer is not None and layer.first else tensor
+        if len(tensors) == len(self._sites[block.attention]):
+            self._tensors[block.attention] = {}
+            self._layers.pop(block.attention, None)
+            routing = self._routings.pop(block.attention, None)
+            if layer is not None:
+                parts = behind if self.feed_forward else None
+                layer.block, layer.recorded = block, _block_tensors(block, layer, tensors, parts, routing)
                 layer.dtype = torch.promote_types(self.options.accumulate, block.projection.dtype)
                 if block.gated:
                     attended, received = layer.attended.flatten(2), layer.recorded.context
@@ -525,8 +509,8 @@ class _Recorder(Generic[Result]):
         if not self.stacks.sizes:
             raise UnsupportedModelError(self.model_call.unseen)
         self._expect_layers()
-        for module, opened in self._open.items():
-            if opened.layer is not None:
+        for module, layer in self._layers.items():
+            if layer is not None:
                 raise UnsupportedModelError(
                     f"the attention block of {type(module).__name__} was not seen to its end: some of its modules did "
                     "not run in this forward pass"
@@ -563,42 +547,42 @@ class _Recorder(Generic[Result]):
                 )
 
 
-def _block_tensors(block: Block, opened: _OpenLayer, feed_forward: bool) -> BlockTensors:
+def _block_tensors(
+    block: Block,
+    layer: Layer,
+    tensors: Mapping[Site[nn.Module], Tensor],
+    parts: FeedForwardBlock | None,
+    routing: Routing | None,
+) -> BlockTensors:
     def at(site: Site[nn.Module]) -> Tensor:
         """Reshape to (B, Q, D) what may have its first two axes merged or exchanged; what was cut has this shape."""
-        tensor = opened.tensors[site]
-        return tensor if opened.first else _rows(block, opened, tensor)
+        return tensors[site] if layer.first else _rows(block, layer, tensors[site])
 
-    layer = cast(Layer, opened.layer)
-    output = block.projection.output
     normed = None if block.final_norm is None else at(block.final_norm.output)
-    total, projected = at(block.total), at(output)
+    total, projected = at(block.total), at(block.projection.output)
     if block.minus is not None:
         total = total - at(block.minus).to(total.device)
     residual = at(block.residual)
     if block.residual_factor is not None:
         residual = multiplied(block.residual_factor, residual)
-    behind, parts = None, block.feed_forward
-    if feed_forward and parts is not None:
+    behind = None
+    if parts is not None:
         read, behind_normed = (None if norm is None else at(norm.output) for norm in (parts.norm, parts.final_norm))
-        tables = (_rows(block, opened, table).flatten(0, 1) for table in opened.routing or ())
-        routing = opened.routing and Routing(*tables)
+        routing = routing and Routing(*(_rows(block, layer, table).flatten(0, 1) for table in routing))
         behind = FeedForwardTensors(at(parts.written), at(parts.total), read, behind_normed, routing)
     context = at(block.received) if block.gated else layer.attended.flatten(2)
     return BlockTensors(context, projected, residual, total, normed, behind)
 
 
-def _kept(block: Block, opened: _OpenLayer, tensor: Tensor) -> Tensor:
-    """Cut a tensor to the queries that have rows, in memory of its own; return it unchanged if all have."""
-    return _rows(block, opened, tensor).clone() if opened.first else tensor
-
-
-def _rows(block: Block, opened: _OpenLayer, tensor: Tensor) -> Tensor:
+def _rows(block: Block, layer: Layer, tensor: Tensor) -> Tensor:
+    """Cut a tensor, whose first two axes may be merged or exchanged, to the queries that have rows, (B, rows, ·)."""
+    batch, _, rows, _ = layer.call.query.shape
+    queries = layer.first + rows
     if block.queries_first:
-        shaped = tensor.reshape(opened.queries, opened.batch, -1).transpose(0, 1)
+        shaped = tensor.reshape(queries, batch, -1).transpose(0, 1)
     else:
-        shaped = tensor.reshape(opened.batch, opened.queries, -1)
-    return shaped[:, opened.first :]
+        shaped = tensor.reshape(batch, queries, -1)
+    return shaped[:, layer.first :]
 
 
 def rows_at_once(query: Tensor, row: int, budget: MemoryBudget) -> int:
