@@ -18,14 +18,7 @@ from captum_norm.attr.layer_maps import (
     finite_results,
     scores_of_inputs,
 )
-from captum_norm.attr.logit_updates import (
-    LogitUpdates,
-    PathStep,
-    Tracing,
-    block_updates,
-    path_step,
-    residual_path,
-)
+from captum_norm.attr.logit_updates import LogitUpdates, PathScales, Tracing, block_updates, norm_scales, residual_path
 from captum_norm.attr.output import Decomposition, OutputAttribution
 from captum_norm.checks import check_choice
 from captum_norm.errors import InvalidInputError
@@ -39,7 +32,7 @@ from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Position, Readout
-from captum_norm.models.stacks import StackName
+from captum_norm.models.stacks import Place, StackName
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 
 Spread = Literal["all", "attention"]
@@ -201,13 +194,13 @@ class ALTILogit(OutputAttribution):
     def _run(self, call: ModelCall, values: OutputValues, *, maps: bool) -> Tracing:
         blocks = self.session.blocks(call, feed_forward=True)
         modules = self._hooked(blocks)
-        path, reading = self._read(call, values, blocks, modules)
+        path, scales, reading = self._read(call, values, blocks, modules)
         if not len(reading.examples):
             raise InvalidInputError(
                 f"the value explained depends on no position of {type(self.model).__name__}, as a difference of equal "
                 "outputs does; there is nothing to trace"
             )
-        directions, constant = residual_path(self.model, path, reading)
+        directions, constant = residual_path(self.model, path, scales, reading)
         tracing = Tracing(call, reading, path, constant, values.several, self.spread == "attention")
 
         def reduce(layer: Layer) -> LayerMap | None:
@@ -224,21 +217,26 @@ class ALTILogit(OutputAttribution):
         self._accept(
             finite_results(self.model, tracing.summed.convergence_delta),
             f"the updates of all blocks do not add up to the output of {type(self.model).__name__}",
-            *(step.block.precision(["atb_ff_res"]) for step in path),
+            *(block.precision(["atb_ff_res"]) for block in path.values()),
         )
         return tracing
 
     def _read(
         self, call: ModelCall, values: OutputValues, blocks: Mapping[nn.Module, Block], modules: HookedModules
-    ) -> tuple[list[PathStep], HeadReading]:
-        """Run the model once for its head, and for the norms on the residual path."""
-        steps: list[PathStep] = []
+    ) -> tuple[dict[Place, Block], dict[Place, PathScales], HeadReading]:
+        """Run the model once for its head, and for the blocks and norms on the residual path."""
+        path, scales = dict[Place, Block](), dict[Place, PathScales]()
+
+        def note(layer: Layer) -> None:
+            scales[layer.place] = norm_scales(layer)
+            if layer.place.role != "encoder":
+                path[layer.place] = layer.block
+
         network = HeadNetwork(modules, call, queries_first=any(block.queries_first for block in blocks.values()))
         with network.watching(self.model) as outputs:
-            request = Request(feed_forward=True)
-            self.session.record(call, request, lambda layer: steps.append(path_step(layer)), passes=0)
-        for step in steps:
-            expect_finite(self.model, step.place, *(scale for scale in (step.scale, step.second) if scale is not None))
+            self.session.record(call, Request(feed_forward=True), note, passes=0)
+        for place, both in scales.items():
+            expect_finite(self.model, place, *(scale for scale in both if scale is not None))
         reading = read_head(network, call, outputs[-1], values)
         expect_number(self.model, reading.number)
-        return [step for step in steps if step.place.role != "encoder"], reading
+        return path, scales, reading

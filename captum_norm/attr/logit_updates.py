@@ -9,7 +9,7 @@ the frozen head reads the last layer's output, times residual multipliers; in po
 through the frozen norms in between. Positions are mixed by attention alone, so only those that the head reads count.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -57,17 +57,12 @@ class LogitUpdates(NamedTuple):
     convergence_delta: Tensor
 
 
-class PathStep(NamedTuple):
-    """One attention block on the residual path, and the feed-forward block behind it."""
-
-    place: Place
-    block: Block
-    scale: Tensor | None  # 1/σ of the norm behind attention, (B, Q, 1), in a post-norm layer
-    second: Tensor | None  # that of the norm behind the feed-forward block
+PathScales = tuple[Tensor | None, Tensor | None]
+"""1/σ of the norms behind attention and behind the feed-forward block, (B, Q, 1) each; None for an absent norm."""
 
 
-def path_step(layer: Layer) -> PathStep:
-    """Return a layer as a step of the residual path, with 1/σ of the norms on it."""
+def norm_scales(layer: Layer) -> PathScales:
+    """Compute 1/σ of the norms on the residual path of a layer."""
 
     def scale(norm: NormReader | None, whole: Tensor) -> Tensor | None:
         return None if norm is None else inverse_scale(norm.read(layer.dtype), whole.detach().to(layer.dtype))
@@ -77,11 +72,11 @@ def path_step(layer: Layer) -> PathStep:
         first = scale(layer.block.final_norm, layer.recorded.total)
         if network is not None and behind is not None:
             second = scale(network.final_norm, behind.total)
-    return PathStep(layer.place, layer.block, first, second)
+    return first, second
 
 
 def residual_path(
-    model: nn.Module, path: Sequence[PathStep], reading: HeadReading
+    model: nn.Module, path: dict[Place, Block], scales: Mapping[Place, PathScales], reading: HeadReading
 ) -> tuple[dict[Place, tuple[Tensor, Tensor]], Tensor]:
     """Carry the directions of a head back along the residual connections; also return what norms' biases add, (N,)."""
     # Directions (N, D) at each layer's sums of attention and stream, and of feed-forward output and stream.
@@ -95,20 +90,20 @@ def residual_path(
         g, added = _transposed(norm.read(g.dtype), g)
         g, constant = g * scale.to(g)[reading.examples, reading.positions], constant + added
 
-    for step, next_step in zip(reversed(path), [None, *reversed(path)], strict=False):
-        block, behind = step.block, step.block.feed_forward
-        if behind is None and (next_step is None or next_step.place.role != "cross"):
+    for place, next_place in zip(reversed(path), [None, *reversed(path)], strict=False):
+        block, behind, (scale, second) = path[place], path[place].feed_forward, scales[place]
+        if behind is None and (next_place is None or next_place.role != "cross"):
             check_scopes(model, ["atb_ff_res"], block)
             raise UnsupportedScopeError(
                 f'no feed-forward block was found behind "{block.name}" of {type(model).__name__}'
             )
         at_network = g
         if behind is not None:
-            before(behind.final_norm, step.second)
+            before(behind.final_norm, second)
             at_network = g
             g = multiplied(behind.residual_factor, g)
-        before(block.final_norm, step.scale)
-        directions[step.place] = g, at_network
+        before(block.final_norm, scale)
+        directions[place] = g, at_network
         g = multiplied(block.residual_factor, g)
     return directions, constant
 
@@ -189,7 +184,7 @@ class Tracing:
 
     call: ModelCall
     reading: HeadReading  # of N positions
-    path: list[PathStep]
+    path: dict[Place, Block]  # the attention blocks on the residual path
     constant: Tensor  # what the biases of norms on the path add, (N,)
     several: bool  # whether there are P positions of each example
     attention_alone: bool = False  # whether tokens share attention's updates alone, not those of other blocks
@@ -204,7 +199,7 @@ class Tracing:
     @property
     def depth(self) -> int:
         """Number of layers."""
-        return 1 + max(step.place.index for step in self.path)
+        return 1 + max(place.index for place in self.path)
 
     def advance(self, place: Place, shares: Tensor, delta: Tensor) -> None:
         """Trace a layer's updates to the tokens by what keys stand for, and go on to what its positions stand for."""
@@ -248,7 +243,7 @@ class Tracing:
 
     def _traced(self, place: Place, before: Tensor, state: Tensor, after: Tensor) -> Tensor:
         """Spread a layer's updates over the tokens that keys and positions stand for."""
-        updates, step = self.updates[place], next(step for step in self.path if step.place == place)
+        updates, behind = self.updates[place], self.path[place].feed_forward
         examples, positions = self.reading.examples.to(before.device), self.reading.positions.to(before.device)
         keys = updates.keys.to(before)
         tokens = before.new_zeros(len(examples), before.shape[-1])
@@ -257,10 +252,10 @@ class Tracing:
             tokens[chosen] = keys[chosen] @ before[example]
         if self.attention_alone:
             return tokens
-        if updates.feed_forward is not None and step.block.feed_forward is not None:
-            read = state if step.block.feed_forward.parallel else after
+        if updates.feed_forward is not None and behind is not None:
+            read = state if behind.parallel else after
             tokens = tokens + updates.feed_forward.to(before)[:, None] * read[examples, positions]
-        if place == self.path[0].place:
+        if place == next(iter(self.path)):
             tokens = tokens + updates.stream.to(before)[:, None] * state[examples, positions]
         return tokens
 
@@ -276,7 +271,7 @@ class Tracing:
     @cached_property
     def summed(self) -> LogitUpdates:
         """The updates of O values."""
-        first, layers = self.path[0].place, self.updates.values()
+        first, layers = next(iter(self.path)), self.updates.values()
 
         def heads(role: Role) -> Tensor:
             return self._sum(
@@ -329,7 +324,7 @@ class Tracing:
     def layer_maps(self, request: Request) -> AttributionMaps:
         """Place the tokens' parts of each layer requested in the rows of the positions read."""
         maps: dict[Role, list[tuple[int, LayerMap]]] = {}
-        stack = self.path[0].place.role
+        stack = next(iter(self.path)).role
         for index in layer_indices(request.layers, self.depth):
             places = [place for place in self._tokens if place.index == index]
             tokens = torch.stack([self._tokens[place] for place in places]).sum(0)
