@@ -106,13 +106,7 @@ class BlockTensors:
 
 @dataclass(frozen=True)
 class Options:
-    """How methods compute.
-
-    Attributes:
-        accumulate: the least precise dtype to compute in.
-        budget: how much memory pieces of a computation may take.
-        baseline: where the paths of the integrated gradients through an activation start.
-    """
+    """How methods compute; see :class:`captum_norm.MeterOptions`."""
 
     accumulate: torch.dtype = torch.float32
     budget: MemoryBudget = field(default_factory=MemoryBudget)
@@ -353,29 +347,15 @@ The latter says nothing of an encoder–decoder model.
 
 def record(
     call: ModelCall,
-    reduce: Callable[[Layer], Result],
+    reduce: Callable[[Layer], Result],  # nothing else outlives a layer
     options: Options,
-    blocks: Mapping[nn.Module, Block] | None = None,
+    blocks: Mapping[nn.Module, Block] | None = None,  # None if only attention weights are needed
     *,
-    chosen: Callable[[Place], bool] | None = None,
-    feed_forward: bool = False,
-    advance: Callable[[int], object] = no_bar,
+    chosen: Callable[[Place], bool] | None = None,  # which layers to reduce; all if None
+    feed_forward: bool = False,  # whether a layer ends with the feed-forward block behind it, whose tensors it has
+    advance: Callable[[int], object] = no_bar,  # told how many queries have been treated
 ) -> Recording[Result]:
-    """Run a model once, and reduce each of its attention layers as soon as its last tensor exists.
-
-    Args:
-        call: the model and its inputs.
-        reduce: called with each layer that is chosen, in the order of the forward pass; nothing else outlives it.
-        options: how to compute.
-        blocks: the model's blocks by attention module; None if only attention weights are needed.
-        chosen: which layers to reduce; all if None.
-        feed_forward: also record the tensors of the feed-forward blocks; a layer ends with the one behind it.
-        advance: told how many queries have been treated.
-
-    Raises:
-        UnsupportedModelError: if no attention was seen, the attention weights are not the model's, or queries and keys
-            are different sequences where they should not be.
-    """
+    """Run a model once, and reduce each of its attention layers, in order, as soon as its last tensor exists."""
     if call.last is not None and call.facts.decoder is None:
         seen(call)  # of the direction, the last queries say nothing
     recorder = _Recorder(call, reduce, options, blocks, chosen, feed_forward, advance)
