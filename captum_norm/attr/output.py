@@ -22,6 +22,7 @@ from captum_norm.models.blocks import Block, check_batch_first
 from captum_norm.models.call import ModelCall, Positions
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs
+from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Readout
 from captum_norm.models.precision import least_precise
@@ -158,7 +159,6 @@ class RelevanceAttribution(OutputAttribution):
     rules: ClassVar[RuleSet]
     mapped = False
     units = MapUnits("relevance", "relevance", aggregation="propagated", target="part of the output")
-    batch_first = True
     _propagate = False
 
     def __init__(
@@ -170,6 +170,16 @@ class RelevanceAttribution(OutputAttribution):
         tokenizer: Any = None,
     ) -> None:
         super().__init__(model, readout=readout, memory_budget=memory_budget, tokenizer=tokenizer)
+
+    def _check_model(self, call: ModelCall) -> None:
+        super()._check_model(call)
+        if call.facts.library is not HUGGING_FACE:
+            raise UnsupportedModelError(
+                f"got {self.session.name}, whose attention adds the biases of queries, keys and values inside "
+                "torch.nn.functional.multi_head_attention_forward, to positions before examples, where "
+                f"{type(self).__name__} has no rule for them; compute these by nn.Linear modules, or "
+                "take another method, such as alti-logit"
+            )
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Decompose the output value requested; DecompX aggregates its maps if hidden states are."""

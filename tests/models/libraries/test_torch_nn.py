@@ -8,7 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm import (
+    CPLRP,
+    GIM,
     AttentionWeights,
+    AttnLRP,
+    DecompX,
     InvalidInputError,
     Layout,
     NormAttribution,
@@ -113,6 +117,15 @@ def test_weights_are_returned_where_the_model_asks_for_them(batch_first: bool, a
         attention(stream, stream, stream, **options)
     AttentionWeights(attention).maps({"query": stream, "key": stream, "value": stream} | options)
     torch.testing.assert_close(returned[-1], returned[0])
+
+
+@pytest.mark.parametrize("kind", [AttnLRP, CPLRP, DecompX, GIM])
+def test_rule_sets_say_where_they_have_no_rule(kind: Any) -> None:
+    message = (
+        "got Classifier, whose attention adds the biases of queries, keys and values inside .*, or take another method"
+    )
+    with pytest.raises(UnsupportedModelError, match=message):
+        kind(randomized(Classifier(batch_first=True))).attribute(torch_models.ids(2, 6), target=1)
 
 
 class Gated(VisionBlock):
