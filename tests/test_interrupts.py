@@ -36,6 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda _: None)
+    # An interrupt at a command's very end leaves loggers quiet, which ends with its process, but not with this one.
+    monkeypatch.setattr("captum_norm.commands.program._TALKATIVE", ())
 
 
 def lines_of(call: Callable[[], Any], count: int, roots: tuple[str, ...] = ROOTS) -> list[int]:
