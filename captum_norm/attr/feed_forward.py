@@ -5,6 +5,8 @@ do for attention. Completeness is checked on the sum of the vectors themselves.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -17,10 +19,10 @@ from captum_norm.functional import (
     apply_linear,
     inverse_scale,
     length,
-    normalize,
     ratio,
     relative_error,
 )
+from captum_norm.functional.carry import lose_digits
 from captum_norm.models.blocks import Block, FeedForwardBlock, multiplied
 from captum_norm.models.layouts import Scope
 from captum_norm.models.networks import Routing
@@ -37,19 +39,19 @@ def _frozen(
 ) -> tuple[FrozenFeedForward, Callable[[Tensor, Tensor, int], Tensor]]:
     """Freeze a block's norm and networks at n streams and their parts that belong to no key, (n, D).
 
-    Also return what carries parts of the streams, (m, D), at their queries, (m,), to the networks' output.
+    Also return what carries parts of the streams, (m, D), at their queries, (m,), to the networks' output. Parts may
+    be wider than the streams: the networks read them in the streams' dtype.
     """
-    if behind.norm is None:
-        frozen = FrozenFeedForward(list(behind.uses(stream, routing)), stream, constant, baseline)
-        return frozen, frozen.through
-    norm = behind.norm.read(stream.dtype)
-    scale, whole = inverse_scale(norm, stream), normalize(norm, stream)
-    unowned = apply_linear(norm, constant) * scale
-    unowned = unowned if norm.bias is None else unowned + norm.bias
+    norm, whole, unowned = None if behind.norm is None else behind.norm.read(stream.dtype), stream, constant
+    if norm is not None:
+        scale = inverse_scale(norm, stream)
+        both = apply_linear(norm, torch.stack([stream, constant])) * scale
+        whole, unowned = both if norm.bias is None else both + norm.bias
     frozen = FrozenFeedForward(list(behind.uses(whole, routing)), whole, unowned, baseline)
 
     def through(parts: Tensor, queries: Tensor, numbers: int) -> Tensor:
-        return frozen.through(apply_linear(norm, parts) * scale[queries], queries, numbers)
+        parts = parts if norm is None else apply_linear(norm, parts) * scale[queries]
+        return frozen.through(parts.to(stream.dtype), queries, numbers)
 
     return frozen, through
 
@@ -88,9 +90,14 @@ def feed_forward_norms(layer: Layer, scopes: Sequence[Scope]) -> tuple[dict[Scop
         references["atb_ff_res_ln"] = rows(behind.normed)
     carry = block.carry("atb", dtype)
     scales = carry.scales(projected, total)
-    weight, bias = block.projection.weight(dtype), block.projection.bias(dtype)
+    # What the residual connection carries on, and what the network reads.
+    ends = [carry] if network.norm is None else [carry, replace(carry, second=network.norm.read(dtype))]
+    wide, bias = block.projection.weight(torch.float64), block.projection.bias(dtype)
+    weight = wide.to(dtype)
+    lossy = partial(lose_digits, ends, weight)
     values = rows(layer.call.value.transpose(1, 2))  # (B·K, H, d)
     constant = carry.constant(torch.zeros_like(end) if bias is None else bias.expand_as(end), None, scales)
+    factor = multiplied(network.residual_factor, end.new_ones(end.shape[-1]))
     steps = {scope: network.carry(scope, dtype) for scope in scopes}
     onward = {scope: steps[scope].scales(written, summed) for scope in scopes}
     norms = {scope: end.new_zeros(batch, queries, layer.call.key.shape[2]) for scope in scopes}
@@ -102,13 +109,13 @@ def feed_forward_norms(layer: Layer, scopes: Sequence[Scope]) -> tuple[dict[Scop
         routing = None if behind.routing is None else Routing(*(table[flat] for table in behind.routing))
         frozen, through = _frozen(network, end[flat], constant[flat], routing, layer.options.baseline)
         held = VALUES_PER_VECTOR * len(weight) + STEPS_PER_VECTOR * weight.shape[1] + frozen.numbers_per_part
-        pairs = _formed(layer, values, weights, example, position, weight, max(1, numbers // held))
+        pairs = _formed(layer, lossy, values, weights, example, position, (weight, wide), max(1, numbers // held))
         for formed, local, key, is_own in pairs:
             vectors = carry.vector(formed, residual[flat] if is_own else None, scales.at(flat[local]))
-            stream = multiplied(network.residual_factor, vectors)
+            stream = vectors * factor
             vectors = through(vectors, local, numbers)
             for scope in scopes:
-                carried = steps[scope].vector(vectors, stream, onward[scope].at(flat[local]))
+                carried = steps[scope].vector(vectors, stream, onward[scope].at(flat[local])).to(dtype)
                 if is_own:
                     own[scope][flat[local]] = carried
                 else:
@@ -119,7 +126,7 @@ def feed_forward_norms(layer: Layer, scopes: Sequence[Scope]) -> tuple[dict[Scop
             reached = int(local[-1]) + 1
             layer.advance(reached - done)
             done = reached
-        stream = multiplied(network.residual_factor, constant[flat])
+        stream = constant[flat] * factor
         for scope in scopes:
             unowned[scope][flat] = steps[scope].constant(frozen.constant, stream, onward[scope].at(flat))
         left -= len(flat)
@@ -127,9 +134,11 @@ def feed_forward_norms(layer: Layer, scopes: Sequence[Scope]) -> tuple[dict[Scop
     ratios: dict[str, Tensor] = {}
     deltas = []
     for scope in scopes:
-        ratios[scope] = ratio(length(others[scope]), length(own[scope])).reshape(batch, queries)
-        error = length(others[scope] + own[scope] + unowned[scope] - references[scope]).reshape(batch, queries)
-        deltas.append(relative_error(error, length(references[scope]).reshape(batch, queries), layer.real))
+        error = others[scope] + own[scope] + unowned[scope] - references[scope]
+        lengths = length(torch.stack([others[scope], own[scope], error, references[scope]]))
+        lengths = lengths.unflatten(1, (batch, queries))
+        ratios[scope] = ratio(lengths[0], lengths[1])
+        deltas.append(relative_error(lengths[2], lengths[3], layer.real))
     return norms, ratios, torch.stack(deltas).amax(0)
 
 
@@ -147,33 +156,43 @@ def _queries(layer: Layer, fitting: int) -> Iterator[tuple[Tensor, Tensor, Tenso
 
 def _formed(
     layer: Layer,
+    lossy: Callable[[Tensor, Tensor], bool],
     values: Tensor,
     weights: Tensor,
     example: Tensor,
     position: Tensor,
-    projection: Tensor,
+    projections: tuple[Tensor, Tensor],
     fitting: int,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor | None, bool]]:
     """Yield Σ_h α_h f_h(x_j), (m, D), of the n queries, m of their indices and keys, and whether they are their own.
 
-    In cross-attention a query's own vector has no key. Vectors of weight zero are skipped.
+    In cross-attention a query's own vector has no key. Vectors of weight zero are skipped. The queries' own, and those
+    that are lossy by the first projection, are formed by the second one, in float64.
     """
+    projection, wide = projections
     everyone, live = torch.arange(len(weights), device=weights.device), weights.ne(0).any(1)
     keys = layer.call.key.shape[2]
     own = position + keys - layer.call.query.shape[2]
     if not layer.cross:
         live[everyone, own] = False
 
-    def formed(local: Tensor, key: Tensor) -> Tensor:
-        of_keys = values.index_select(0, example[local] * keys + key)
+    def contexts(local: Tensor, key: Tensor, dtype: torch.dtype) -> Tensor:
+        of_keys = values.index_select(0, example[local] * keys + key).to(dtype)
         of_keys = of_keys.repeat_interleave(weights.shape[1] // values.shape[1], dim=1)
-        return (of_keys * weights[local, :, key].unsqueeze(-1)).flatten(1) @ projection
+        return (of_keys * weights[local, :, key].unsqueeze(-1)).flatten(1)
 
     pairs = live.nonzero()
     for index in pairs.split(fitting) if len(pairs) else ():
         local, key = index.unbind(1)
-        yield formed(local, key), local, key, False
+        context = contexts(local, key, projection.dtype)
+        vectors = context @ projection
+        if not lossy(context, vectors):
+            yield vectors, local, key, False
+            continue
+        for some in index.split(max(1, fitting // 2)):
+            local, key = some.unbind(1)
+            yield contexts(local, key, torch.float64) @ wide, local, key, False
     if layer.cross:
-        yield projection.new_zeros(len(weights), projection.shape[1]), everyone, None, True
+        yield wide.new_zeros(len(weights), projection.shape[1]), everyone, None, True
     else:
-        yield formed(everyone, own), everyone, own, True
+        yield contexts(everyone, own, torch.float64) @ wide, everyone, own, True

@@ -19,7 +19,7 @@ from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, as_layers
 from captum_norm.forward.segments import Segments
 from captum_norm.forward.session import MeterOptions, Session, refuse_unknown
-from captum_norm.functional import length, own_keys, ratio
+from captum_norm.functional import own_keys, ratio
 from captum_norm.models.attention import Part
 from captum_norm.models.blocks import check_scopes
 from captum_norm.models.call import ModelCall
@@ -73,7 +73,7 @@ class ScopedNorms(AttentionMapAttribution):
 
     def segment_map(self, layer: Layer, segments: Segments) -> Tensor:
         """Compute the norms of the segments' sums in one layer."""
-        return segments.measured(layer.at(self.scope), lambda _, vectors: length(vectors))
+        return segments.norms(layer.at(self.scope))
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Aggregate maps over layers; the rollout of ``attn`` adds the residual connection that its vectors lack."""

@@ -174,6 +174,14 @@ class Layer:
             vars(layer).pop(name, None)
         return layer
 
+    def in_float64(self) -> "Layer":
+        """The same layer with the same attention weights, its vectors to be formed in float64."""
+        layer = self.at(self.scope)
+        layer.dtype = torch.float64
+        for name in ("tensors", "values", "_weight"):
+            vars(layer).pop(name, None)
+        return layer
+
     @cached_property
     def tensors(self) -> BlockTensors:
         """The hidden states ``projected``, ``residual``, ``total`` and ``normed`` of the block, (B, Q, D) each."""

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.record import Layer
-from captum_norm.functional import segment_vectors
+from captum_norm.functional import length, segment_vectors
 from captum_norm.functional.segments import add_own, members
+from captum_norm.functional.vectors import SMALL, term_sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +80,33 @@ class Segments:
         for rows, columns, vectors in self.vectors(layer):
             made[:, rows, columns] = measure(rows, vectors)
         return made
+
+    def norms(self, layer: Layer) -> Tensor:
+        """Compute the norms of the segments' sums, (B, Q or 1, G)."""
+        norms = self.measured(layer, lambda _, vectors: length(vectors))
+        small = norms.detach() < SMALL * torch.finfo(norms.dtype).eps * self._sizes(layer)
+        if not small.any():
+            return norms
+        exact = self.measured(layer.in_float64(), lambda _, vectors: length(vectors))
+        return torch.where(small, exact.to(norms), norms)
+
+    @torch.no_grad()
+    def _sizes(self, layer: Layer) -> Tensor:
+        """Compute the root of the sum of squares of a segment's terms, before means are subtracted, (B, Q or 1, G)."""
+        terms, width = layer.carry.without_means(), layer.values.shape[-1]
+        rows = terms.linear(layer.block.projection.weight(layer.dtype))
+        sizes = term_sizes(layer.values.transpose(1, 2), length(rows).unflatten(0, (-1, width)))
+        weights = self.added(layer.scaled_weights.transpose(1, 2)).unbind(2)  # by head
+        squares = torch.zeros_like(weights[0])
+        for alphas, size in zip(weights, sizes.unbind(1), strict=True):
+            squares += (alphas * size.unsqueeze(1)).square_()
+        squares = self.summed(squares)
+        if layer.carry.residual and not layer.cross:
+            stream = replace(layer.scales, branch=None).divide(terms.linear_final(layer.tensors.residual))
+            own = self.numbers[:, self.numbers.shape[1] - stream.shape[1] :]
+            squares = add_own(squares.unsqueeze(-1), stream.square().sum(-1, keepdim=True), own, slice(0, self.count))
+            squares = squares.squeeze(-1)
+        return squares.sqrt()
 
     def summed(self, maps: Tensor) -> Tensor:
         """Add columns of each segment, and rows of queries together: (B, [H,] Q, K) -> (B, [H,] Q or 1, G)."""

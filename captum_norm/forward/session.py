@@ -49,8 +49,8 @@ class MeterOptions(TypedDict, total=False):
     Attributes:
         tokenizer: turns a text, or a list of texts, given as inputs into the model's arguments; not needed if the model
             is a pipeline or a SentenceTransformer, which have one.
-        accumulate: the least precise dtype to compute in, by default float32; use float64 if the heads' vectors nearly
-            cancel.
+        accumulate: the least precise dtype to compute in, by default float32; float64 for methods other than norms if
+            the heads' vectors nearly cancel.
         memory_budget: bytes that intermediate results may take at a time on each device, by default a quarter of the
             free memory; results come on top.
         baseline: start of the integrated-gradients paths through activations: ``"zero"`` (default), where biases get a

@@ -13,13 +13,14 @@ with M the linear part of a norm and 1/σ one number per query. A gain alone (la
 norm without statistics.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from captum_norm.functional.vectors import length, ratio
+from captum_norm.functional.vectors import SMALL, length, ratio
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,20 @@ class Carry:
         return Scales(
             *(None if norm is None or whole is None else inverse_scale(norm, whole) for norm, whole in inputs)
         )
+
+
+@torch.no_grad()
+def lose_digits(ends: Sequence[Carry], rows: Tensor, factors: Tensor, vectors: Tensor) -> bool:
+    """Return whether any of ``vectors``, (n, D), sums of rows (N, D) times factors (n, N), is small beside its terms.
+
+    At any of these ends; the terms as they are before means are subtracted.
+    """
+    least, norm = SMALL * torch.finfo(vectors.dtype).eps, torch.linalg.vector_norm
+    for end in ends:
+        terms = norm(factors * norm(end.without_means().linear(rows), dim=-1), dim=-1)
+        if (norm(end.linear(vectors), dim=-1) < least * terms).any():
+            return True
+    return False
 
 
 def measure_end(

@@ -1,14 +1,22 @@
 """Norms of what nearly cancels, against sums in float64 of the same weights, values and matrices."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import IncompleteDecompositionError, NormMeter
+from captum_norm import (
+    ALTI,
+    AttentionBlockAttribution,
+    GlobEnc,
+    IncompleteDecompositionError,
+    NormAttribution,
+    NormMeter,
+)
 from captum_norm.models import Scope
-from tests import families, oracle
+from tests import encoder_decoders, families, feed_forwards, oracle
 from tests.families import EVERY, GROUPED, HEADS
 from tests.families.family import new
 
@@ -18,7 +26,9 @@ SCOPES: dict[str, tuple[Scope, ...]] = {
     "llama": ("attn", "atb"),
     "olmo2": ("attn", "atb"),
 }
-PAIRED = ("self.query", "self.key", "self.value", "q_proj", "q_norm")
+CROSS = ("encoder_attn.q_proj", "encoder_attn.k_proj", "encoder_attn.v_proj")
+PAIRED = ("self.query", "self.key", "self.value", "q_norm")
+OUTPUTS = ("attention.output.dense.weight", "o_proj.weight", "attn.c_proj.weight", "encoder_attn.out_proj.weight")
 SIZES = (1e-2, 1e-3, 1e-4, 1e-5)
 
 
@@ -34,14 +44,19 @@ def cancelling(name: str, size: float, seed: int = 0) -> Any:
     biased = GROUPED | {"attention_bias": True}
     makers = {"llama": new("LlamaForCausalLM", **biased), "olmo2": new("Olmo2ForCausalLM", **biased)}
     model = families.randomized(makers.get(name, EVERY[name].build), seed, torch.float32)
+    return cancel(model, name, size, seed)
+
+
+def cancel(model: Any, name: str, size: float, seed: int) -> Any:
+    """Make a model's heads cancel in pairs up to ``size``."""
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            if any(part in key for part in PAIRED):
+            if any(part in key for part in (CROSS if name == "marian" else (*PAIRED, "q_proj"))):
                 paired(parameter, 0)
             elif "c_attn" in key:
                 paired(parameter, parameter.dim() - 1)
-            elif any(part in key for part in ("attention.output.dense.weight", "o_proj.weight", "attn.c_proj.weight")):
+            elif any(part in key for part in OUTPUTS):
                 rows = parameter if name == "gpt2" else parameter.T
                 heads = rows.unflatten(0, (-1, 2, rows.shape[0] // HEADS))
                 noise = torch.randn(heads[:, 1].shape, generator=random) * heads.std()
@@ -54,6 +69,14 @@ def error(actual: Tensor, expected: Tensor) -> float:
     zero = expected == 0
     assert (actual[zero] == 0).all()
     return float(((actual.double() - expected).abs() / expected)[~zero].max())
+
+
+def behind(name: str, model: Any, layers: list[oracle.Layer]) -> list[dict[str, tuple[Tensor, Tensor]]]:
+    """Vectors at the scopes behind the attention block of these layers."""
+    family, ends = EVERY[name], [layer.vectors("atb") for layer in layers]
+    streams = [parts.sum(2) + constant for parts, constant in ends]
+    found = feed_forwards.read_layers(family, feed_forwards.PARTS[name], model, streams)
+    return [layer.scopes(*end) for layer, end in zip(found, ends, strict=True)]
 
 
 def exact_layers(name: str, model: Any, inputs: Tensor, weights: Tensor) -> list[oracle.Layer]:
@@ -73,6 +96,9 @@ def test_norms_of_heads_that_cancel(name: str, seed: int) -> None:
         (found,) = meter.measure(inputs, scopes=SCOPES[name], weights=True, per_head=True, head_norms=True).values()
         assert found.weights is not None
         exact = exact_layers(name, model, inputs, found.weights)
+        heads = [oracle.vectors_per_head(layer.weights, layer.values, layer.projection).norm(dim=-1) for layer in exact]
+        assert found.head_norms is not None
+        assert error(found.head_norms, torch.stack(heads, 1)) < 1e-5
         for scope in SCOPES[name]:
             carried = torch.stack([layer.vectors(scope)[0] for layer in exact], 1)
             assert error(found.norms[scope], carried.norm(dim=-1)) < 1e-5
@@ -97,6 +123,128 @@ def test_norms_of_vectors_that_are_all_but_their_mean(size: float) -> None:
         exact = exact_layers("bert", model, inputs, found.weights)
         carried = torch.stack([layer.vectors("attn_res_ln")[0].norm(dim=-1) for layer in exact], 1)
         assert error(found.norms["attn_res_ln"], carried) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "olmo2"])
+def test_norms_beyond_the_feed_forward_network(name: str) -> None:
+    scopes = feed_forwards.SCOPES[EVERY[name].style]
+    for seed in range(3):
+        for size in SIZES:
+            model, inputs = cancelling(name, size, seed), families.inputs(name, seed, batch=2, length=9)
+            (found,) = NormMeter(model).measure(inputs, scopes=scopes, weights=True, per_head=True).values()
+            assert found.weights is not None
+            exact = behind(name, model, exact_layers(name, model, inputs, found.weights))
+            for scope in scopes:
+                carried = torch.stack([layer[scope][0] for layer in exact], 1)
+                assert error(found.norms[scope], carried.norm(dim=-1)) < 1e-4
+                ratios = torch.stack([oracle.mixing_ratio(parts) for parts in carried.unbind(1)], 1)
+                assert (found.mixing_ratio[scope] - ratios).abs().max() < 1e-5
+
+
+def test_norms_beyond_a_network_that_subtracts_nearly_all() -> None:
+    """GPT-2's network reads a LayerNorm of what attention adds, whose channels are nearly equal."""
+    for size in SIZES:
+        model, inputs = families.build("gpt2", 1), families.inputs("gpt2", 1, batch=2, length=9)
+        with torch.no_grad():
+            for layer in model.transformer.h:
+                matrix = layer.attn.c_proj.weight.T  # (D, H·d)
+                matrix.copy_(matrix.mean(0) + size * matrix.std() * torch.randn_like(matrix))
+        (found,) = NormMeter(model).measure(inputs, scopes=["atb_ln", "atb_ff"], weights=True, per_head=True).values()
+        assert found.weights is not None
+        exact = behind("gpt2", model, exact_layers("gpt2", model, inputs, found.weights))
+        for scope in ("atb_ln", "atb_ff"):
+            assert error(found.norms[scope], torch.stack([layer[scope][0].norm(dim=-1) for layer in exact], 1)) < 1e-4
+
+
+@pytest.mark.parametrize("name", SCOPES)
+def test_norms_of_segments(name: str) -> None:
+    numbers = torch.tensor([[0, 1, 1, 2, 2, 2, 3, -1, 3], [3, 2, 2, 1, 1, -1, 0, 0, 3]])
+    for seed in range(3):
+        for size in SIZES:
+            model, inputs = cancelling(name, size, seed), families.inputs(name, seed, batch=2, length=9)
+            (found,) = NormMeter(model).measure(inputs, scopes=["attn"], weights=True, per_head=True).values()
+            assert found.weights is not None
+            exact = exact_layers(name, model, inputs, found.weights)
+            inside = (numbers.unsqueeze(-1) == torch.arange(4)).double()  # (B, K, G)
+            for scope in SCOPES[name]:
+                kind: Any = AttentionBlockAttribution if scope == "atb" else NormAttribution
+                method = kind(model, scope)
+                vectors = torch.stack([layer.vectors(scope)[0] for layer in exact], 1)
+                summed = vectors.sum(2, keepdim=True)
+                for whole, together in ((vectors, False), (summed, True)):
+                    maps = method.maps(inputs, segments=numbers, together=together).self_attention
+                    assert error(maps, torch.einsum("blqke,bkg->blqge", whole, inside).norm(dim=-1)) < 1e-4
+                assert error(method.maps(inputs, together=True).self_attention, summed.norm(dim=-1)) < 1e-4
+
+
+def test_norms_of_cross_attention() -> None:
+    for seed in range(3):
+        for size in SIZES:
+            model = cancel(encoder_decoders.build("marian", seed), "marian", size, seed)
+            inputs = encoder_decoders.inputs("marian", seed)
+            scopes: Any = ("attn", "attn_res_ln", *feed_forwards.SCOPES["post-norm"])
+            asked: Any = {"weights": True, "per_head": True, "stacks": ["cross"]}
+            found = NormMeter(model).measure(inputs, scopes=scopes, **asked)["cross"]
+            assert found.weights is not None
+            layers = encoder_decoders.oracle("marian", model, inputs)["cross"]
+            for layer, weights in zip(layers, found.weights.unbind(1), strict=True):
+                layer.weights = weights.double()
+            exact: list[dict[str, Tensor]] = []
+            for layer, beyond in zip(layers, feed_forwards.cross_vectors("marian", model, layers), strict=True):
+                parts = oracle.vectors_per_head(layer.weights, layer.values, layer.projection).sum(1)
+                parts = torch.cat([parts, layer.residual[:, :, None]], 2)
+                normed, _ = oracle.norm_parts(layer.final, parts, layer.bias.expand_as(layer.residual))
+                exact.append({"attn": parts, "attn_res_ln": normed} | {key: ends[0] for key, ends in beyond.items()})
+            for scope in scopes:
+                vectors = torch.stack([layer[scope][:, :, :-1] for layer in exact], 1)
+                assert error(found.norms[scope], vectors.norm(dim=-1)) < 1e-4
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_other_methods_on_heads_that_cancel(size: float) -> None:
+    """GlobEnc's norms are as accurate; nearness to the block's output, in shares of 1, needs no more than rounding."""
+    model, inputs = cancelling("bert", size), families.inputs("bert", 0, batch=2, length=9)
+    (found,) = NormMeter(model).measure(inputs, scopes=["attn"], weights=True, per_head=True).values()
+    assert found.weights is not None
+    layers = exact_layers("bert", model, inputs, found.weights)
+    maps = GlobEnc(model).maps(inputs).self_attention
+    nearness = ALTI(model).maps(inputs).self_attention
+    for index, (layer, exact) in enumerate(zip(layers, behind("bert", model, layers), strict=True)):
+        vectors, constant = layer.vectors("attn_res_ln")
+        (network,) = feed_forwards.read_layers(
+            EVERY["bert"], replace(feed_forwards.PARTS["bert"], layer=f"encoder.layer.{index}"), model, [layer.residual]
+        )
+        assert network.final_norm is not None
+        total, unowned = exact["atb_ff_res"]
+        _, sigma = network.final_norm.statistics(total.sum(2) + unowned)
+        ends = network.final_norm.part(vectors, sigma[:, :, None].expand(vectors.shape[:-1])).norm(dim=-1)
+        assert error(maps[:, index], ends) < 1e-5
+        whole = (vectors.sum(2) + constant).unsqueeze(2)
+        near = (whole.abs().sum(-1) - (whole - vectors).abs().sum(-1)).clamp(min=0)
+        assert (nearness[:, index] - near / near.sum(-1, keepdim=True)).abs().max() < 2e-6
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_head_whose_channels_cancel(size: float) -> None:
+    for seed in range(3):
+        model, inputs = families.build("bert", seed), families.inputs("bert", seed, batch=2, length=9)
+        with torch.no_grad():
+            for layer in model.encoder.layer:
+                for parameter in layer.attention.self.value.parameters():
+                    halves = parameter.unflatten(0, (HEADS, 2, -1))
+                    halves[:, 1] = halves[:, 0]
+                rows = layer.attention.output.dense.weight.T.unflatten(0, (HEADS, 2, -1))
+                rows[:, 1] = -rows[:, 0] + size * rows.std() * torch.randn_like(rows[:, 0])
+        asked: Any = {"weights": True, "per_head": True, "head_norms": True}
+        (found,) = NormMeter(model).measure(inputs, scopes=["attn", "atb_ff"], **asked).values()
+        assert found.weights is not None
+        assert found.head_norms is not None
+        layers = exact_layers("bert", model, inputs, found.weights)
+        for index, (layer, exact) in enumerate(zip(layers, behind("bert", model, layers), strict=True)):
+            vectors = oracle.vectors_per_head(layer.weights, layer.values, layer.projection)
+            assert error(found.head_norms[:, index], vectors.norm(dim=-1)) < 1e-5
+            assert error(found.norms["attn"][:, index], vectors.sum(1).norm(dim=-1)) < 1e-5
+            assert error(found.norms["atb_ff"][:, index], exact["atb_ff"][0].norm(dim=-1)) < 1e-4
 
 
 def test_a_model_whose_whole_output_is_rounding_is_refused() -> None:
