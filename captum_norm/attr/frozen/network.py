@@ -126,6 +126,8 @@ class FrozenNetwork(TorchFunctionMode):
         self._shares: list[Tensor] = []
         # Whether the layers entered are an encoder's.
         self._entered: set[bool] = set()
+        # Whether the layers make a graph.
+        self._differentiable = False
         # Our own code runs, in which nothing is replaced.
         self._replacing = False
         # A router, experts, or an affine map of several modules, which are replaced as a whole.
@@ -140,8 +142,9 @@ class FrozenNetwork(TorchFunctionMode):
 
     def run(self) -> Any:
         """Run the call in this thread and return the model's output; leave the model as it was."""
-        call = self.call
-        with call.attention_through(self._hook(self.attention)), self.hooking():
+        call, self._differentiable = self.call, torch.is_grad_enabled()
+        # What is made before the first layer, such as embeddings for each layer, is constant.
+        with torch.no_grad(), call.attention_through(self._hook(self.attention)), self.hooking():
             output = call.run()
         if not self._entered:
             raise not_run(call.model, self.modules.layers)
@@ -222,6 +225,7 @@ class FrozenNetwork(TorchFunctionMode):
 
     def enter(self, stream: Tensor) -> Tensor:
         """Replace the first layer's input; that of the decoder comes after that of the encoder."""
+        torch.set_grad_enabled(self._differentiable)
         self.streams.append(stream.detach().clone().requires_grad_())
         # The model may write in place, which a leaf does not allow.
         return self.streams[-1].clone()

@@ -115,6 +115,8 @@ class PartsNetwork(FrozenNetwork):
         factor: Elementwise | None = None,
     ) -> Tensor:
         gates, others = self._copies(gate), self._copies(other)
+        if torch.equal(others, others[:1].expand_as(others)):
+            return output  # a constant, such as embeddings for each layer: all parts of a sum would have 0
         line = self.rules.product(function, factor, gates[:1], others[:1])
         return self._with_constant(line.of(gates, others), line.constant, output)
 

@@ -63,6 +63,7 @@ class FeedForwardSearch:
         self.waiting: dict[nn.Module, tuple[Block, Tensor, Tensor | None]] = {}
         self._asked, self._reason = asked, reason
         self._seen: dict[nn.Module, str] = {}
+        self._behind: dict[nn.Module, str] = {}  # what follows a network that was found
         self._attended: list[tuple[nn.Module, bool]] = []
         self._routings: dict[nn.Module, tuple[Routing, Received]] = {}
 
@@ -108,7 +109,8 @@ class FeedForwardSearch:
             place = next(place for place, (module, _) in enumerate(self._attended) if module is attention)
             crossed = any(cross for _, cross in self._attended[place + 1 : place + 2])
             reason = self._reason or f"found {self._seen.get(attention, 'nothing')}. {HOW_TO}"
-            why = CROSSED if crossed else f"no feed-forward network was understood: {reason}"
+            behind = None if self._reason else self._behind.get(attention)
+            why = CROSSED if crossed else behind or f"no feed-forward network was understood: {reason}"
             self.missing[attention] = f'behind the attention block "{block.name}" {why}'
         self.waiting.clear()
 
@@ -139,6 +141,10 @@ class FeedForwardSearch:
                         end = _end(trace, residual, added, same) if parallel is None else (block.total, None)
                         # A summand that a factor makes negligible cannot be told from none.
                         vanishing = factored and any(same(sum_of(residual, added), part) for part in (residual, added))
+                        if end is None and block.attention not in self._behind:
+                            further = _further(trace, residual, added, same)
+                            if further is not None:
+                                self._behind[block.attention] = further
                         if end is not None and not vanishing:
                             total, final_norm = end
                             yield FeedForwardBlock(
@@ -265,6 +271,23 @@ def _end(
         for call in trace.calls_on(event.tensor):
             if equal(call.tensor, output) and call.norm is not None:
                 return event.site, call.norm
+    return None
+
+
+def _further(trace: Trace, residual: Tensor, branch: Tensor, same: Same) -> str | None:
+    """Say which module reads the sum with the stream and which one's output the layer then adds, if any does."""
+    output, total = trace.output, sum_of(residual, branch)
+    readers = [event for event in trace.events if same(total, event.tensor, residual, branch)]
+    if output is None or not readers:
+        return None
+    reader = trace.name(readers[0].module)
+    for added, factors in product(trace.after(readers[0]), possible_factors(trace.layer, output.shape[-1])):
+        summands = [multiplied(factors[0], total), multiplied(factors[1], added.tensor)]
+        if added.tensor.numel() == output.numel() and same(sum_of(*summands), output, *summands):
+            return (
+                f'"{reader}" reads the sum with the feed-forward network\'s output, to which the layer adds the output '
+                f'of "{trace.name(added.module)}", and no scope names what is between the two'
+            )
     return None
 
 

@@ -163,10 +163,10 @@ def possible_factors(layer: nn.Module, width: int) -> list[Factors]:
 
     A parameter of one number may be a gate, whose tanh is the factor; a number may divide.
     """
-    parameters = dict(layer.named_parameters(recurse=False))
+    parameters, buffers = (dict(held(recurse=False)) for held in (layer.named_parameters, layer.named_buffers))
     gates = (f"tanh({name})" for name, parameter in parameters.items() if parameter.numel() == 1)
     divisors = (f"1/{name}" for name, value in vars(layer).items() if isinstance(value, float))
-    named = (read_factor(layer, name) for name in (*vars(layer), *parameters, *gates, *divisors))
+    named = (read_factor(layer, name) for name in (*vars(layer), *parameters, *buffers, *gates, *divisors))
     held = [factor for factor in named if factor is not None and _matters(factor, width)]
     return list(product((None, *held), (None, *held)))
 
