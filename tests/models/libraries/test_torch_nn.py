@@ -150,7 +150,7 @@ class Mixed(nn.Module):
 def test_rules_for_queries_and_keys_are_never_left_out(kind: Any) -> None:
     """Sums would not show it: what the softmax gets is no part of them."""
     model = randomized(Mixed())
-    with pytest.raises(UnsupportedModelError, match="where .* has no rule for them"):
+    with pytest.raises(UnsupportedModelError, match=r"where .* has no rule for them"):
         kind(model).attribute(torch_models.ids(2, 6), target=1)
     assert CPLRP(model).attribute(torch_models.ids(2, 6), target=1).isfinite().all()
 
