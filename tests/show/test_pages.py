@@ -354,9 +354,12 @@ def test_results_come_last_and_no_file_is_ever_half_there(tmp_path: Path, monkey
     write_report(plain, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    def full(path: Path, _target: Path) -> None:
+    replaces = Path.replace
+
+    def full(path: Path, target: Path) -> None:
         if ".report.html." in path.name:
             raise OSError(28, "No space left on device")
+        replaces(path, target)
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="No space"):

@@ -159,6 +159,7 @@ def test_a_run_is_continued_only_as_it_was_begun(
 
         patch.setattr(WordAligner, "read_each", failing)
         assert cli.main(["extract", "pairs", "--out=links", "--quiet", PAPER]) == 130
+    assert capsys.readouterr().err == "norm-align: interrupted\n"
     assert not Path("links").exists()
     for words, name in (
         ([*MUTUAL], "recipe"),
@@ -352,7 +353,7 @@ def test_two_directions_by_default_and_a_lexicon(
         (["--recipe=paper", "--lexicon"], "got a lexicon and a recipe with a null column"),
         (["--save-lexicon=counts"], "got --save-lexicon without --lexicon, so nothing is counted"),
         (["--use-lexicon=en"], "en is not a lexicon; give a file that --save-lexicon wrote"),
-        (["--use-lexicon=none"], "cannot read none: No such file or directory"),
+        (["--use-lexicon=none"], "cannot read none: there is no such file"),
         (["--lexicon", "--save-lexicon=pairs"], "pairs exists already; give another name"),
         (["--lexicon", "--save-lexicon=./links"], "got ./links for the links and for the lexicon; give two names"),
         (["--use-lexicon=pairs", "--out=./pairs", "--overwrite"], "cannot write ./pairs: it is the input"),
