@@ -194,12 +194,17 @@ class Extraction(Job[ExtractionCounts]):
 
     def finish(self, parts: Parts) -> ExtractionCounts:
         """Write the output, and return the counts of all lines."""
-        notes: dict[str, Any] = {}
+        notes, digests = dict[str, Any](), list[str]()
+
+        def noted(records: Iterator[Record]) -> Iterator[Record]:
+            for record in records:
+                digests.append(record.notes["digest"])
+                yield record
+
         with published(self.output, parts.journal, notes, overwrite=self._overwrite) as file:
             records = parts.blocks() if self._counting is None else self._counting.reread(parts.blocks)
-            counts = _write(records, partial(write_parts, file, suffix_of(self.output)))
-            text = _text_digest(record.notes["digest"] for record in parts.blocks())
-            notes.update(counts=asdict(counts), text=text)
+            counts = _write(noted(records), partial(write_parts, file, suffix_of(self.output)))
+            notes.update(counts=asdict(counts), text=_text_digest(digests))
         return counts
 
     def tidied(self) -> ExtractionCounts | None:
