@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -171,19 +171,6 @@ class RelevanceAttribution(OutputAttribution):
     ) -> None:
         super().__init__(model, readout=readout, memory_budget=memory_budget, tokenizer=tokenizer)
 
-    def _check_model(self, call: ModelCall) -> None:
-        super()._check_model(call)
-        if call.facts.library is not HUGGING_FACE:
-            self._refuse_torch_attention()
-
-    def _refuse_torch_attention(self) -> NoReturn:
-        raise UnsupportedModelError(
-            f"got {self.session.name}, whose attention adds the biases of queries, keys and values inside "
-            "torch.nn.functional.multi_head_attention_forward, to positions before examples, where "
-            f"{type(self).__name__} has no rule for them; compute these by nn.Linear modules, or "
-            "take another method, such as alti-logit"
-        )
-
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Decompose the output value requested; DecompX aggregates its maps if hidden states are."""
         if self.explains_states(call, request):
@@ -238,10 +225,16 @@ class RelevanceAttribution(OutputAttribution):
         """Find the modules to hook, once, in a model that the rules understand."""
         blocks = self.session.blocks(call)
         if self._modules is None or self._modules.blocks is not blocks:
+            # Without biases, AttnLRP and GIM would leave queries, keys and softmax out, and no sum would show it.
+            softmax = self.rules.temperature is not None and any(isinstance(m, nn.MultiheadAttention) for m in blocks)
+            if softmax or call.facts.library is not HUGGING_FACE:
+                raise UnsupportedModelError(
+                    f"got {self.session.name}, whose attention adds the biases of queries, keys and values inside "
+                    "torch.nn.functional.multi_head_attention_forward, to positions before examples, where "
+                    f"{type(self).__name__} has no rule for them; compute these by nn.Linear modules, or "
+                    "take another method, such as alti-logit"
+                )
             check_batch_first(self.model, blocks.values(), type(self).__name__)
-            # Queries times keys and their softmax are out of the rules' sight; without biases, no sum would show it.
-            if self.rules.temperature is not None and any(isinstance(m, nn.MultiheadAttention) for m in blocks):
-                self._refuse_torch_attention()
             gated = next((block for block in blocks.values() if block.gated), None)
             if gated is not None:
                 raise UnsupportedModelError(
