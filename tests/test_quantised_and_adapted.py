@@ -1,6 +1,5 @@
 """Adapted and quantised models: every method gives what it gives for the merged or dequantised model."""
 
-import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -329,11 +328,9 @@ def test_training_goes_on_after_every_method() -> None:
     """In eval mode bitsandbytes packs weights of four bits for the CPU, for good, and then they pass no gradient on."""
     quantised = with_bitsandbytes(llama(), 4, quant_type="nf4", compute_dtype=torch.float32)
     model = peft.get_peft_model(quantised, ADAPTERS["LoRA"]()).train()
-    before, expected = state(model), gradients(model)
-    before = state(model)
+    expected, before = gradients(model), state(model)
     for run in METHODS.values():
-        with contextlib.suppress(NotImplementedError):
-            run(model)
+        run(model)
         assert state(model) == before
         assert all(map(torch.equal, gradients(model), expected))
     handle = model.get_submodule("base_model.model.model.norm").register_forward_hook(lambda *_: 1 / 0)
