@@ -218,8 +218,8 @@ def _finish(
             if not carries:
                 continue
             pair.terms[:, rows] = context_norm * pair.row_length
-            pair.scale[:, rows] = scales.divide(torch.ones_like(whole[..., :1]))
-            pair.behind[:, rows] = replace(scales, branch=None).divide(torch.ones_like(whole[..., :1]))
+            pair.scale[:, rows] = scale = scales.divide(ones := torch.ones_like(whole[..., :1]))
+            pair.behind[:, rows] = scale if scales.branch is None else replace(scales, branch=None).divide(ones)
             if results.norm_scale is not None and scales.final is not None:
                 results.norm_scale[:, rows] = scales.final.squeeze(-1)
             carried, rest = pair.carry.linear(direct), pair.carry.linear(others)
@@ -257,11 +257,14 @@ def _small_ends(
     small, least = torch.zeros_like(residual, dtype=torch.bool), SMALL * torch.finfo(residual.dtype).eps
     for pair in pairs.values():
         scale = pair.scale.squeeze(-1)
-        own_terms = torch.linalg.vector_norm(pair.sizes[..., keys] * weights, dim=1) * scale
-        own_terms += residual * pair.gain * pair.behind.squeeze(-1)
+        terms = least * pair.terms * scale
         for scope in pair.scopes:
-            small |= own_norms[scope] + others_norms[scope] < least * scale * pair.terms
-            small |= own_norms[scope] < least * own_terms * carries[scope].residual
+            small |= own_norms[scope] + others_norms[scope] < terms
+        if with_residual := [scope for scope in pair.scopes if carries[scope].residual]:
+            own_terms = torch.linalg.vector_norm(pair.sizes[..., keys] * weights, dim=1) * scale
+            own_terms += residual * pair.gain * pair.behind.squeeze(-1)
+            for scope in with_residual:
+                small |= own_norms[scope] < least * own_terms
     return small
 
 
@@ -276,9 +279,9 @@ def _refine_ends(
     end_of: EndOf,
 ) -> None:
     """Recompute ‖v_ii‖ and mixing ratios in float64 at queries where they have lost digits, (B, Q)."""
-    positions = small.any(0).nonzero().squeeze(1)
-    if not len(positions):
+    if not small.any():
         return
+    positions = small.any(0).nonzero().squeeze(1)
     values, weight = layer.values.double(), layer.block.projection.weight(torch.float64)
     (batch, heads, keys, width), queries = values.shape, small.shape[1]
     mine, others = (values.new_zeros(batch, heads, len(positions), width) for _ in range(2))

@@ -289,10 +289,12 @@ def cancelling_keys(form: Tensor, sizes: Tensor) -> Tensor:
     """
     sizes = sizes.clamp(min=torch.finfo(sizes.dtype).tiny)
     cosines = (form.detach() / sizes.unsqueeze(1)).div_(sizes.unsqueeze(2))
-    left = cosines.diagonal(dim1=1, dim2=2).mT.clone()
-    negative = cosines.clamp_(max=0)
-    left += (negative.sum(1) + negative.sum(2)) / 2
-    return (left.amin(1) >= SMALL * torch.finfo(form.dtype).eps).logical_not().any(0).nonzero().squeeze(1)
+    negative = cosines.clamp(max=0)
+    left = torch.add(negative.sum(1).add_(negative.sum(2)), cosines.diagonal(dim1=1, dim2=2).mT, alpha=2)
+    least = 2 * SMALL * torch.finfo(form.dtype).eps
+    if left.amin().item() >= least:
+        return left.new_empty(0, dtype=torch.long)
+    return (left.amin(1) >= least).logical_not().any(0).nonzero().squeeze(1)
 
 
 def forms_of_keys(
