@@ -19,8 +19,8 @@ from transformers import BertConfig, BertModel
 
 from benchmarks.norms import Run, alternate
 from captum_norm.lab.analysis.corpus import SAMPLE, Corpus, Encoder, TokenBatch, longest
-from captum_norm.lab.analysis.engine import ANALYSES, AnalysisJob
-from captum_norm.lab.analysis.statistics import Analysis
+from captum_norm.lab.analysis.engine import ANALYSES
+from captum_norm.lab.analysis.statistics import Analysis, AnalysisContext
 from captum_norm.loading import load
 
 
@@ -62,7 +62,7 @@ def main() -> None:
         for name in options.names:
             kind = ANALYSES[name]
             encoder = Encoder(tokenizer, longest(model, tokenizer), mask_rate=kind.mask_rate)
-            context = AnalysisJob("", {}, kind, model, encoder, corpus, options.batch_tokens, options.texts).context
+            context = AnalysisContext(kind, model, encoder, corpus)
             texts = list(islice(corpus.texts(), options.texts))
             batches = list(encoder.batches(encoder.sequences(texts), options.batch_tokens))
             runs += [partial(forward, model, batches), partial(work, kind(context), batches)]

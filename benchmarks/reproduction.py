@@ -162,10 +162,7 @@ def run(subject: Subject, folder: Path) -> Run:
             corpus = subject.corpus
             if experiment.lines is not None:
                 corpus = replace(corpus, limit=min(experiment.lines, corpus.limit or experiment.lines))
-            result = analyze(
-                name, subject.model, subject.tokenizer, corpus, out=out, model_name=subject.title, report=print
-            )
-            assert result is not None
+            result = analyze(name, subject.model, subject.tokenizer, corpus, model_name=subject.title)
             write_report(result, out)
             write_whole(took, json.dumps(time.process_time() - start).encode())
         results[name], seconds[name] = read_result(out), json.loads(took.read_text())

@@ -1,20 +1,18 @@
 """The commands and analyses from and to an S3 bucket."""
 
 import gzip
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import alignment.cli
 import captum_norm.cli
-from captum_norm.lab.analysis.corpus import Corpus
-from captum_norm.lab.analysis.engine import analyze
+from captum_norm.show import write_report
 from captum_norm.text.files import place_of
 from tests.alignment.commands.texts import ENGLISH, FRENCH
 from tests.commands.calls import refused
-from tests.lab.analysis.small import TEXTS, bert, tokenizer, write_model
+from tests.lab.analysis.results import RESULT
+from tests.lab.analysis.small import TEXTS, write_model
 from tests.object_store import ObjectStore
 
 
@@ -88,25 +86,8 @@ def files(folder: Path, prefix: str) -> dict[str, bytes]:
     return {f"{prefix}{path.name}": path.read_bytes() for path in folder.iterdir()}
 
 
-def test_an_analysis_is_resumed(place: str, tmp_path: Path) -> None:
-    Path(tmp_path / "text").write_text("".join(f"{line}\n" for line in TEXTS), encoding="utf-8")
-    corpus = put(f"{place}/text", (tmp_path / "text").read_bytes())
-    encoder, words = bert(), tokenizer()
-    whole = analyze("special-tokens", encoder, words, Corpus(tmp_path / "text"), block_texts=3)
-    arguments: Any = ("special-tokens", encoder, words, Corpus(corpus))
-    out = f"{place}/out"
-    told = list[str]()
-
-    def stop(_: object) -> None:
-        raise KeyboardInterrupt
-
-    go = partial(analyze, *arguments, out=out, block_texts=3, report=told.append)
-    with pytest.raises(KeyboardInterrupt):
-        go(save=stop)
-    assert sum(name.startswith("block") for name in names(f"{out}/special-tokens.parts")) == 4
-    assert go().tables == whole.tables
-    assert told == [f"{out}/special-tokens.parts: 4 blocks are finished already"]
-    assert names(f"{out}/special-tokens.parts") == []
+def test_a_report_is_written_into_a_folder_that_is_not_there(place: str) -> None:
+    assert len(write_report(RESULT, f"{place}/report")) == len(names(f"{place}/report")) > 3
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,19 @@
 """Runs ``captum-norm analyze``, which repeats the papers' experiments on a model and a corpus."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from secrets import token_hex
 
 from captum_norm.bars import progress
-from captum_norm.commands.program import Command, argument, option
-from captum_norm.commands.shared import (
-    Workers,
-    device_option,
-    natural,
-    output_folder,
-    positive,
-)
+from captum_norm.commands.program import Command, Options, argument, option
+from captum_norm.commands.shared import device_option, natural, output_folder, positive
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL
-from captum_norm.runs import Journal
-
-if TYPE_CHECKING:
-    from captum_norm.lab.analysis.results import AnalysisResult
+from captum_norm.text.files import Place, is_url, place_of
 
 NAMES = (
     "dispersion",
@@ -34,7 +27,7 @@ NAMES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalyzeOptions(Workers):
+class AnalyzeOptions(Options):
     """The options of ``captum-norm analyze``."""
 
     analysis: str = argument(f"the experiment: {', '.join(NAMES)}", metavar="NAME", choices=NAMES)
@@ -50,12 +43,10 @@ class AnalyzeOptions(Workers):
     )
     limit: int | None = option("read only the first N texts", parse=positive, metavar="N")
     out: Path | str | None = option(
-        "write the results there, in a folder or at a URL: numbers, tables, figures and a page. A killed run is "
-        "resumed",
+        "write the results there at the end, in a folder or at a URL: numbers, tables, figures and a page",
         parse=partial(output_folder, urls=True),
         metavar="FOLDER",
     )
-    restart: bool = option("discard an unfinished run", False)
     seed: int = option("the seed for masking tokens", 0, parse=natural, metavar="N")
     mask_rate: float | None = option(
         "the share of ordinary tokens to mask (default: 0.12 for mixing-ratio, else 0)", metavar="SHARE"
@@ -75,43 +66,48 @@ def _run(options: AnalyzeOptions) -> None:
     from captum_norm.show.terminal import print_result
 
     console = Terminal()
-    backend, device = options.backend(), options.worker_device(options.device)
-    if options.out is not None:
-        Journal(f"{options.out}/{options.analysis}", {}).check()
-    written: list[Path] = []
-
-    def save(result: "AnalysisResult") -> None:
-        if options.out is None:
-            return
-        try:
-            written.extend(write_report(result, options.out))
-        except OSError as error:
-            raise InvalidInputError(f"cannot write into {options.out}: {error.strerror or error}") from error
-
+    if is_url(options.out):
+        with _writing(options.out):
+            _check_writable(place_of(str(options.out)))
     corpus = Corpus(options.corpus or SAMPLE, options.limit)
     with progress(terminal_only=True):
         model, tokenizer = load(options.model)
         result = analyze(
             options.analysis,
-            # Workers take the model to their devices; this process may have none.
-            on_device(model, device) if backend == "local" else model,
+            on_device(model, options.device),
             tokenizer,
             corpus,
-            out=options.out,
             seed=options.seed,
             mask_rate=options.mask_rate,
             batch_tokens=options.batch_tokens,
-            restart=options.restart,
-            backend=backend,
-            device=device,
             model_name=options.model,
             command=" ".join(["captum-norm", *sys.argv[1:]]),
-            save=save,
-            report=Terminal(stderr=True).say,
         )
+    if options.out is not None:
+        with _writing(options.out):
+            written = write_report(result, options.out)
     print_result(result, console)
     if options.out is not None:
         console.say(f"wrote {len(written)} files into {options.out}")
+
+
+@contextmanager
+def _writing(folder: Path | str | None) -> Iterator[None]:
+    """Convert an OSError into an InvalidInputError about the folder of the results."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInputError(f"cannot write into {folder}: {error.strerror or error}") from error
+
+
+def _check_writable(folder: Place) -> None:
+    """Write a file into a folder, which is made if there is none, and remove it."""
+    name = f".{token_hex(4)}.tmp"
+    folder.make()
+    try:
+        (folder / name).write(b"")
+    finally:
+        folder.remove(name)
 
 
 COMMAND = Command("analyze", "repeat the papers' experiments on a model and a corpus", AnalyzeOptions, _run)

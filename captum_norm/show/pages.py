@@ -46,7 +46,7 @@ from captum_norm.show.text import (
     shortened,
     shown_measures,
 )
-from captum_norm.text.files import is_url, write_whole
+from captum_norm.text.files import is_url, place_of, write_whole
 from captum_norm.text.words import Words, words_of_text, words_of_tokens
 
 _TITLE = 60
@@ -387,7 +387,9 @@ def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> l
             contents[f"{plot.name}.{suffix}"] = plot_bytes(figure, suffix)
     contents["report.html"] = render(analysis_page(result)).encode()
     contents[RESULTS] = contents.pop(RESULTS)  # last
-    if not is_url(str(directory)):
+    if is_url(directory):
+        place_of(directory).make()
+    else:
         Path(directory).mkdir(parents=True, exist_ok=True)
     return [write_whole(f"{directory}/{name}", content) for name, content in contents.items()]
 

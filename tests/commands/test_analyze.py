@@ -3,10 +3,8 @@
 import errno
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from captum_norm import cli
 from captum_norm.commands.analyze import NAMES
@@ -15,10 +13,9 @@ from captum_norm.lab.analysis.corpus import Corpus
 from captum_norm.lab.analysis.engine import ANALYSES, analyze
 from captum_norm.lab.analysis.statistics import Analysis
 from captum_norm.loading import load
-from captum_norm.runs import journal
+from captum_norm.text.files import Remote
 from tests.commands.calls import refused
-from tests.lab.analysis.small import bert, tokenizer, write_model, write_texts
-from tests.runs.damage import tree
+from tests.lab.analysis.small import write_model, write_texts
 
 
 @pytest.fixture(scope="module")
@@ -83,67 +80,38 @@ def test_what_is_refused_is_one_sentence(
     assert refused(capsys, "analyze", *words, "--model", model).startswith(message)
 
 
-@pytest.mark.long
-def test_an_unfinished_run_is_continued_or_refused_in_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_interrupted_or_without_room_it_leaves_nothing_half_written(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "model"
-    bert(dtype=torch.float32).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    words = ["analyze", "special-tokens", "--model", str(folder), "--corpus", "text", "--batch-tokens", "40", "--out"]
-    monkeypatch.setattr(journal, "SAVE_SECONDS", 0.0)
-    assert cli.main([*words, "whole"]) == 0
-    measure, left = Analysis.measure, iter(range(3))
+    words = ["analyze", "dispersion", "--model", model, "--corpus", "text", "--out", "out"]
 
-    def interrupted(analysis: Analysis, batch: Any) -> Any:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return measure(analysis, batch)
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
         patched.setattr(Analysis, "measure", interrupted)
-        assert cli.main([*words, "out"]) == 130
-    parts = Path("out", "special-tokens.parts")
-    kept = tree(tmp_path)
-
-    def refuses(message: str, *options: str) -> None:
-        assert message in refused(capsys, *words, "out", *options)
-
-    changes = (
-        (parts / "job.json", '"seed": 0', '"seed": 1', "its job.json is damaged"),
-        (folder / "config.json", '"gelu"', '"relu"', "holds an unfinished run with configuration"),
-        (folder / "tokenizer.json", '"the":', '"teh":', "holds an unfinished run with tokenizer"),
-        (Path("text"), "Agreed", "Aggreed", "holds an unfinished run with corpus"),
-    )
-    for path, old, new, message in changes:
-        content = path.read_text(encoding="utf-8")
-        assert old in content
-        path.write_text(content.replace(old, new, 1), encoding="utf-8")
-        refuses(message)
-        path.write_text(content, encoding="utf-8")
-    parts.rename("elsewhere")
-    parts.symlink_to(Path("elsewhere").resolve())
-    for options in ([], ["--restart"], ["--model", "no such model"]):
-        refuses(
-            "special-tokens.parts is in the way of out/special-tokens, and not an unfinished run: it is not", *options
-        )
-    parts.unlink()
-    Path("elsewhere").rename(parts)
-    with monkeypatch.context() as patched:
-        patched.setattr("captum_norm.text.files.os.fsync", full)
-        refuses("cannot read or write out/special-tokens.parts: No space left on device")
-    assert tree(tmp_path) == kept
-    with monkeypatch.context() as patched:
-        patched.setattr("captum_norm.show.pages.write_whole", full)
-        refuses("cannot write into out: No space left on device")
-    assert (parts / "block-000000000").exists()
-    damaged = (parts / "block-000000000").read_bytes()
-    (parts / "block-000000000").write_bytes(damaged[:-9] + b"0" + damaged[-8:])
-    assert cli.main([*words, "out"]) == 0
-    assert "block-000000000 is damaged; its work is repeated" in capsys.readouterr().err
-    assert Path("out", "results.json").read_bytes() == Path("whole", "results.json").read_bytes()
-    assert sorted(path.name for path in Path("out").iterdir()) == sorted(path.name for path in Path("whole").iterdir())
+        assert cli.main(words) == 130
+        assert capsys.readouterr() == ("", "captum-norm: interrupted\n")
+    assert not Path("out").exists()
+    for failing, code, message in ((interrupted, 130, "interrupted"), (full, 2, "cannot write into out: No space")):
+        with monkeypatch.context() as patched:
+            patched.setattr("captum_norm.text.files.os.fsync", failing)
+            assert cli.main(words) == code
+        assert message in capsys.readouterr().err
+        assert list(Path("out").iterdir()) == []
+    assert cli.main(words) == 0
 
 
-def full(*_: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def test_an_address_that_cannot_be_written_is_refused_before_the_work(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def closed(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Analysis, "measure", None)
+    monkeypatch.setattr(Remote, "write", closed)
+    told = refused(capsys, "analyze", "dispersion", "--model", model, "--corpus", "text", "--out", "memory://out")
+    assert told == "cannot write into memory://out: Permission denied"

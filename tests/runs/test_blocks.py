@@ -1,6 +1,5 @@
 """Blocks are cut at line feeds, found by their position and read again as they were."""
 
-import bz2
 import gzip
 import io
 import random
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.lab.analysis.corpus import Corpus
 from captum_norm.runs import Block, cut
 
 LINES = [b"one", b"", b"\xff\xfe", "été\u2028là".encode(), b"a\rb", b"end\r", b"  ", b"\xe3\x80\x80", b"\x1c", b"last"]
@@ -40,21 +38,6 @@ def test_blocks_are_the_text(tmp_path: Path, seed: int) -> None:
     assert [(block.index, block.first) for block in blocks] == [(i, i * size + 1) for i in range(len(blocks))]
     assert blocks == [block for block in blocks if block.parts[0].content is None]
     assert blocks[-1].share == 1
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_blocks_of_a_corpus_are_its_texts(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    content = drawn(rng, rng.randrange(1, 30)).replace(LINES[2], b"two")
-    for name, packed in (("text", content), ("text.bz2", bz2.compress(content))):
-        path = tmp_path / name
-        path.write_bytes(packed)
-        for limit in (None, 1, 5):
-            corpus = Corpus(path, limit)
-            size = rng.randrange(1, 6)
-            texts = list(corpus.texts())
-            found = [list(corpus.read(block)) for block in corpus.blocks(size)]
-            assert found == [texts[at : at + size] for at in range(0, len(texts), size)]
 
 
 def test_text_and_place_identify_a_block(tmp_path: Path) -> None:

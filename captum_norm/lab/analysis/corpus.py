@@ -2,10 +2,9 @@
 
 import hashlib
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from io import BytesIO
 from itertools import islice
 from os import PathLike
 from pathlib import Path
@@ -16,14 +15,16 @@ from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.models import longest_sequence
-from captum_norm.runs import Block, LineReader, block_of
-from captum_norm.text.lines import decoded, is_regular_file, read_lines
+from captum_norm.text.lines import is_regular_file, read_lines
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SAMPLE = Path(__file__).parent / "data" / "europarl-en.txt"
 """The sample in the package: sentences from the proceedings of the European Parliament, one in each line."""
+
+BLOCK_TEXTS = 512
+"""The number of texts whose sequences are batched by length."""
 
 _SPECIAL = ("cls_token", "bos_token", "sep_token", "eos_token", "mask_token")
 _NO_LIMIT = 10**6  # a tokenizer without a limit has an astronomic one
@@ -64,54 +65,26 @@ class Corpus:
         Raises:
             InvalidInputError: a line is not UTF-8, or a compressed file is damaged.
         """
-        return islice(_numbered_texts(read_lines(self.path)), self.limit)
+        return islice(((number, line) for number, line in read_lines(self.path) if line.strip()), self.limit)
 
-    def blocks(self, size: int) -> Iterator[Block]:
-        """Find blocks of ``size`` texts, the last one of the rest."""
-        reader = LineReader(self.path)
-        first, index, left = 1, 0, self.limit
-        while left is None or left > 0:
-            lines, texts = self._take(reader, first, size if left is None else min(size, left))
-            if not texts:
-                return
-            yield block_of(index, first, texts, [lines], [reader])
-            first, index, left = first + len(lines), index + 1, None if left is None else left - texts
+    def blocks(self) -> Iterator[list[tuple[int, str]]]:
+        """Read the texts with the numbers of their lines, 512 at a time."""
+        texts = self.texts()
+        return iter(lambda: list(islice(texts, BLOCK_TEXTS)), [])
 
-    def read(self, block: Block) -> Sequence[tuple[int, str]]:
-        """Read the texts of a block, each with the number of its line."""
-        (content,) = block.read()
-        return list(_numbered_texts(read_lines(BytesIO(content), str(self.path), block.first)))
-
-    def digest(self) -> str:
-        """Compute the SHA-256 hash of the texts, each with a line feed.
+    def digest(self) -> tuple[str, int]:
+        """Compute the SHA-256 hash of the texts, each with a line feed, and count them.
 
         Raises:
             InvalidInputError: there are none; see :meth:`texts`.
         """
-        digest, empty = hashlib.sha256(), True
+        digest, number = hashlib.sha256(), 0
         for _, text in self.texts():
             digest.update(f"{text}\n".encode())
-            empty = False
-        if empty:
+            number += 1
+        if not number:
             raise InvalidInputError(f"{self.path} has no text: all its lines are blank")
-        return digest.hexdigest()
-
-    def _take(self, reader: LineReader, first: int, number: int) -> tuple[list[bytes], int]:
-        """Take the lines of the next texts; return how many texts they are, too."""
-        lines, texts = list[bytes](), 0
-        for line in reader.lines:
-            lines.append(line)
-            text = decoded(line, reader.name, first + len(lines) - 1)
-            if isinstance(text, InvalidInputError):
-                raise text
-            texts += bool(text.strip())
-            if texts == number:
-                break
-        return lines, texts
-
-
-def _numbered_texts(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    return ((number, line) for number, line in lines if line.strip())
+        return digest.hexdigest(), number
 
 
 class Categories(NamedTuple):

@@ -1,15 +1,12 @@
-"""Statistics that an analysis keeps of a corpus: sums and counts, whose size does not depend on it, merged by addition.
+"""Statistics that an analysis keeps of a corpus: sums in float64 and counts, whose size does not depend on it.
 
-A run computes statistics for each block of the corpus and merges them in the order of the blocks. The corpus alone
-thus determines the order of every floating-point addition: one process, several, and a resumed run give the same
-numbers, bit for bit. Sums are in float64, counts are integers.
+Those of each block are merged by addition, in the order of the corpus.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
-from itertools import pairwise
+from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from captum_norm.attr import Measurements, NormMeter
-from captum_norm.lab.analysis.corpus import Encoder, TokenBatch, TokenSequence, encoder_part
+from captum_norm.errors import InvalidInputError
+from captum_norm.lab.analysis.corpus import Corpus, Encoder, TokenBatch, encoder_part
 from captum_norm.lab.analysis.results import AnalysisResult, Plot, Table, cell
 from captum_norm.models import input_device
 
@@ -192,29 +190,6 @@ def midranks(counts: Array) -> Array:
     return ranks
 
 
-def frequency_ranks(counts: Array) -> Tensor:
-    """Return the mean frequency rank of each token, small for frequent ones, as a share of all tokens, (V,)."""
-    _, groups = np.unique(-counts, return_inverse=True)
-    return torch.from_numpy(midranks(np.bincount(groups, weights=counts)))[groups]
-
-
-def dump(statistics: Mapping[str, Statistic]) -> bytes:
-    """Serialize statistics, for :func:`restore`."""
-    arrays = {
-        f"{name}/{part}": array for name, statistic in statistics.items() for part, array in statistic.parts.items()
-    }
-    stream = BytesIO()
-    np.savez_compressed(stream, allow_pickle=False, **arrays)
-    return stream.getvalue()
-
-
-def restore(statistics: Mapping[str, Statistic], content: bytes) -> None:
-    """Restore the values of statistics that :func:`dump` serialized."""
-    with np.load(BytesIO(content), allow_pickle=False) as arrays:
-        for name, statistic in statistics.items():
-            statistic.parts = {part: arrays[f"{name}/{part}"] for part in statistic.parts}
-
-
 def _from_sums(count: Array, rank: Array, square: float) -> float:
     """The correlation of ranks from, for each bin of values, their count and sum of ranks, and all squares of ranks."""
     total = count.sum()
@@ -230,14 +205,10 @@ def _from_sums(count: Array, rank: Array, square: float) -> float:
 class AnalysisContext:
     """The model and the corpus of an analysis, and what the first input shows of the model."""
 
-    def __init__(
-        self,
-        kind: type["Analysis"],
-        model: nn.Module,
-        encoder: Encoder,
-        first: TokenSequence,
-        ranks: Any = None,
-    ) -> None:
+    def __init__(self, kind: type["Analysis"], model: nn.Module, encoder: Encoder, corpus: Corpus) -> None:
+        first = next(chain.from_iterable(encoder.sequences([text]) for text in corpus.texts()), None)
+        if first is None:
+            raise InvalidInputError(f"{corpus.path} has no token that the tokenizer knows")
         self.model = encoder_part(model)
         self.meter = NormMeter(self.model)
         self.inputs = next(encoder.batches([first], 1)).inputs(input_device(self.model))
@@ -248,8 +219,19 @@ class AnalysisContext:
         self.causal = stack == "decoder"
         self.scopes = [scope for scope in of_layers[0] if all(scope in layer for layer in of_layers)]
         self.categories = encoder.categories
-        self.ranks = ranks  # the frequency rank of each token id as a share of all tokens of the corpus, (V,)
+        self.ranks: Any = _frequency_ranks(encoder, corpus) if kind.needs_ranks else None
         self.prepared = kind.prepare(self)
+
+
+def _frequency_ranks(encoder: Encoder, corpus: Corpus) -> Tensor:
+    """The mean frequency rank of each token, small for frequent ones, as a share of all that are not masked, (V,)."""
+    counts = np.zeros(len(encoder.categories.of_token), np.int64)
+    for texts in corpus.blocks():
+        for sequence in encoder.sequences(texts):
+            visible = [token for place, token in enumerate(sequence.ids) if place not in sequence.masked]
+            counts += np.bincount(visible, minlength=len(counts))
+    _, groups = np.unique(-counts, return_inverse=True)
+    return torch.from_numpy(midranks(np.bincount(groups, weights=counts)))[groups]
 
 
 class Analysis(ABC):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from captum_norm import contextualization_change
 from captum_norm.functional import spearman
+from captum_norm.lab.analysis import corpus as reading
 from captum_norm.lab.analysis.corpus import Corpus, Encoder, TokenSequence
 from captum_norm.lab.analysis.engine import analyze
 from captum_norm.lab.analysis.norms import LENGTHS, WEIGHTS
@@ -78,7 +79,9 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 def run(name: str, model: Any, tmp_path: Path, **options: Any) -> AnalysisResult:
     corpus = Corpus(write_texts(tmp_path / "text"))
-    return analyze(name, model, tokenizer(), corpus, **{"batch_tokens": 60, "block_texts": 4, **options})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "BLOCK_TEXTS", 4)
+        return analyze(name, model, tokenizer(), corpus, **{"batch_tokens": 60, **options})
 
 
 def rows(result: AnalysisResult, table: str) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.lab.analysis import corpus as reading
 from captum_norm.lab.analysis.corpus import Corpus, Encoder, longest
 from tests import families
 from tests.lab.analysis.small import TEXTS, tokenizer
@@ -19,24 +20,21 @@ NUMBERED = list(enumerate(TEXTS, 1))
 CONTENT = "one\n\n  \ntwo\nthree\r\n\nfour"
 
 
-def test_texts_are_lines(tmp_path: Path) -> None:
+def test_texts_are_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "text.gz"
     path.write_bytes(gzip.compress(CONTENT.encode()))
     assert list(Corpus(path).texts()) == [(1, "one"), (4, "two"), (5, "three"), (7, "four")]
     assert list(Corpus(path, 2).texts()) == [(1, "one"), (4, "two")]
-    assert [str(block) for block in Corpus(path).blocks(3)] == [
-        "lines 1 to 5 of the input",
-        "lines 6 to 7 of the input",
-    ]
-    assert Corpus(path).digest() == hashlib.sha256(b"one\ntwo\nthree\nfour\n").hexdigest()
+    monkeypatch.setattr(reading, "BLOCK_TEXTS", 3)
+    assert list(Corpus(path).blocks()) == [[(1, "one"), (4, "two"), (5, "three")], [(7, "four")]]
+    assert Corpus(path).digest() == (hashlib.sha256(b"one\ntwo\nthree\nfour\n").hexdigest(), 4)
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"good\nb\xffd\n")
-    for read in (Corpus.digest, lambda corpus: list(corpus.blocks(3))):
-        with pytest.raises(InvalidInputError, match="line 2: got byte 0xff at byte 2 of the line, expected UTF-8"):
-            read(Corpus(path))
+    with pytest.raises(InvalidInputError, match="line 2: got byte 0xff at byte 2 of the line, expected UTF-8"):
+        Corpus(path).digest()
     path.write_bytes(b"\n \n")
     with pytest.raises(InvalidInputError, match="has no text"):
         Corpus(path).digest()
