@@ -1,10 +1,10 @@
 """Attributes the updates of a logit to the input tokens: ALTI-Logit, and direct logit attribution."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, cast, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.attr.alti import alti_map
 from captum_norm.attr.frozen.head import HeadNetwork, HeadReading, read_head
@@ -192,9 +192,8 @@ class ALTILogit(OutputAttribution):
         return self.session.explain(lambda: self._run(call, values, maps=maps))
 
     def _run(self, call: ModelCall, values: OutputValues, *, maps: bool) -> Tracing:
-        blocks = self.session.blocks(call, feed_forward=True)
-        modules = self._hooked(blocks)
-        path, scales, reading = self._read(call, values, blocks, modules)
+        modules = self._hooked(self.session.blocks(call, feed_forward=True))
+        path, scales, reading = self._read(call, values, modules)
         if not len(reading.examples):
             raise InvalidInputError(
                 f"the value explained depends on no position of {type(self.model).__name__}, as a difference of equal "
@@ -222,7 +221,7 @@ class ALTILogit(OutputAttribution):
         return tracing
 
     def _read(
-        self, call: ModelCall, values: OutputValues, blocks: Mapping[nn.Module, Block], modules: HookedModules
+        self, call: ModelCall, values: OutputValues, modules: HookedModules
     ) -> tuple[dict[Place, Block], dict[Place, PathScales], HeadReading]:
         """Run the model once for its head, and for the blocks and norms on the residual path."""
         path, scales = dict[Place, Block](), dict[Place, PathScales]()
@@ -232,7 +231,7 @@ class ALTILogit(OutputAttribution):
             if layer.place.role != "encoder":
                 path[layer.place] = layer.block
 
-        network = HeadNetwork(modules, call, queries_first=any(block.queries_first for block in blocks.values()))
+        network = HeadNetwork(modules, call)
         with network.watching(self.model) as outputs:
             self.session.record(call, Request(feed_forward=True), note, passes=0)
         for place, both in scales.items():

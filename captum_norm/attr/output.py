@@ -18,11 +18,10 @@ from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, 
 from captum_norm.forward.gradients import gradients_on, gradients_through
 from captum_norm.forward.request import Request, expect_room_for_gradients
 from captum_norm.forward.session import MeterOptions, may_be_large
-from captum_norm.models.blocks import Block, check_batch_first
+from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall, Positions
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs
-from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Readout
 from captum_norm.models.precision import least_precise
@@ -225,16 +224,6 @@ class RelevanceAttribution(OutputAttribution):
         """Find the modules to hook, once, in a model that the rules understand."""
         blocks = self.session.blocks(call)
         if self._modules is None or self._modules.blocks is not blocks:
-            # Without biases, AttnLRP and GIM would leave queries, keys and softmax out, and no sum would show it.
-            softmax = self.rules.temperature is not None and any(isinstance(m, nn.MultiheadAttention) for m in blocks)
-            if softmax or call.facts.library is not HUGGING_FACE:
-                raise UnsupportedModelError(
-                    f"got {self.session.name}, whose attention adds the biases of queries, keys and values inside "
-                    "torch.nn.functional.multi_head_attention_forward, to positions before examples, where "
-                    f"{type(self).__name__} has no rule for them; compute these by nn.Linear modules, or "
-                    "take another method, such as alti-logit"
-                )
-            check_batch_first(self.model, blocks.values(), type(self).__name__)
             gated = next((block for block in blocks.values() if block.gated), None)
             if gated is not None:
                 raise UnsupportedModelError(
@@ -263,11 +252,12 @@ class RelevanceAttribution(OutputAttribution):
         numbers, rounded = numbers.detach().to(bias), rounded.to(bias)
         if network.scored_apart:
             # What a softmax keeps in the model's own code is not seen, so all other steps are checked once.
-            if not modules.complete:
+            # Nor is it where as many examples as positions may have been taken for these.
+            if not modules.complete or call.batch in network.lengths:
                 self._relevance(call, values, together=together, rules=replace(rules, temperature=None))
                 modules.complete = True
             bias = numbers - scores.sum(2)
-        halves = list(scores.split([stream.shape[1] for stream in network.streams], 2))
+        halves = list(scores.split(network.lengths, 2))
         return self._checked(call, halves, bias, numbers, rounded, network.largest_deviation())
 
     def _checked(
@@ -282,7 +272,7 @@ class RelevanceAttribution(OutputAttribution):
         """Check parts and put them in the user's order of positions."""
         expect_number(self.model, numbers)
         deviation = self._expect_agreement(largest).to(numbers)
-        places = sequences(call)
+        places, every = sequences(call), torch.cat(halves, 2)
         halves = [
             half if place.real is None else half.where(place.real.to(half.device)[:, None], 0)
             for half, place in zip(halves, places, strict=True)
@@ -291,7 +281,10 @@ class RelevanceAttribution(OutputAttribution):
         size = torch.maximum(scores.abs().sum(2) + bias.abs(), rounded).clamp(min=torch.finfo(bias.dtype).tiny)
         delta = torch.maximum((scores.sum(2) + bias - numbers).abs() / size, deviation)
         finite_results(self.model, (scores, bias, delta))
-        self._accept(delta, f"the parts of the output of {type(self.model).__name__} do not add up to it")
+        problem = f"the parts of the output of {type(self.model).__name__} do not add up to it"
+        if bool(((every - scores).sum(2).abs() > TOLERANCE[delta.dtype] * size).any()):
+            problem += " without those of padding, which it reads, too: pass examples without padding"
+        self._accept(delta, problem)
         shown = [place.shift_back(half, 2) for half, place in zip(halves, places, strict=True)]
         return Decomposition(shown[0] if len(shown) == 1 else SourceAndPrefix(*shown), bias, numbers, delta)
 

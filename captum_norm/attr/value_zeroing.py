@@ -19,7 +19,6 @@ from captum_norm.forward.session import check_seen
 from captum_norm.functional import cosine_distance, length
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall
-from captum_norm.models.blocks import check_batch_first
 from captum_norm.models.caches import copied, of_first_copy, selected
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import End, Hook, Received, evaluating, first_argument, first_tensor, hooked
@@ -69,7 +68,11 @@ class ValueZeroing(AttentionMapAttribution):
         """Compute the distances of the layers requested, running each once per key."""
         session, asked, call = self.session, call, replace(call, last=None)
         blocks = session.blocks(call)
-        check_batch_first(self.model, blocks.values(), type(self).__name__)
+        if any(block.queries_first for block in blocks.values()):
+            raise UnsupportedModelError(
+                f"the layers of {type(self.model).__name__} receive (positions, batch, width); ValueZeroing supports "
+                "only layers with the batch first"
+            )
         around = set(layer_of(self.model, blocks, [module for module in blocks if blocks[module].cross]).values())
         session.expect_room(call, replace(request, weights=True))
         calls: list[_LayerCall] = []

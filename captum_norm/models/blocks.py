@@ -4,7 +4,7 @@ The search reads them once from a layer's modules; what they return follows the 
 """
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from captum_norm.errors import UnsupportedModelError, UnsupportedScopeError
+from captum_norm.errors import UnsupportedScopeError
 from captum_norm.functional import Carry, Normalization, Use, scaled
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site
@@ -256,15 +256,6 @@ def check_scopes(model: nn.Module, scopes: Sequence[Scope], block: Block) -> Non
             )
         raise UnsupportedScopeError(
             f'got the scope "{scope}"; the layers of {name} are {block.layout.style}, which have the scopes {have}'
-        )
-
-
-def check_batch_first(model: nn.Module, blocks: Iterable[Block], method: str) -> None:
-    """Refuse layers whose first axis is not the batch, in the name of the method that does not support them."""
-    if any(block.queries_first for block in blocks):
-        raise UnsupportedModelError(
-            f"the layers of {type(model).__name__} receive (positions, batch, width); {method} supports only layers "
-            "with the batch first"
         )
 
 

@@ -413,10 +413,19 @@ class ModelCall:
 
     def map_batched(self, change: Callable[[Tensor], Tensor], examples: Sequence[int]) -> "ModelCall":
         """Make a call of some examples, one of which may come several times."""
+        sequences = () if self.library.sequences is None else (self.positions.length, self.decoder.length)
 
         def changed(value: Any) -> Any:
-            batched = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == self.batch
-            return change(value) if batched else value
+            if not isinstance(value, Tensor) or value.dim() == 0:
+                return value
+            if value.shape[0] == self.batch:
+                return change(value)
+            if value.dim() > 1 and value.shape[0] in sequences and value.shape[1] == self.batch:
+                return change(value.transpose(0, 1)).transpose(0, 1).contiguous()
+            # A mask for each head.
+            if value.dim() == 3 and {*value.shape[1:]} <= {*sequences} and value.shape[0] % self.batch == 0:
+                return change(value.unflatten(0, (self.batch, -1))).flatten(0, 1)
+            return value
 
         counts = self.pictures.counts if self.towers else {}
         if counts is None:

@@ -1,6 +1,7 @@
 """What holds for models of real fairseq; run by ``python -m tests.fairseq_models``."""
 
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ from torch import Tensor
 
 from alignment.fairseq import load_fairseq_checkpoint
 from captum_norm import (
+    CPLRP,
+    GIM,
+    AttnLRP,
+    DecompX,
     InvalidInputError,
     NormAttribution,
     NormMeter,
@@ -129,6 +134,15 @@ def test_the_same_checkpoint_read_without_fairseq_gives_the_same_maps(
         encoder_of_same, cross_of_same = (same_found[stack].norms[scope][row] for stack in ("encoder", "cross"))
         assert_near(encoder[:, -length:, -length:], encoder_of_same[:, :length, :length].double(), 1e-5)
         assert_near(cross[..., -length:], cross_of_same[..., :length].double(), 1e-5)
+    # And relevance, whose rules see other layers with other axes.
+    for kind in (CPLRP, AttnLRP, GIM, DecompX, partial(DecompX, bias="absdot")):
+        parts, same_parts = (
+            kind(subject.double()).decompose(given, 7) for subject, given in ((model, batch), (loaded, same))
+        )
+        assert_near(parts.number, same_parts.number, 1e-5)
+        assert_near(parts.scores.prefix, same_parts.scores.prefix, 1e-5)
+        for row, length in enumerate(lengths.tolist()):
+            assert_near(parts.scores.source[row, -length:], same_parts.scores.source[row, :length], 1e-5)
 
 
 def test_an_encoder_alone_and_a_language_model() -> None:

@@ -1,6 +1,6 @@
 """Decomposes hidden states, or any output value, into contributions of the tokens: DecompX."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, get_args
 
@@ -13,6 +13,7 @@ from captum_norm.attr.layer_maps import LayerMap, finite_results, stacked_maps
 from captum_norm.attr.output import Decomposition, RelevanceAttribution, sequences
 from captum_norm.bars import bar
 from captum_norm.checks import check_bool, check_choice
+from captum_norm.errors import InvalidInputError
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.functional import length, relative_error
 from captum_norm.models.call import ModelCall, Positions
@@ -44,7 +45,7 @@ class DecompX(RelevanceAttribution):
     layer's output, ``decoder`` the prefix's.
 
     Args:
-        model: a Hugging Face model; left unchanged.
+        model: a Hugging Face or fairseq model, or one built with torch.nn's attention; left unchanged.
         bias: treatment of biases. ``"apart"``: a part of their own. The paper's other treatments share each bias among
             the tokens' vectors where it is added (attention's before the residual connection): in proportion to their
             products with it (``"absdot"``), their cosines (``"abssim"``) or their norms (``"norm"``), equally
@@ -139,9 +140,9 @@ class DecompX(RelevanceAttribution):
         examples = []
         chosen = self._sharing, self.session.options.budget
         with self._bar(call) as shown:
-            for index in range(call.batch):
+            for index, example in enumerate(_examples(call)):
                 scores = []
-                for output, network in propagated(modules, call.example(index), *chosen, shown.update):
+                for output, network in propagated(modules, example, *chosen, shown.update):
                     numbers, rounded = values.of_example(index).read(network.call, output)
                     numbers = numbers.to(accumulation_dtype(numbers.dtype))
                     scores.append(numbers[1:-1])
@@ -170,9 +171,9 @@ class DecompX(RelevanceAttribution):
 
         chosen = self._sharing, self.session.options.budget
         with self._bar(call) as shown:
-            for index in range(call.batch):
+            for example in _examples(call):
                 examples.append([])
-                for _, network in propagated(modules, call.example(index), *chosen, shown.update, watch):
+                for _, network in propagated(modules, example, *chosen, shown.update, watch):
                     self._expect_agreement(network.largest_deviation())
         return examples, network
 
@@ -183,3 +184,13 @@ class DecompX(RelevanceAttribution):
         finite_results(self.model, delta)
         self._accept(delta, f"the parts of the hidden states of {type(self.model).__name__} do not add up")
         return delta
+
+
+def _examples(call: ModelCall) -> Iterator[ModelCall]:
+    """Cut a call to each of its examples."""
+    if call.library.sequences is not None and 1 < call.batch in (call.positions.length, call.decoder.length):
+        raise InvalidInputError(
+            f"got {call.batch} examples of {call.batch} positions, so it is unknown which axis of "
+            f"{type(call.model).__name__}'s arguments is the examples'; pass them one at a time"
+        )
+    return map(call.example, range(call.batch))

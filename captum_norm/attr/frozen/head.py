@@ -34,9 +34,8 @@ class HeadReading:
 class HeadNetwork(FrozenNetwork):
     """What comes behind the last layer, frozen; the layers run without gradients, their outputs perhaps (Q, B, D)."""
 
-    def __init__(self, modules: HookedModules, call: ModelCall, *, queries_first: bool) -> None:
+    def __init__(self, modules: HookedModules, call: ModelCall) -> None:
         super().__init__(modules, call)
-        self._queries_first = queries_first
         self._behind = False
 
     def hooks(self) -> list[tuple[Literal["before", "after"], Iterable[nn.Module], Hook]]:
@@ -71,16 +70,14 @@ class HeadNetwork(FrozenNetwork):
         self._behind = True
         self.dtype = accumulation_dtype(stream.dtype)
         self.streams[:] = [stream.detach().clone().requires_grad_()]
+        self.lengths.clear()
+        self._see_axes(stream)
         self.deviations.clear()
         # The model may write in place, which a leaf does not allow.
         return _with_tensor(output, stream, self.streams[0].clone())
 
     def _shares_of(self, shares: Tensor, times: int) -> Tensor:  # noqa: ARG002 - no experts are behind the layers
-        return self._batch_first(shares).reshape(self._batch, -1)
-
-    def _batch_first(self, tensor: Tensor) -> Tensor:
-        swapped = self._queries_first and tensor.dim() > 1 and tensor.shape[:2] == self.streams[0].shape[:2]
-        return tensor.transpose(0, 1) if swapped else tensor
+        return self._batch_first(shares, 2).reshape(self._batch, -1)
 
     def gradient(self, number: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return a number's gradient at the last layer's output, (B, Q, D), and the biases' shares at each position."""

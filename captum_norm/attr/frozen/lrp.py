@@ -16,7 +16,7 @@ class CPLRP(RelevanceAttribution):
     gives their value at 0 to the biases; and in gated networks, as DecompX gives the gate its share.
 
     Args:
-        model: a Hugging Face model; left unchanged.
+        model: a Hugging Face or fairseq model, or one built with torch.nn's attention; left unchanged.
         readout: the values to explain instead of logits: see :data:`captum_norm.models.outputs.Readout`.
         memory_budget, tokenizer: see :class:`captum_norm.MeterOptions`.
 
@@ -48,7 +48,7 @@ class AttnLRP(RelevanceAttribution):
     The relevance of a token is that of the vector by which it enters the first layer, positions included.
 
     Args:
-        model: a Hugging Face model; left unchanged.
+        model: a Hugging Face or fairseq model, or one built with torch.nn's attention; left unchanged.
         readout: the values to explain instead of logits: see :data:`captum_norm.models.outputs.Readout`.
         memory_budget, tokenizer: see :class:`captum_norm.MeterOptions`.
 
@@ -75,7 +75,7 @@ class GIM(RelevanceAttribution):
     ``bias``; the convergence delta is the error of the sum with it, as for :class:`captum_norm.AttnLRP`.
 
     Args:
-        model: a Hugging Face model; left unchanged.
+        model: a Hugging Face or fairseq model, or one built with torch.nn's attention; left unchanged.
         readout: the values to explain instead of logits: see :data:`captum_norm.models.outputs.Readout`.
         memory_budget, tokenizer: see :class:`captum_norm.MeterOptions`.
 

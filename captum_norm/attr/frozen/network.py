@@ -28,6 +28,7 @@ from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import Hook, first_argument, first_tensor, hooked, with_argument
 from captum_norm.models.layers import layer_of, not_run
+from captum_norm.models.libraries.own_code import multi_head_attention
 from captum_norm.models.model import encoder_of
 from captum_norm.models.networks import (
     ExpertsReader,
@@ -61,8 +62,12 @@ class HookedModules:
         self.blocks = blocks
         # The first of the layers to run begins the frozen part, in an encoder–decoder model one in either half.
         encoder, crossing = encoder_of(model), [module for module, block in blocks.items() if block.cross]
-        self.layers = set(layer_of(model, blocks, crossing).values())
-        self.encoder = frozenset(() if encoder is None else encoder.modules())
+        layers = layer_of(model, blocks, crossing)
+        self.layers, encoding = set(layers.values()), set(() if encoder is None else encoder.modules())
+        self.encoder = {layer for attention, layer in layers.items() if attention in encoding}
+        self.has_encoder = encoder is not None
+        # Whether layers have the axes (S, B, D), unless they were seen with one example of one position.
+        self.queries_first = any(block.queries_first for block in blocks.values())
         # The modules that score the experts of a mixture, and those with their stacked maps.
         self.routers = {router for module in self.names for router in routers_beside(module)}
         self.experts = [module for module in self.names if module not in self.routers and stacked_maps(module)]
@@ -116,8 +121,11 @@ class FrozenNetwork(TorchFunctionMode):
         self.stacks, self._batch = call.stacks(), call.batch
         # In which lines are computed.
         self.dtype = torch.float32
-        # What enters the first layers, leaves, (B, S, D).
+        # What enters the first layers, leaves, and their numbers of positions.
         self.streams: list[Tensor] = []
+        self.lengths: list[int] = []
+        # Whether they have the axes (S, B, D).
+        self._queries_first = modules.queries_first
         # Each step's name, and the relative deviation of its line from what the model computed.
         self.deviations: list[tuple[str, Tensor]] = []
         # Whether the model's own code computes scores of attention that are not constant.
@@ -130,6 +138,8 @@ class FrozenNetwork(TorchFunctionMode):
         self._differentiable = False
         # Our own code runs, in which nothing is replaced.
         self._replacing = False
+        # Torch's own attention function runs.
+        self._projecting = False
         # A router, experts, or an affine map of several modules, which are replaced as a whole.
         self._inside: nn.Module | None = None
         # The name of the module that ran last, which tells where a function is called.
@@ -148,10 +158,10 @@ class FrozenNetwork(TorchFunctionMode):
             output = call.run()
         if not self._entered:
             raise not_run(call.model, self.modules.layers)
-        if self.modules.encoder and True not in self._entered:
+        if self.modules.has_encoder and True not in self._entered:
             raise UnsupportedModelError(
                 f"the encoder of {type(call.model).__name__} did not run, so the source's parts are unknown; pass the "
-                "source itself, no encoder_outputs"
+                "whole encoder–decoder model and the source itself, no encoder_outputs"
             )
         return output
 
@@ -206,10 +216,19 @@ class FrozenNetwork(TorchFunctionMode):
 
     def relevances(self, values: Tensor, *, again: bool) -> tuple[Tensor, Tensor]:
         """Compute the relevance of positions, (B, S), and biases, (B,), for values, (B,), of which more may follow."""
+        if self._queries_first and self._batch in self.lengths:
+            # Behind layers it is unknown which of two equal axes is which, so each example has a pass of its own.
+            last = len(values) - 1
+            each = [self._relevances(value, again=again or i < last) for i, value in enumerate(values)]
+            return torch.stack([rows[i] for i, (rows, _) in enumerate(each)]), torch.stack([b.sum() for _, b in each])
+        return self._relevances(values.sum(), again=again)
+
+    def _relevances(self, value: Tensor, *, again: bool) -> tuple[Tensor, Tensor]:
         self._shares.clear()
-        gradients = torch.autograd.grad(values.sum(), self.streams, retain_graph=again, materialize_grads=True)
+        gradients = torch.autograd.grad(value, self.streams, retain_graph=again, materialize_grads=True)
         dtype, pairs = self.dtype, zip(gradients, self.streams, strict=True)
-        relevance = torch.cat([(g.to(dtype) * x.detach().to(dtype)).sum(-1).to(values.device) for g, x in pairs], 1)
+        parts = ((g.to(dtype) * x.detach().to(dtype)).sum(-1).to(value.device) for g, x in pairs)
+        relevance = torch.cat([part.T if self._queries_first else part for part in parts], 1)
         shares = [share.to(relevance) for share in self._shares]
         return relevance, torch.stack(shares).sum(0) if shares else relevance.new_zeros(self._batch)
 
@@ -225,6 +244,7 @@ class FrozenNetwork(TorchFunctionMode):
 
     def enter(self, stream: Tensor) -> Tensor:
         """Replace the first layer's input; that of the decoder comes after that of the encoder."""
+        self._see_axes(stream)
         torch.set_grad_enabled(self._differentiable)
         self.streams.append(stream.detach().clone().requires_grad_())
         # The model may write in place, which a leaf does not allow.
@@ -275,6 +295,14 @@ class FrozenNetwork(TorchFunctionMode):
         """Replace the output of a linear map that has a bias."""
         self._keep(output, bias)
         return output
+
+    def projection(self, bias: Tensor | None, output: Tensor) -> Tensor:
+        """Replace queries, keys or values, (S, B, D), that torch's attention function makes of its inputs."""
+        ordered = output if self._queries_first else output.transpose(0, 1)
+        if bias is None or not self.depends(ordered):
+            return output
+        ordered = self.affine(bias.detach().to(self.dtype), ordered)
+        return ordered if self._queries_first else ordered.transpose(0, 1).contiguous()
 
     def activation(self, function: Elementwise, inputs: Tensor, output: Tensor) -> Tensor:
         """Replace g(z)."""
@@ -344,7 +372,18 @@ class FrozenNetwork(TorchFunctionMode):
 
     def _shares_of(self, shares: Tensor, times: int) -> Tensor:
         """Sum the shares of rows by example, (B,); mixtures have all examples' rows several times."""
-        return shares.reshape(times, self._batch, -1).sum((0, 2))
+        return self._batch_first(shares, 2).reshape(times, self._batch, -1).sum((0, 2))
+
+    def _see_axes(self, stream: Tensor) -> None:
+        """Note how many positions enter layers, and whether their axis comes first."""
+        if len(stream) != self._batch:
+            self._queries_first = stream.dim() > 2 and stream.shape[1] == self._batch
+        self.lengths.append(stream.shape[0 if self._queries_first else 1])
+
+    def _batch_first(self, tensor: Tensor, axes: int = 3) -> Tensor:
+        """Exchange the first two of a tensor's axes if they are those of positions and examples, in this order."""
+        first = self._queries_first and tensor.dim() == axes and tensor.shape[0] in self.lengths
+        return tensor.transpose(0, 1) if first and tensor.shape[1] == self._batch else tensor
 
     # Where steps are seen.
 
@@ -355,24 +394,45 @@ class FrozenNetwork(TorchFunctionMode):
         options, attended = kwargs or {}, self._attended
         if not self.is_active or self._replacing:
             return func(*args, **options)
+        if func is F.multi_head_attention_forward:
+            return self._torchs_attention(*args, **options)
+        # The rows of its output projection, a module, have two axes.
+        projects = self._projecting and func is F.linear and args[0].dim() == 3
         # Called here, errors of the model's own calls are recognised as such.
         if func is F.linear and len(args) > 1 and options.keys() <= {"bias"} and _is_to_vocabulary(*args[:2]):
             func = _linear
         output = func(*args, **options)
         if not isinstance(output, Tensor):
             return output
-        if func in PRODUCTS:
-            output = self._product(args, output)
-        elif func in SUMS:
-            output = self._sum(args, output)
-        elif func in ACTIVATIONS and isinstance(args[0], Tensor) and self.depends(args[0]):
-            inputs, rest = args[0], args[1:]
-            output = self._activation(lambda values: func(values, *rest, **options), inputs, output)
+        if projects:
+            return self.projection(args[2], output)
+        output = self._replaced(func, args, options, output)
         if self.rules.temperature is None or self._attended != attended:
             return output
         if output.dtype is not self.dtype and output.requires_grad:
             self.modules.precisions.add(output.dtype.to_real())  # such as rotations of queries in float32
         return with_rules(func, args, options, output, self.rules.temperature)
+
+    def _torchs_attention(self, *args: Any, **options: Any) -> Any:
+        """Run torch's attention with its inner steps in sight."""
+        self._projecting = True
+        try:
+            with self:
+                return multi_head_attention(*args, **options)
+        finally:
+            self._projecting = False
+
+    def _replaced(
+        self, func: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], output: Tensor
+    ) -> Tensor:
+        if func in PRODUCTS:
+            return self._product(args, output)
+        if func in SUMS:
+            return self._sum(args, output)
+        if func in ACTIVATIONS and isinstance(args[0], Tensor) and self.depends(args[0]):
+            inputs, rest = args[0], args[1:]
+            return self._activation(lambda values: func(values, *rest, **options), inputs, output)
+        return output
 
     def _product(self, args: tuple[Any, ...], output: Tensor) -> Tensor:
         if self._last_activation is None or len(args) != 2:

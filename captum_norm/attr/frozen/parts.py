@@ -46,8 +46,6 @@ class PartsNetwork(FrozenNetwork):
     ) -> None:
         self.copies = len(tokens) + 2
         super().__init__(modules, example.repeated(self.copies))
-        # The tokens' number in each sequence that has been entered.
-        self.lengths: list[int] = []
         self._tokens = tokens
         self._sharing = sharing
         self._watch = watch
@@ -65,23 +63,40 @@ class PartsNetwork(FrozenNetwork):
         return hooks
 
     def enter(self, stream: Tensor) -> Tensor:
+        before = sum(self.lengths)
+        self._see_axes(stream)
+        stream = stream.transpose(0, 1) if self._queries_first else stream
+        self._expect_copies(stream)
         parts = torch.zeros_like(stream)
         parts[0] = stream[0]
-        before = sum(self.lengths)
         tokens = before + torch.arange(stream.shape[1], device=stream.device)
         tokens = tokens[(tokens >= self._tokens.start) & (tokens < self._tokens.stop)]
         parts[1 + tokens - self._tokens.start, tokens - before] = stream[0, tokens - before]
-        self.lengths.append(stream.shape[1])
-        return parts
+        return parts.transpose(0, 1) if self._queries_first else parts
+
+    def _expect_copies(self, tensor: Tensor) -> None:
+        if len(tensor) != self.copies:
+            raise UnsupportedModelError(
+                f"the layers of {type(self.call.model).__name__} receive {len(tensor)} examples for {self.copies} "
+                "copies of one, so it is unknown which axis of the inputs is theirs; pass an example of several "
+                "positions, or take another method, such as alti-logit"
+            )
 
     def example(self, tensor: Tensor) -> Tensor:
+        tensor = self._batch_first(tensor)
         return tensor[: len(tensor) // self.copies]
 
     def constant(self, tensor: Tensor) -> Tensor:
-        return self.example(tensor).repeat(self.copies, *[1] * (tensor.dim() - 1)) if self.depends(tensor) else tensor
+        if not self.depends(tensor):
+            return tensor
+        return self._ordered(self.example(tensor).repeat(self.copies, *[1] * (tensor.dim() - 1)), tensor)
 
     def depends(self, tensor: Tensor) -> bool:
-        return tensor.dim() > 1 and len(tensor) % self.copies == 0
+        return tensor.dim() > 1 and len(self._batch_first(tensor)) % self.copies == 0
+
+    def projection(self, bias: Tensor | None, output: Tensor) -> Tensor:
+        self._begin_attention()
+        return super().projection(bias, output)
 
     def attention(self, call: AttentionCall) -> Tensor:
         if self._sharing is not None and not self._in_attention:
@@ -89,6 +104,7 @@ class PartsNetwork(FrozenNetwork):
                 f"{type(call.module).__name__} receives values projected outside of it, so attention's bias cannot be "
                 'separated from earlier ones; expected its linear maps inside, or bias="apart"'
             )
+        self._expect_copies(call.value)
         _, output, weights = self.stacks.attend(call.part(Part(slice(1), slice(None))))
         heads = call.value[1:].repeat_interleave(weights.shape[1] // call.value.shape[1], dim=1)
         return torch.cat([output, (weights @ heads.to(weights.dtype)).transpose(1, 2).to(output.dtype)])
@@ -153,7 +169,7 @@ class PartsNetwork(FrozenNetwork):
     def _leave(self, *seen: Any) -> None:
         stream = first_tensor(seen[-1])
         if stream is not None:
-            self._watch(self._layer, stream)
+            self._watch(self._layer, stream.transpose(0, 1) if self._queries_first else stream)
             self._layer += 1
 
     def _expect_attention(self, *_: Any) -> None:
@@ -175,7 +191,13 @@ class PartsNetwork(FrozenNetwork):
 
     def _copies(self, tensor: Tensor) -> Tensor:
         """Reshape to (K + 2, R, D), whatever the model's axes of positions."""
-        return tensor.reshape(self.copies, -1, tensor.shape[-1])
+        return self._batch_first(tensor).reshape(self.copies, -1, tensor.shape[-1])
+
+    def _ordered(self, parts: Tensor, tensor: Tensor) -> Tensor:
+        """Reshape parts, (K + 2, ...), to a tensor's shape and order of axes."""
+        ordered = self._batch_first(tensor)
+        parts = parts.reshape(ordered.shape)
+        return parts if ordered is tensor else parts.transpose(0, 1).contiguous()
 
     def _result(self, linear: Tensor, constant: Tensor | None, output: Tensor) -> Tensor:
         """Add a constant to the biases' copy, or share it among the tokens'."""
@@ -186,7 +208,7 @@ class PartsNetwork(FrozenNetwork):
             else:
                 tokens = add_bias(tokens, constant, self._sharing)
         whole = self._copies(output)[:1].to(linear.dtype)
-        return torch.cat([whole, tokens, biases]).to(output.dtype).reshape(output.shape)
+        return self._ordered(torch.cat([whole, tokens, biases]).to(output.dtype), output)
 
 
 def propagated(
@@ -202,7 +224,7 @@ def propagated(
     Biases that are shared take the parts of all tokens together.
     """
     alone, copy = _measured(modules, example)
-    count, device = sum(stream.shape[1] for stream in alone.streams), alone.streams[0].device
+    count, device = sum(alone.lengths), alone.streams[0].device
     step = count
     if sharing is None:
         step = max(1, budget[device] // copy - 2)

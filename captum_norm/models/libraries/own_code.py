@@ -31,10 +31,10 @@ OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states", "cross_attention_
 
 # torch's attention with its inner steps in sight: the same code, which does not hand itself on to a mode as a whole.
 _whole: Any = functional.multi_head_attention_forward
-_multi_head_attention = FunctionType(
+multi_head_attention = FunctionType(
     _whole.__code__, {**vars(functional), "has_torch_function": lambda _: False}, argdefs=_whole.__defaults__
 )
-_multi_head_attention.__kwdefaults__ = _whole.__kwdefaults__
+multi_head_attention.__kwdefaults__ = _whole.__kwdefaults__
 
 
 @contextmanager
@@ -142,7 +142,7 @@ class AttentionProducts(TorchFunctionMode):
         """Return a function's result if it computes attention, or the output projection of torch's; else None."""
         if func is _whole:
             with self:
-                return _multi_head_attention(*args, **kwargs)  # type: ignore[no-any-return]
+                return multi_head_attention(*args, **kwargs)  # type: ignore[no-any-return]
         module: Any = self._running[-1]
         projects = func is functional.linear and len(args) > 1 and _has_heads(module) and OBSERVING.get()
         if projects and args[1] is module.out_proj.weight:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 def share(parts: Tensor, bias: Tensor | None, sharing: str) -> Tensor:
     """Parts with a bias added, (D,) or one for each position, (R, D)."""
-    if bias is None:
+    if bias is None or not bias.any():
         return parts
     parts, biases = parts.clone(), bias.expand(len(parts), -1)
     if sharing == "apart":

@@ -123,7 +123,7 @@ class Active(torch.autograd.Function):
             z = z.detach().requires_grad_()
             value = ctx.function(z)
             (slope,) = torch.autograd.grad(value.sum(), z)
-        return (z * slope / value * relevance[0]).detach(), None, None
+        return (z * slope / value * relevance[0]).where(value != 0, 0).detach(), None, None
 
 
 class Gated(torch.autograd.Function):
@@ -184,6 +184,8 @@ class Rules:
 
     def norm(self, x: Tensor, module: Any) -> Tensor:
         bias = getattr(module, "bias", None)
+        if bias is None and isinstance(module, torch.nn.LayerNorm):
+            bias = torch.zeros_like(module.weight)
         eps = module.eps if getattr(module, "eps", None) is not None else torch.finfo(x.dtype).eps
         found: Tensor = apply(Normed, x, module.weight.detach(), None if bias is None else bias.detach(), eps)
         return found

@@ -106,6 +106,7 @@ def test_hidden_states_and_shared_biases_equal_vectors_by_hand(name: str, bias: 
 WHOLE = [name for name, family in encoder_decoders.ENCODER_DECODERS.items() if not family.special]
 
 
+# FSMT's file masks in float32 alone.
 @pytest.mark.parametrize("name", [name for name in WHOLE if name not in (*BY_HAND, "fsmt")])
 def test_every_family_is_complete_and_one_backward_pass_equals_propagated_vectors(name: str) -> None:
     model, inputs = built(name, 0)
@@ -125,9 +126,6 @@ def test_what_is_not_supported_is_refused() -> None:
         encoded = model.get_encoder()(inputs["input_ids"])
     with pytest.raises(UnsupportedModelError, match=r"the encoder of BartFor.* did not run"):
         DecompX(model).attribute(inputs | {"encoder_outputs": encoded}, 3)
-    fsmt, ids = encoder_decoders.build("fsmt"), encoder_decoders.inputs("fsmt")
-    with pytest.raises(UnsupportedModelError, match=r"receive \(positions, batch, width\); DecompX"):
-        DecompX(fsmt).attribute(ids, 3)
     first = model.model.encoder.layers[0]
     del first.activation_fn
     first.activation_fn = lambda z: z * z / 9

@@ -6,14 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from captum_norm import (
-    CPLRP,
-    GIM,
     AttentionWeights,
-    AttnLRP,
-    DecompX,
     InvalidInputError,
     Layout,
     NormAttribution,
@@ -118,41 +113,6 @@ def test_weights_are_returned_where_the_model_asks_for_them(batch_first: bool, a
         attention(stream, stream, stream, **options)
     AttentionWeights(attention).maps({"query": stream, "key": stream, "value": stream} | options)
     torch.testing.assert_close(returned[-1], returned[0])
-
-
-@pytest.mark.parametrize("kind", [AttnLRP, CPLRP, DecompX, GIM])
-def test_rule_sets_say_where_they_have_no_rule(kind: Any) -> None:
-    message = (
-        "got Classifier, whose attention adds the biases of queries, keys and values inside .*, or take another method"
-    )
-    with pytest.raises(UnsupportedModelError, match=message):
-        kind(randomized(Classifier(batch_first=True))).attribute(torch_models.ids(2, 6), target=1)
-
-
-class Mixed(nn.Module):
-    """Attention of torch without biases, in a model that has a module of transformers, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embeddings, self.layers = nn.Embedding(50, WIDTH), nn.Sequential(VisionBlock(), VisionBlock())
-        for layer in self.layers:
-            layer.self_attention = nn.MultiheadAttention(WIDTH, HEADS, bias=False, batch_first=True)
-        self.norm, self.head = LlamaRMSNorm(WIDTH), nn.Linear(WIDTH, 3)
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head(self.norm(self.layers(self.embeddings(input_ids)))[:, 0])  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("kind", [AttnLRP, GIM])
-def test_rules_for_queries_and_keys_are_never_left_out(kind: Any) -> None:
-    """Sums would not show it: what the softmax gets is no part of them."""
-    model = randomized(Mixed())
-    with pytest.raises(UnsupportedModelError, match=r"where .* has no rule for them"):
-        kind(model).attribute(torch_models.ids(2, 6), target=1)
-    assert CPLRP(model).attribute(torch_models.ids(2, 6), target=1).isfinite().all()
 
 
 class Gated(VisionBlock):
