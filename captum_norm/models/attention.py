@@ -21,17 +21,11 @@ class Part(NamedTuple):
 
 @dataclass(eq=False)
 class OwnAttention:
-    """What the model itself does in an attention call.
+    """What the model itself does in an attention call."""
 
-    Attributes:
-        run: the model's own function, to output, (B, Q, H, d), and weights, (B, H, Q, K), if it makes any.
-        mask: makes what is added to the scores of some queries, (B or 1, 1 or H, rows, K), or None.
-        weights: those that it made when it was run.
-    """
-
-    run: Callable[[], tuple[Tensor, Tensor | None]]
-    mask: Callable[[slice], Tensor | None]
-    weights: Tensor | None = None
+    run: Callable[[], tuple[Tensor, Tensor | None]]  # to output, (B, Q, H, d), and weights, (B, H, Q, K), if it has any
+    mask: Callable[[slice], Tensor | None]  # what is added to the scores of some queries, (B or 1, 1 or H, rows, K)
+    weights: Tensor | None = None  # those that it made when it was run
 
     def output(self) -> Tensor:
         """Run the model's own function; return its output."""
@@ -88,11 +82,7 @@ class AttentionCall:
         return self.part(Part(slice(None), slice(None)))
 
     def over_keys(self, count: int) -> "AttentionCall":
-        """Return the same call over ``count`` keys, the queries' own last.
-
-        A static cache has room for further keys behind these, which are dropped; a sliding window has forgotten the
-        first ones, which come back masked.
-        """
+        """Return the call over ``count`` keys, the queries' own last: fewer of a static cache, or more, masked ones."""
         held = self.key.shape[2]
         missing = count - held
         if missing == 0:
@@ -164,10 +154,7 @@ def scaled_dot_product(
     position_bias: Tensor | None = None,
     **_options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the output and the weights of scaled dot-product attention, which makes no weights itself.
-
-    As its kernels do, in float32 or better.
-    """
+    """Compute the output and the weights of scaled dot-product attention as its kernels do: in float32 or better."""
     dtype, group = torch.promote_types(query.dtype, torch.float32), query.shape[1] // key.shape[1]
     if group > 1:
         key, value = (heads.repeat_interleave(group, dim=1) for heads in (key, value))
@@ -186,32 +173,17 @@ def scaled_dot_product(
 
 
 def mask_rows(
-    mask: Any,
-    query: Tensor,
+    mask: Any,  # to be added, or True where queries attend, ([B, [H,]] Q, K); or a block mask of flex_attention
+    query: Tensor,  # (B, H, Q, d)
     keys: int,
     rows: slice,
     *,
-    causal: bool,
-    masked: float,
-    padding: Tensor | None = None,
-    window: int | None = None,
+    causal: bool,  # whether, without a mask, query i attends to the keys 0 to i
+    masked: float,  # what masked scores get
+    padding: Tensor | None = None,  # True at real keys, (B, K)
+    window: int | None = None,  # without a mask, how many keys to either side a query attends to, its own included
 ) -> Tensor | None:
-    """Return what an attention function that makes no weights adds to the scores of some queries.
-
-    Args:
-        mask: its mask over queries and keys: to be added, or bool, True where queries attend, with two to four axes;
-            or a block mask of ``flex_attention``; or None.
-        query: (B, H, Q, d).
-        keys: K.
-        rows: which queries.
-        causal: whether, without a mask, query i attends to the keys 0 to i.
-        masked: what masked scores get.
-        padding: True at real keys, (B, K), or None.
-        window: without a mask, how many keys to either side a query attends to, its own included; all if None.
-
-    Returns:
-        (B or 1, H or 1, rows or 1, K), or None.
-    """
+    """Return what is added to the scores of some queries, (B or 1, H or 1, rows or 1, K), where no weights are made."""
     batch, heads, queries, _ = query.shape
     if hasattr(mask, "mask_mod"):
         from torch.nn.attention.flex_attention import create_mask  # slow to import

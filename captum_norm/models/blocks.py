@@ -260,14 +260,10 @@ def check_scopes(model: nn.Module, scopes: Sequence[Scope], block: Block) -> Non
 
 
 def fold_gate(call: AttentionCall, context: Tensor, received: Tensor) -> tuple[AttentionCall, Tensor]:
-    """Fold what multiplies attention's output, (B, Q, H·d), before the output projection into weights and values.
-
-    A gate computed from the query (Qwen3-Next), or a norm's gain over its σ (BitNet), which is frozen as σ is
-    everywhere. With it, attention's output is still a sum over keys: Σ_j α_ij c_i ⊙ v_j. If c_i is a number for each
-    head times a vector that all queries share, the weights take the number and the values the vector. If not, every
-    channel becomes a head of its own. Return the call's shapes with the gate inside, of H or H·d heads, which cannot
-    run, and the factors of the weights, (B, H, 1 or d, Q).
-    """
+    """Fold a gate on attention's output, (B, Q, H·d), into values, and factors of the weights, (B, H, 1 or d, Q)."""
+    # A gate computed from the query (Qwen3-Next), or a norm's gain over its σ (BitNet), which is frozen as everywhere:
+    # the output is still a sum over keys, Σ_j α_ij c_i ⊙ v_j. If c_i is a number for each head times a vector that all
+    # queries share, the weights take the number and the values the vector; else every channel becomes a head.
     values, precision = call.values_by_head, torch.finfo(received.dtype).eps
     dtype = accumulation_dtype(received.dtype)
     context, received = (t.to(dtype).unflatten(-1, (values.shape[1], -1)) for t in (context, received))
@@ -286,4 +282,4 @@ def fold_gate(call: AttentionCall, context: Tensor, received: Tensor) -> tuple[A
         of_weights = factors.permute(0, 2, 3, 1)
         query = query.repeat_interleave(values.shape[-1], dim=1)
         values = values.transpose(2, 3).flatten(1, 2).unsqueeze(-1)
-    return replace(call, query=query, key=values, value=values, ungated=call), of_weights
+    return replace(call, query=query, key=values, value=values, ungated=call), of_weights  # which cannot run

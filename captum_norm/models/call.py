@@ -28,20 +28,12 @@ TokenTexts = Sequence[Sequence[str]] | None
 
 @dataclass(frozen=True)
 class Positions:
-    """Positions of one input sequence, the encoder's or the decoder's.
+    """Positions of one input sequence, the encoder's or the decoder's."""
 
-    Attributes:
-        length: number of positions; None if it is unknown or the input is no sequence (an image).
-        real: True at real positions, (B, S); None without padding.
-        shift: how far each example was shifted left to begin at position 0, (B,); None if none was.
-        before: number of positions before the inputs', which no shift moves.
-        texts: those of each example's tokens, if the inputs contain them, or the tokenizer is known.
-    """
-
-    length: int | None = None
-    real: Tensor | None = None
-    shift: Tensor | None = None
-    before: int = 0
+    length: int | None = None  # None if it is unknown or the input is no sequence (an image)
+    real: Tensor | None = None  # True at real positions, (B, S); None without padding
+    shift: Tensor | None = None  # how far each example was shifted left to begin at position 0, (B,); None if none was
+    before: int = 0  # number of positions before the inputs', which no shift moves
     texts: TokenTexts = None
 
     @property
@@ -111,21 +103,12 @@ class Positions:
 
 @dataclass(frozen=True)
 class Prefix:
-    """What comes before the inputs: cached positions, or an adapter's virtual tokens.
+    """What comes before the inputs: cached positions, or an adapter's virtual tokens."""
 
-    Attributes:
-        cache: the user's cache of past keys and values, of which each forward pass gets a copy.
-        past: number of keys before those of the inputs in self-attention, a decoder's in an encoder–decoder model:
-            those of the cache, or a tuned prefix.
-        past_real: True at the real ones of these keys, (B, past); None if all are.
-        virtual: number of virtual tokens, with queries and keys, before the inputs', the encoder's in an
-            encoder–decoder model.
-    """
-
-    cache: Cache | None = None
-    past: int = 0
-    past_real: Tensor | None = None
-    virtual: int = 0
+    cache: Cache | None = None  # the user's, of which each forward pass gets a copy
+    past: int = 0  # keys before the inputs' in self-attention, a decoder's if there is one: of a cache or tuned prefix
+    past_real: Tensor | None = None  # True at the real ones of these, (B, past); None if all are
+    virtual: int = 0  # virtual tokens, with queries and keys, before the inputs', an encoder's if there is one
 
     @property
     def cached(self) -> int:
@@ -168,26 +151,16 @@ class Prefix:
 
 @dataclass(frozen=True)
 class ModelCall:
-    """One call of a model.
-
-    Attributes:
-        facts: what is known about the model.
-        arguments: arguments of its forward function, by name.
-        batch: batch size.
-        positions: positions of the inputs, of the encoder's in an encoder–decoder model.
-        decoder: positions of the decoder's inputs in an encoder–decoder model.
-        prefix: what comes before the inputs.
-        last: how many of the last positions have rows in the maps of the stacks :data:`ROWED`; all if None.
-        seen: positions of queries and keys of the towers' stacks, which the latest forward pass of this call showed.
-    """
+    """One call of a model."""
 
     facts: Model
-    arguments: dict[str, Any]
+    arguments: dict[str, Any]  # of its forward function, by name
     batch: int
-    positions: Positions
-    decoder: Positions
+    positions: Positions  # of the inputs, the encoder's in an encoder–decoder model
+    decoder: Positions  # of the decoder's inputs in an encoder–decoder model
     prefix: Prefix = field(default_factory=Prefix)
-    last: int | None = None
+    last: int | None = None  # how many of the last positions have rows in the maps of the stacks ROWED; all if None
+    # Positions of queries and keys of the towers' stacks, which the latest forward pass of this call showed.
     seen: dict[Role, tuple[Positions, Positions]] = field(default_factory=dict)
 
     @property

@@ -22,6 +22,11 @@ Hook = Callable[..., Any]
 Received = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a module."""
 End = Literal["input", "output", "arguments", "result", "before", "after"]
+"""What a hook takes beside its module: the first tensor there or None, all arguments, or everything that is returned.
+
+What it returns, unless None, replaces the arguments or the result. Before and after the module, a function or partial
+one that is made for this call takes what torch gives it, in any thread.
+"""
 SWITCHES = ("training", "can_use_fastpath", "support_avx512bf16_for_cpu")
 """Attributes that are False while a model is explained.
 
@@ -152,14 +157,7 @@ _open: list[int] = []
 
 @contextmanager
 def hooked(hooks: Iterable[tuple[nn.Module, End, Hook]]) -> Iterator[None]:
-    """Hook modules for the calling thread while the context is open.
-
-    Args:
-        hooks: (module, end, function) each. The function takes the module and, at ``"input"`` or ``"output"``, the
-            first tensor there or None; at ``"arguments"``, (args, kwargs); at ``"result"``, everything that the module
-            returns. What it returns, unless None, replaces the arguments or the result. ``"before"`` and ``"after"``
-            the module, a function or partial one that is made for this call takes what torch gives it, in any thread.
-    """
+    """Hook modules for the calling thread while the context is open, each by a function at one of its ends."""
     with ExitStack() as stack:
         _open.append(get_ident())
         stack.callback(_open.remove, get_ident())
@@ -261,10 +259,8 @@ def _undo(modules: Iterable[nn.Module], since: int) -> None:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo what forward passes inside change of modules: frequencies for a length, attention chosen by it.
-
-    Modules that hold weights, also packed ones, keep what they note of them, as those of torch itself do.
-    """
+    """Undo what forward passes inside change of modules: frequencies for a length, attention chosen by it."""
+    # Modules that hold weights, also packed ones, keep what they note of them, as those of torch itself do.
     every = [
         module
         for module in modules_of(model)

@@ -44,10 +44,7 @@ Entered = tuple[nn.Module, Tensor, Tensor, Received]
 def layer_of(
     model: nn.Module, attention: Iterable[nn.Module], cross: Collection[nn.Module] = ()
 ) -> dict[nn.Module, nn.Module]:
-    """Map each attention module to its layer: the largest element of a module list without another attention module.
-
-    Modules in ``cross`` read another sequence; beside them, a layer may attend to its own.
-    """
+    """Map attention modules to layers: the largest elements of module lists with one, or a ``cross`` one beside it."""
     modules = set(attention)
     kinds = modules.intersection(cross), modules.difference(cross)
     names = {module: name for name, module in model.named_modules() if module in modules}
@@ -141,11 +138,9 @@ def see_at_length(call: ModelCall) -> None:
 
 
 def _mixing_by_others(call: ModelCall, layers: Collection[nn.Module]) -> nn.Module | None:
-    """Return the first layer around which, or attention before which, two positions depend on others.
-
-    Attention gives each query its own value. A second run begins with other vectors at the other positions; at each
-    step the two, the second position and the last, are those of the first run again.
-    """
+    """Return the first layer around which, or attention before which, two positions depend on others."""
+    # Attention gives each query its own value. A second run begins with other vectors at the other positions; at each
+    # step the two, the second position and the last, are those of the first run again.
     noted: list[tuple[nn.Module, Tensor]] = []
     again: Iterator[tuple[nn.Module, Tensor]] | None = None
     encoder, noise, mixing = frozenset(call.encoder.modules() if call.encoder else ()), {True: 1.0, False: 1.0}, []

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
@@ -11,11 +10,11 @@ import torch
 from torch import nn
 
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.models.attention import AttentionCall, AttentionFunction
+from captum_norm.models.attention import AttentionCall
 from captum_norm.models.hooks import modules_of
 from captum_norm.models.libraries.fairseq import FAIRSEQ
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
-from captum_norm.models.libraries.library import Library, forward_parameters
+from captum_norm.models.libraries.library import AttentionThrough, Library, forward_parameters
 from captum_norm.models.libraries.torch_nn import TORCH_NN
 from captum_norm.models.offloading import note_sharded, processes_of
 from captum_norm.models.stacks import TEXT_STACKS, Role, Sizes, stack_reader
@@ -38,72 +37,40 @@ class Reader(NamedTuple):
 
 @dataclass(eq=False)
 class Excerpt:
-    """What a forward pass over a few positions showed of a model in one state; it outlives :class:`Model`.
-
-    It holds no module but by weak references, since one of them may hold the model.
-
-    Attributes:
-        state: see :class:`Model`.
-        mixing: the layer that mixes positions other than by attention, if one was found.
-        sizes: sizes of the stacks of layers; None before the forward pass.
-        modules: the attention modules of each stack, in the order of their calls; None likewise.
-        causal: whether the only stack looks back alone.
-        headless: whether its output has names, none of which is that of logits.
-        longest: the most positions over which layers were seen to mix them by attention alone, but for ``mixing``.
-    """
+    """What a forward pass over a few positions showed of a model in one state; it outlives :class:`Model`."""
 
     state: tuple[object, ...]
-    mixing: str | None = None
-    sizes: Sizes | None = None
+    mixing: str | None = None  # the first layer that mixes positions other than by attention, if there is one
+    sizes: Sizes | None = None  # None before the forward pass
+    # The attention modules of each stack, in the order of their calls; weak, since one of them may hold the model.
     modules: Mapping[Role, Sequence[ref[nn.Module]]] | None = None
-    causal: bool | None = None
-    headless: bool = False
-    longest: int = 0
+    causal: bool | None = None  # whether the only stack looks back alone
+    headless: bool = False  # whether its output has names, none of which is that of logits
+    longest: int = 0  # the most positions over which no layer but ``mixing`` mixes them other than by attention
 
 
 @dataclass(eq=False)
 class Model:
-    """The facts of a model in one state.
-
-    Attributes:
-        module: the model.
-        state: its modules, attention implementations, dtypes and devices.
-        library: the library that it is built with.
-        parameters: of its forward function.
-        reader: what reads the inputs, an encoder–decoder model's encoder.
-        decoder: what reads the decoder's inputs of an encoder–decoder model; None for any other model.
-        towers: the models inside it that read images or sounds beside tokens, by name.
-        has_towers: whether there are any, which a model made of them alone has, too.
-        watched: the stacks to explain of a model with towers.
-        hands_on_cache: whether a model with towers hands ``use_cache`` on to the one that reads the tokens.
-        adapted: the adapter of PEFT that may put virtual tokens before the inputs, or None.
-        processes: the processes that have its shards; None if it is in this one alone.
-        role_of: says to which stack an attention call belongs.
-        inner: the model inside all wrappers.
-        forward: a forward function of its own instance, or None.
-        attention_through: a context in which a function of ours is told of every attention call.
-        intercepted: whether attention is intercepted in the model's own code, not observed where it is looked up.
-        excerpt: what a forward pass over an excerpt showed.
-    """
+    """The facts of a model in one state."""
 
     module: nn.Module
-    state: tuple[object, ...]
+    state: tuple[object, ...]  # its modules, attention implementations, dtypes and devices
     library: Library
-    parameters: Mapping[str, inspect.Parameter]
-    reader: Reader
-    decoder: Reader | None
-    towers: Mapping[str, nn.Module]
-    has_towers: bool
+    parameters: Mapping[str, inspect.Parameter]  # of its forward function
+    reader: Reader  # of the inputs: an encoder–decoder model's encoder
+    decoder: Reader | None  # of the decoder's inputs; None for any other model
+    towers: Mapping[str, nn.Module]  # the models inside it that read images or sounds beside tokens, by name
+    has_towers: bool  # which a model made of them alone has, too
     watched: Watched
-    hands_on_cache: bool
-    adapted: nn.Module | None
-    processes: Any
+    hands_on_cache: bool  # whether a model with towers hands ``use_cache`` on to the one that reads the tokens
+    adapted: nn.Module | None  # the adapter of PEFT that may put virtual tokens before the inputs
+    processes: Any  # that have its shards; None if it is in this one alone
     role_of: Callable[[AttentionCall], Role]
-    attention_through: Callable[[AttentionFunction], AbstractContextManager[None]]
-    intercepted: bool
+    attention_through: AttentionThrough
+    intercepted: bool  # whether attention is intercepted in the model's own code, not observed where it is looked up
     excerpt: Excerpt
-    inner: nn.Module
-    forward: object
+    inner: nn.Module  # inside all wrappers
+    forward: object  # a forward function of its own instance
 
     @property
     def encoder(self) -> nn.Module | None:

@@ -206,13 +206,10 @@ def read_experts(
     routing: Routing,
     received: Received,
     *,
-    together: Callable[[Tensor], Tensor] = torch.clone,
+    together: Callable[[Tensor], Tensor] = torch.clone,  # turns what the module returns into the output
     scorer: nn.Module | None = None,
 ) -> ExpertsReader | None:
-    """Return the experts that read inputs and wrote output, (N, D); None unless they do so whatever their maps hold.
-
-    ``together`` turns what the module returns into ``output``.
-    """
+    """Return the experts that read inputs and wrote output, (N, D); None unless they do so whatever their maps hold."""
     # Where maps are negligible beside their biases, every reading reproduces the output.
     copy = copy_with(module, _drawn_maps(module, inputs), inputs)
     args, kwargs = received

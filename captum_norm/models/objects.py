@@ -90,13 +90,9 @@ def _is_text(value: object) -> bool:
 
 
 class SentenceEncoder(nn.Module):
-    """A SentenceTransformer that takes the arguments of its Transformer, not a dictionary of features.
+    """A SentenceTransformer that takes its Transformer's arguments and returns similarities to texts as ``logits``."""
 
-    It returns ``sentence_embedding`` (B, E), ``last_hidden_state`` (B, S, D), and with C texts to compare with the
-    similarities as ``logits`` (B, C). The ``references`` are their embeddings, (C, E), of length 1 for cosines.
-    """
-
-    references: Tensor | None
+    references: Tensor | None  # the embeddings of the texts to compare with, (C, E), of length 1 for cosines
 
     def __init__(self, whole: Any, texts: Sequence[str] = ()) -> None:
         super().__init__()

@@ -86,11 +86,7 @@ def input_device(model: nn.Module) -> torch.device:
 
 @contextmanager
 def loaded(module: nn.Module) -> Iterator[None]:
-    """Give a module its own parameters, which accelerate may keep on disk and ``fully_shard`` in shards between calls.
-
-    Raises:
-        UnsupportedModelError: if they are on the meta device and no hook loads them.
-    """
+    """Give a module its own parameters, which accelerate may keep on disk, and ``fully_shard`` in shards."""
     own = {name: tensor for name, tensor in module._parameters.items() if tensor is not None}
     if not any(is_elsewhere(module, tensor) for tensor in own.values()):
         yield

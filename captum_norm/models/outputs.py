@@ -96,12 +96,7 @@ def has_labels(model: nn.Module) -> bool:
 
 
 def read_position(model: nn.Module, *, causal: bool) -> HeadPosition | None:
-    """Look up the position that a model's head reads, by the model's class.
-
-    ``"last"`` for causal models (next word, or their classifiers), ``"first"`` for bidirectional classifiers that do
-    not pool several positions, ``"mean"`` of the real tokens for models with an output at every position. None for
-    classes outside transformers, and for those whose heads differ.
-    """
+    """Look up the position that a head reads, by the model's class; None outside transformers, or if heads differ."""
     if isinstance(model, SentenceEncoder):
         return POOLINGS.get(model.pooling or "")
     model, kind = unwrapped(model), class_of(model)
@@ -178,10 +173,7 @@ def position_rows(
 
 
 def read_mask(call: ModelCall, position: Position) -> Tensor | None:
-    """Return a mask, (B, S), of the one position to read in each example; None for the last ones.
-
-    ``position`` counts in the user's inputs; the mask is shifted as these were.
-    """
+    """Return a mask, (B, S), shifted as the user's inputs were, of their position to read; None for the last ones."""
     if position is None:
         return None
     if isinstance(position, str) and position == "mean":
@@ -208,19 +200,13 @@ def real_positions(call: ModelCall) -> Tensor:
 
 
 def read_output(model: nn.Module, output: Any, real: Tensor, read: Tensor | None, readout: Readout | None) -> Tensor:
-    """Return the scores to explain of one forward pass: (N, C), or (N,).
-
-    ``read`` has True at the positions to read, (N, S), if there are logits at every one; None for the last real ones.
-    """
+    """Return the scores to explain, (N, C) or (N,): where ``read`` is True, (N, S), or at the last real positions."""
     scores = _scores(model, output, real, readout)
     return scores if scores.dim() < 3 else _at(scores, model, real, read)
 
 
 def output_scores(call: ModelCall, output: Any, position: Position, readout: Readout | None) -> Tensor:
-    """Return the scores to explain of one call, (B, C) or (B,): as :func:`read_output`, also for images.
-
-    ``position`` matters only if there are logits at every position.
-    """
+    """Return the scores to explain of one call, (B, C) or (B,): as :func:`read_output`, also for images."""
     positions = call.output_positions
     logits = _logits(call.model, output)
     # Classifiers may make the decoder's inputs from the source.
@@ -275,14 +261,12 @@ def _scores(model: nn.Module, output: Any, real: Tensor, readout: Readout | None
 
 
 def _logits(model: nn.Module, output: Any) -> Any:
-    """Return the logits in a model's output: the first tensor of a tuple, as of (logits, loss), of a user's own model.
-
-    The tuples of transformers begin with a loss, logits or hidden states.
-    """
+    """Return the logits in a model's output: the first tensor of a tuple, as of (logits, loss), of a user's model."""
     if isinstance(output, Mapping):
         return output.get("logits")
     if isinstance(getattr(output, "logits", None), Tensor):  # a dataclass
         return output.logits
+    # The tuples of transformers begin with a loss, logits or hidden states.
     if not isinstance(output, (tuple, list)) or type(unwrapped(model)).__module__.startswith("transformers."):
         return output
     first = next(iter(output), None)

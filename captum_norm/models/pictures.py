@@ -170,17 +170,14 @@ def _frames(frames: int, rows: int, columns: int) -> Picture:
 
 
 def _tiled(config: Any, sizes: Sequence[tuple[int, int]], count: int) -> list[Picture] | None:
-    """Return pictures seen as a whole and in tiles, as LLaVA-NeXT cuts them, or all of them as a whole only.
-
-    The whole comes first, then the rows of all tiles together, without the rows and columns that only pad the picture
-    to the shape of the tiles, each followed by a position for the new line.
-    """
+    """Return pictures seen as a whole and in tiles, as LLaVA-NeXT cuts them, or all of them as a whole only."""
     vision = config.vision_config
     side = vision.image_size // vision.patch_size
     overview: Picture = side * side + 1, (_grid(side, side),)
     tiled: list[Picture] = []
     for height, width in sizes:
         rows, columns = _tile_patches(config, height, width, side)
+        # The whole comes first, then the rows of all tiles together, each followed by a position for the new line.
         grids = (_grid(side, side), _grid(rows, columns, side * side, 1))
         tiled.append((side * side + rows * (columns + 1), grids))
     options = (tiled, [overview] * len(sizes))

@@ -43,10 +43,7 @@ def forward_of(module: nn.Module) -> Callable[..., Any] | None:
 
 
 def copy_with(module: nn.Module, parameters: Mapping[str, Tensor], like: Tensor) -> nn.Module | None:
-    """Copy a module without hooks, with some parameters replaced and the others like a tensor; None if impossible.
-
-    Call the copy's ``forward``.
-    """
+    """Copy a module, to call ``forward``, with some parameters replaced and others cast like a tensor, if possible."""
     forward = forward_of(module)
     if forward is None:
         return None
@@ -110,13 +107,7 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def affinity(module: nn.Module, like: Tensor) -> tuple[Tensor, torch.dtype] | None:
-    """Test whether a module computes an affine map of tensors such as ``like`` (..., C).
-
-    An affine map preserves sums of vectors, up to its bias, and treats each row alone. Element-wise maps do not count.
-
-    Returns:
-        no rows of its outputs, (0, D), and the precision of its products; None if it computes no affine map.
-    """
+    """Return no rows, (0, D), and the precision of a module's affine map of ``like`` (..., C); None if it is none."""
     try:
         with torch.no_grad():
             return _affinity(module, like)
@@ -125,6 +116,7 @@ def affinity(module: nn.Module, like: Tensor) -> tuple[Tensor, torch.dtype] | No
 
 
 def _affinity(module: nn.Module, like: Tensor) -> tuple[Tensor, torch.dtype] | None:
+    # An affine map preserves sums of vectors, up to its bias, and treats each row alone.
     none = like.new_zeros(1, like.shape[-1])
     normal, other = drawn(none, *2 * [(4, like.shape[-1])])
     few, others = normal[:2], other[:2]
@@ -133,7 +125,7 @@ def _affinity(module: nn.Module, like: Tensor) -> tuple[Tensor, torch.dtype] | N
     of_normal, (changed, twice, negative) = rest[:3], rest[3:]
     of_few = of_normal[0][:2]
     if changed.shape == few.shape and torch.equal(changed[:, ::2], of_few[:, ::2]):
-        return None
+        return None  # an element-wise map
     half, real = 4 * torch.finfo(torch.bfloat16).eps, _error(zero, *of_normal)
     if not real <= max(TOLERATED, half):
         return None

@@ -60,10 +60,7 @@ def equal(computed: Tensor, actual: Tensor, *_: Tensor) -> bool:
 
 
 def reproduces(computed: Tensor, actual: Tensor, *summands: Tensor, precision: torch.dtype | None = None) -> bool:
-    """Whether a tensor, (..., D), is another up to the rounding of a few operations to ``precision``.
-
-    Summands that may cancel bound the rounding error by their size.
-    """
+    """Whether a tensor, (..., D), is another up to the rounding of a few operations and of summands that may cancel."""
     if any(tensor.numel() != actual.numel() for tensor in (computed, *summands)):
         return False
     shape = actual.shape
@@ -330,11 +327,9 @@ def _normalises(module: nn.Module, parameters: Mapping[str, Tensor], norm: Norma
 
 
 def _measured_norm(module: nn.Module, centered: bool, received: Tensor, eps: float | None) -> Normalization:
-    """Return γ, β and, unless it is given, ε of a module that normalises, from what it makes of rows of several sizes.
-
-    They are divided by their root mean square σ, so γ is what large ones are multiplied with, and rows whose σ² is near
-    ε tell it: they become σ / sqrt(σ² + ε) times as large.
-    """
+    """Return γ, β and, unless given, ε of a module that normalises, from what it makes of rows of several sizes."""
+    # They are divided by their root mean square σ, so γ is what large ones are multiplied with, and rows whose σ² is
+    # near ε tell it: they become σ / sqrt(σ² + ε) times as large.
     (rows,) = drawn(received, (ROWS, received.shape[-1]))
     rows = normalize(Normalization(centered, None, None, 0.0), rows.double())
     sizes = 2.0 ** torch.arange(MEASURED_SIZES[0], MEASURED_SIZES[1], -1, dtype=rows.dtype, device=rows.device)

@@ -73,37 +73,22 @@ Sizes = Mapping[Role, StackSize]
 
 
 class Stacks:
-    """Checks the attention calls of a forward pass in order.
-
-    Args:
-        role: says which stack a call belongs to.
-        towers: whether the model has towers.
-        several: whether any example has more than one real position; otherwise weights cannot show causality.
-        see: told of the first call of each stack that reads something else than the inputs' tokens.
-        past: number of keys before the queries' own in the stacks :data:`EXTENDED`.
-        grows: whether these are a cache, which only a causal model reads.
-
-    Attributes:
-        sizes: size of each stack.
-        queries: number of queries of each attention module.
-        modules: the attention modules of each stack, in the order of their calls.
-        causal: whether the only stack, if not an encoder–decoder model's, is causal.
-    """
+    """Checks the attention calls of a forward pass in order."""
 
     def __init__(
         self,
-        role: Callable[[AttentionCall], Role],
+        role: Callable[[AttentionCall], Role],  # says which stack a call belongs to
         *,
-        towers: bool,
-        several: bool,
-        see: Callable[[Role, AttentionCall], object],
-        past: int = 0,
-        grows: bool = False,
+        towers: bool,  # whether the model has towers
+        several: bool,  # whether any example has more than one real position; else weights cannot show causality
+        see: Callable[[Role, AttentionCall], object],  # told of the first call of each stack that reads no tokens
+        past: int = 0,  # number of keys before the queries' own in the stacks EXTENDED
+        grows: bool = False,  # whether these are a cache, which only a causal model reads
     ) -> None:
         self.sizes: dict[Role, StackSize] = {}
         self.queries: dict[nn.Module, int] = {}
-        self.modules: dict[Role, list[ref[nn.Module]]] = {}
-        self.causal = False
+        self.modules: dict[Role, list[ref[nn.Module]]] = {}  # in the order of their calls
+        self.causal = False  # whether the only stack, if not an encoder–decoder model's, is causal
         self._role, self._towers = role, towers
         self._several = several
         self._see = see
@@ -111,12 +96,7 @@ class Stacks:
         self._directed = False
 
     def enter(self, call: AttentionCall) -> Place:
-        """Check a call and count it.
-
-        Raises:
-            UnsupportedModelError: if self-attention has keys of another sequence, or if sequence lengths differ from
-                earlier calls of the stack.
-        """
+        """Count a call; refuse keys of another sequence, and other lengths than in earlier calls of the stack."""
         role, module = self._role(call), call.module
         batch, heads, queries, _ = call.query.shape
         keys = call.key.shape[2]
@@ -150,12 +130,7 @@ class Stacks:
         return place
 
     def attend(self, call: AttentionCall) -> tuple[Place, Tensor, Tensor]:
-        """Check a call, and compute its output from its weights in one piece; return its place and both.
-
-        Raises:
-            NonFiniteError: if the first query's weights contain NaN or infinity.
-            UnsupportedModelError: see :meth:`enter`.
-        """
+        """Check a call, and compute its output from its weights in one piece; return its place and both."""
         place = self.enter(call)
         output, weights = call.run()
         first = weights[:, :, 0].detach()
@@ -166,11 +141,7 @@ class Stacks:
         return place, output, weights
 
     def note_direction(self, place: Place, module: nn.Module, *, ahead: bool) -> None:
-        """Note whether a layer's first query attends to later keys.
-
-        Raises:
-            UnsupportedModelError: if causality differs from earlier layers of the only stack.
-        """
+        """Note whether a layer's first query attends to later keys; refuse what differs from earlier layers."""
         if place.role != "self":
             return
         causal, declared = not ahead, bool(getattr(module, "is_causal", False))

@@ -133,10 +133,7 @@ _BEFORE_THE_ENCODER = ("PROMPT_TUNING", "P_TUNING")
 
 
 def virtual_tokens(model: nn.Module) -> tuple[int, bool] | None:
-    """Return how many virtual tokens, learned positions, a model's active adapter puts before the inputs, or None.
-
-    Also whether they are embeddings, which attend as other tokens do, not keys and values alone.
-    """
+    """Return how many virtual tokens an active adapter puts before the inputs, and whether they attend as others do."""
     adapted: Any = next(filter(is_peft, model.modules()), None)
     return None if adapted is None else tokens_of_adapter(adapted)
 

@@ -122,11 +122,7 @@ undone.append(_restore)
 
 
 def observer(model: nn.Module) -> AttentionThrough:
-    """Return a context in which a function is told of every attention call; what it returns is attention's output.
-
-    The context is to be open inside :func:`~captum_norm.models.hooks.evaluating`, which undoes all of this.
-    :meth:`AttentionCall.output` is the model's own.
-    """
+    """Return a context, to be open inside of ``evaluating``, in which a function is told of every attention call."""
     registered, crosses, places = not _intercepts(model), _crosses(model), _places(modules_of(model))
 
     @contextmanager

@@ -25,44 +25,24 @@ Towers = tuple[nn.Module, Mapping[str, nn.Module]]
 
 @dataclass(frozen=True)
 class Library:
-    """One library.
+    """One library: functions of its models, and the names of their arguments, those preferred first."""
 
-    Attributes:
-        models: which of its models can be explained, for messages.
-        fits: whether a model is one of this library's.
-        observer: from a model to a context in which a function of ours is told of each of its attention calls.
-        intercepts: whether a model's attention is intercepted in its own code, not observed where it is looked up.
-        halves: encoder and decoder of an encoder–decoder model; None for any other model, including an encoder alone.
-        embeddings: the module that embeds the token ids of a model or of one of its halves, if there is one.
-        inputs: the arguments that may be the first sequence, the encoder's in an encoder–decoder model, by preference.
-        decoder: the arguments that may be the decoder's sequence, by preference.
-        decoder_prefixes: how the names of all arguments for the decoder's sequence begin.
-        without_decoder: what to do if the decoder's sequence is missing, for messages.
-        mask: the argument that is 1 at real positions of the first sequence and 0 at padding; None if the padding id
-            among the token ids shows padding.
-        decoder_mask: the same for the decoder's sequence.
-        signals: those of ``inputs`` that are images or sounds, which the model divides into positions itself.
-        with_weights: how to make a model compute its attention weights explicitly, for messages.
-        towers: the models inside a model that reads images or sounds beside tokens; None for any other model.
-        sequences: finds the sequences in a forward pass; None if the arguments show padding and have the batch first.
-    """
-
-    models: str
-    fits: Callable[[nn.Module], bool]
+    models: str  # which can be explained, for messages
+    fits: Callable[[nn.Module], bool]  # whether a model is one of this library's
     observer: Callable[[nn.Module], AttentionThrough]
-    halves: Callable[[nn.Module], tuple[nn.Module, nn.Module] | None]
-    embeddings: Callable[[nn.Module], nn.Module | None]
-    inputs: tuple[str, ...]
-    decoder: tuple[str, ...]
-    decoder_prefixes: tuple[str, ...]
-    without_decoder: str
-    mask: str | None = None
+    halves: Callable[[nn.Module], tuple[nn.Module, nn.Module] | None]  # encoder and decoder, if it has both
+    embeddings: Callable[[nn.Module], nn.Module | None]  # what embeds the token ids of a model, or of one half
+    inputs: tuple[str, ...]  # arguments that may be the first sequence, the encoder's if there is one
+    decoder: tuple[str, ...]  # those that may be the decoder's sequence
+    decoder_prefixes: tuple[str, ...]  # how the names of all arguments for the decoder's sequence begin
+    without_decoder: str  # what to do if that sequence is missing, for messages
+    mask: str | None = None  # the argument that is 1 at real positions; None if the padding id shows padding
     decoder_mask: str | None = None
-    signals: tuple[str, ...] = ()
-    with_weights: str = ""
-    towers: Callable[[nn.Module], Towers | None] = lambda _: None
-    intercepts: Callable[[nn.Module], bool] = lambda _: True
-    sequences: SequencesSeen | None = None
+    signals: tuple[str, ...] = ()  # those of the inputs that the model divides into positions: images or sounds
+    with_weights: str = ""  # how to make a model compute its attention weights explicitly, for messages
+    towers: Callable[[nn.Module], Towers | None] = lambda _: None  # None if it reads no images or sounds beside tokens
+    intercepts: Callable[[nn.Module], bool] = lambda _: True  # whether in its own code, not where it is looked up
+    sequences: SequencesSeen | None = None  # None if the arguments show padding and have the batch first
 
     def is_decoders(self, name: str) -> bool:
         """Whether an argument is for the decoder's sequence."""

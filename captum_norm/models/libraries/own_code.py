@@ -70,14 +70,9 @@ def watching_sequences(model: nn.Module) -> Iterator[set[nn.Module]]:
 
 
 class AttentionProducts(TorchFunctionMode):
-    """Tells a function of ours of the attention that a model's code computes.
+    """Tells a function of ours of the attention that a model's code computes: products of softmax's output and values.
 
-    The output of softmax is followed through all functions that keep its number of elements: views, casts, masks,
-    dropout. A matrix product with it as the left factor is attention, and the right factor holds the values.
-
-    Args:
-        model: the model.
-        attend: the function.
+    That output is followed through all functions that keep its number of elements: views, casts, masks, dropout.
     """
 
     def __init__(self, model: nn.Module, attend: AttentionFunction) -> None:

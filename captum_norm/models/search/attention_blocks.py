@@ -31,7 +31,11 @@ from captum_norm.models.wrappers import class_of
 HOW_TO = 'Declare the layer with captum_norm.models.register_layout: see "Describe a new model" in the documentation'
 
 RANDOMIZED = (nn.Linear, Conv1D, nn.Embedding, nn.Conv2d)
-"""The modules whose outputs are replaced by random numbers during the search."""
+"""The modules whose outputs are replaced by random numbers during the search, as those of all affine ones are.
+
+So no equation holds by accident: no summand is negligible beside another, no activation is seen only near 0, and no two
+tensors are equal unless the model's code makes them so.
+"""
 
 CROWDED = 4
 """With more open calls of attention than a layer has, the first that is not understood ends the search in a module."""
@@ -41,14 +45,11 @@ OpenCall = tuple[nn.Module, Tensor, int]
 
 
 def find_blocks(call: ModelCall, *, feed_forward: bool = False) -> dict[nn.Module, Block]:
-    """Find the attention blocks of a model, by attention module, in one forward pass of a short call; three if gated.
-
-    With ``feed_forward`` also find the block behind each, or say why none was found.
-    """
+    """Find a model's attention blocks, by attention module, and with ``feed_forward`` also the block behind each."""
     try:
         return _find_blocks(call, {}, feed_forward=feed_forward)
     except UnsupportedModelError:
-        gated = _gated_projections(call)
+        gated = _gated_projections(call)  # by two forward passes more
         if not gated:
             raise
     return _find_blocks(call, gated, feed_forward=feed_forward)
@@ -76,12 +77,7 @@ def _find_blocks(
 
 
 class _Search:
-    """Watches all modules during one forward pass and finds each layer's block when the layer returns.
-
-    Random numbers replace the outputs of embeddings and affine maps, so no equation holds by accident: no summand is
-    negligible beside another, no activation is seen only near 0, and no two tensors are equal unless the model's code
-    makes them so. The largest modules that are affine count as one map each, whatever they consist of.
-    """
+    """Watches all modules during one forward pass and finds each layer's block when the layer returns."""
 
     def __init__(self, call: ModelCall, feed_forwards: FeedForwardSearch, gated: Mapping[nn.Module, nn.Module]) -> None:
         unwatched = call.unwatched
@@ -232,12 +228,9 @@ def _plainer(module: nn.Module) -> str:
 
 
 def _gated_projections(call: ModelCall) -> dict[nn.Module, nn.Module]:
-    """Map attention modules to a module that receives their output times factors that do not depend on the key.
-
-    The model runs twice, with the same random numbers as outputs of its linear maps; in the second run each number of
-    attention's output is multiplied by another one. A module is found if what it receives is multiplied likewise, up to
-    one number for each head and query, such as the σ of a norm.
-    """
+    """Map attention modules to a module that receives their output times factors that do not depend on the key."""
+    # In the second of two runs with the same random numbers each number of attention's output is multiplied by another
+    # one. What the module receives is multiplied likewise, up to a number for each head and query, such as a norm's σ.
     before, after = (_received_after_attention(call, changed=changed) for changed in (False, True))
     gated: dict[nn.Module, nn.Module] = {}
     for attention, (output, factors, received) in before.items():
@@ -251,10 +244,7 @@ def _gated_projections(call: ModelCall) -> dict[nn.Module, nn.Module]:
 def _received_after_attention(
     call: ModelCall, *, changed: bool
 ) -> dict[nn.Module, tuple[Tensor, Tensor, dict[nn.Module, Tensor]]]:
-    """Run a model; return by attention module its output, random factors (B, Q, H, d), and what modules then received.
-
-    The output of attention goes on times the factors if ``changed``.
-    """
+    """Return by attention its output, random factors that may change it, (B, Q, H, d), and what modules received."""
     seen: dict[nn.Module, tuple[Tensor, Tensor, dict[nn.Module, Tensor]]] = {}
     numbers, signs = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
     latest: list[nn.Module] = []

@@ -45,16 +45,13 @@ def candidates(
     trace: Trace,
     attention: nn.Module,
     context: Tensor,
-    order: int,
+    order: int,  # the number of events before attention
     attending: Collection[nn.Module],
     same: Same,
     *,
-    factored: bool,
+    factored: bool,  # whether factors multiply the summands
 ) -> Iterator[Layout]:
-    """Yield the layouts under which the layer's output follows from attention's output, ``context`` (B, Q, H·d).
-
-    Attention runs after ``order`` events; factors may multiply the summands if ``factored``.
-    """
+    """Yield the layouts under which the layer's output follows from attention's output, ``context`` (B, Q, H·d)."""
     output, is_parallel = trace.output, partial(_is_parallel, trace, attention, order, attending)
     for projection in projections(trace, context):
         if output is None or output.numel() != projection.tensor.numel() or equal(projection.tensor, output):
@@ -160,11 +157,9 @@ def _third_summands(
 def _is_parallel(
     trace: Trace, attention: nn.Module, order: int, attending: Collection[nn.Module], other: Event, stream: Tensor
 ) -> bool:
-    """Whether the third summand is a parallel branch: a function of the stream alone, on which attention has no say.
-
-    If it depends on attention, it carries a part of what attention adds: a second projection, an adapter. If attention
-    depends on it, it is a part of the stream that attention's output is added to: a network or attention before it.
-    """
+    """Whether the third summand is a parallel branch: a function of the stream alone, on which attention has no say."""
+    # If it depends on attention, it carries a part of what attention adds: a second projection, an adapter. If
+    # attention depends on it, it is a part of the stream that attention's output is added to.
     read = [stream, *(call.tensor for _, call in trace.norms_of(stream))]
     if any(event.is_call and equal(event.tensor, other.tensor) for event in trace.events[:order]):
         # It came before attention, which must read the stream or a norm; unknown if the layer itself attends.
@@ -241,10 +236,7 @@ def _adds_to_some(residual: Tensor, summands: Sequence[Tensor], output: Tensor |
 
 
 def _sums_of_two(outputs: Sequence[Event]) -> list[tuple[Tensor, Tensor]]:
-    """Return the sums, sketched, of two outputs of modules that read the same, such as routed and shared experts.
-
-    No module may show these sums before a number multiplies them.
-    """
+    """Return the sums, sketched, of two outputs of modules that read the same, such as routed and shared experts."""
     readers: dict[tuple[float, ...], list[Event]] = {}
     for event in outputs:
         if event.is_call and event.inputs.numel() == event.tensor.numel():
@@ -268,10 +260,7 @@ def _distinct(events: Sequence[Event]) -> list[Event]:
 
 
 def bind(trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> Block:
-    """Read a layout's parts from a layer's modules and check its equations on the layer's own tensors.
-
-    ``caller`` called the attention function, whose output was ``context``, (B, Q, H·d).
-    """
+    """Read a layout's parts, of attention by ``caller`` to ``context``, (B, Q, H·d), and check its equations."""
     try:
         return _read(trace, layout, caller, context)
     except UnsupportedModelError as error:
@@ -323,10 +312,7 @@ def _read(trace: Trace, layout: Layout, caller: nn.Module, context: Tensor) -> B
 
 
 def _is_queries_first(received: Tensor, context: Tensor) -> bool:
-    """Whether the output projection received attention's output, (B, Q, H·d), as (Q, B, H·d).
-
-    All tensors of a block have the same order, since its equations hold element by element.
-    """
+    """Whether the projection, and so all of a block, received attention's output, (B, Q, H·d), as (Q, B, H·d)."""
     straight, swapped = (equal(order, received) for order in (context, context.transpose(0, 1)))
     if straight != swapped:
         return swapped

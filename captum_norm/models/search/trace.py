@@ -159,10 +159,7 @@ def read_factor(layer: nn.Module, name: str) -> Factor | None:
 
 
 def possible_factors(layer: nn.Module, width: int) -> list[Factors]:
-    """Return the factors that a sum in a layer may have, none first: numbers and vectors (D,) of the layer itself.
-
-    A parameter of one number may be a gate, whose tanh is the factor; a number may divide.
-    """
+    """Return the factors that a sum in a layer may have, none first: numbers and vectors (D,) of the layer itself."""
     parameters, buffers = (dict(held(recurse=False)) for held in (layer.named_parameters, layer.named_buffers))
     gates = (f"tanh({name})" for name, parameter in parameters.items() if parameter.numel() == 1)
     divisors = (f"1/{name}" for name, value in vars(layer).items() if isinstance(value, float))
@@ -177,11 +174,9 @@ def with_scales(held: Iterable[Factors], scales: Iterable[Factor]) -> Iterator[F
 
 
 def _matters(factor: Factor, width: int) -> bool:
-    """Whether a factor fits and can be told from others.
-
-    Whole numbers are counts, or change nothing; very small ones are an ε, and leave nothing of what they multiply, as a
-    gate does that is still closed. An offloaded parameter has no value yet.
-    """
+    """Whether a factor fits and can be told from others."""
+    # Whole numbers are counts, or change nothing; very small ones are an ε, and leave nothing of what they multiply, as
+    # a gate does that is still closed. An offloaded parameter has no value yet.
     stored = factor.stored
     if isinstance(stored, Tensor):
         return stored.numel() in (1, width) and (stored.is_meta or bool(stored.any()))
@@ -196,10 +191,8 @@ def sum_of(first: Tensor, *others: Tensor) -> Tensor:
 
 
 def sketch(tensor: Tensor) -> Tensor:
-    """Return products with random directions, a bound of their size, and the machine epsilon, (DIRECTIONS + 2,).
-
-    Products of a sum are sums, so sketches tell which tensors may be sums of others.
-    """
+    """Return products with random directions, a bound of their size, and the machine epsilon, (DIRECTIONS + 2,)."""
+    # Products of a sum are sums, so sketches tell which tensors may be sums of others.
     directions, length = _directions(tensor.numel())
     flat = tensor.detach().cpu().double().flatten()
     eps = flat.new_tensor([torch.finfo(tensor.dtype).eps])
