@@ -5,7 +5,8 @@ maps be chained.
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -37,8 +38,10 @@ Result = TypeVar("Result")
 EXCERPT = 16
 """Number of positions that suffice to find a model's structure."""
 LISTS = (nn.ModuleList, nn.Sequential)
-Entered = tuple[nn.Module, Tensor, Tensor, Received]
-"""A module that was called, its input with a gradient, as it came, and all its arguments."""
+
+
+class _NoGradientError(Exception):
+    """A layer passes no gradient on, or one that overflows."""
 
 
 def layer_of(
@@ -110,8 +113,10 @@ def _watched(call: ModelCall) -> tuple[Stacks, Any, nn.Module | None]:
     with torch.random.fork_rng(devices):
         try:
             stacks, output, layer = _with_gradients(call)
-        except InvalidInputError:  # some of the model's code has no gradient
+        except (InvalidInputError, _NoGradientError):  # some of the model's code, or a layer, has no gradient
             (stacks, output), layer = _without_gradients(call), None
+            with suppress(InvalidInputError):
+                layer = _mixing_by_others(call, _layers(call.model, stacks.queries), exact=True)
     if call.facts.intercepted:
         with torch.random.fork_rng(devices), torch.no_grad(), evaluating(call.model):
             plain = call.run()
@@ -126,7 +131,7 @@ def see_at_length(call: ModelCall) -> None:
         return
     known.longest = length
     attending = {module: 0 for stack in known.modules.values() for seen in stack if (module := seen()) is not None}
-    layers = {layer for level in _levels(call.model, attending) for layer in level}
+    layers = _layers(call.model, attending)
     try:
         mixing = _mixing_by_others(call.example(0), layers)
         if mixing is None or on_excerpt(call, partial(_mixing_by_others, layers=layers)) is not None:
@@ -137,7 +142,7 @@ def see_at_length(call: ModelCall) -> None:
     known.mixing = f'"{name}" ({type(mixing).__name__}) over {length} positions'
 
 
-def _mixing_by_others(call: ModelCall, layers: Collection[nn.Module]) -> nn.Module | None:
+def _mixing_by_others(call: ModelCall, layers: Collection[nn.Module], *, exact: bool = False) -> nn.Module | None:
     """Return the first layer around which, or attention before which, two positions depend on others."""
     # Attention gives each query its own value. A second run begins with other vectors at the other positions; at each
     # step the two, the second position and the last, are those of the first run again.
@@ -155,16 +160,17 @@ def _mixing_by_others(call: ModelCall, layers: Collection[nn.Module]) -> nn.Modu
 
     def reach(module: nn.Module, stream: Tensor | None) -> Tensor | None:
         """Note a stream at the two positions, or compare it and return it with what was noted there."""
-        if stream is None or stream.dim() != 3 or max(stream.shape[:2]) < 3:
+        if stream is None or stream.dim() != 3 or max(stream.shape[:2]) < 2:
             return None
         axis = int(stream.shape[1] >= stream.shape[0])
-        places = torch.tensor([1, stream.shape[axis] - 1], device=stream.device)
+        places = torch.tensor(sorted({1, stream.shape[axis] - 1}), device=stream.device)
         reached = stream.index_select(axis, places)
         if again is None:
             noted.append((module, reached))
             return None
         before, expected = next(again, (module, reached))
-        accepted = epsilon_of(stream.dtype) ** 0.5  # half of the digits
+        # Experts round in another order when other positions are routed to them; over many, half of the digits hold.
+        accepted = 8 * epsilon_of(stream.dtype) if exact else epsilon_of(stream.dtype) ** 0.5
         if before is not module or (reached - expected).norm() > accepted * expected.norm():
             mixing.append(module)
         # Once is enough in either half of a model: all that follows differs, too.
@@ -204,50 +210,34 @@ def _without_gradients(call: ModelCall) -> tuple[Stacks, Any]:
 
 
 def _with_gradients(call: ModelCall) -> tuple[Stacks, Any, nn.Module | None]:
-    """Return a call's stacks, its output, and the first layer that mixes positions by more than attention weights.
-
-    One forward pass, and one backward pass through each layer, in which every position attends only to its own value.
-    Gradients between positions are then exactly 0 unless something else mixes them: a state-space model, linear
-    attention, a convolution. If a layer has no gradient, or the gradient overflows, the layer runs twice more, the
-    second time with other vectors at the other positions.
-    """
-    stacks, entered, outputs, alone = call.stacks(), list[Entered](), dict[nn.Module, Tensor](), False
+    """Return a call's stacks, its output, and the first layer that mixes positions by more than attention weights."""
+    # One forward pass, and one backward pass through each layer, in which every position attends only to its own value.
+    # Gradients between positions are then exactly 0 unless something else mixes them: a state-space model, linear
+    # attention, a convolution.
+    stacks, entered, outputs = call.stacks(), list[tuple[nn.Module, Tensor, Tensor]](), dict[nn.Module, Tensor]()
 
     def attend(attention: AttentionCall) -> Tensor:
-        """Return attention's output, with a gradient to each query's own value only; in later runs, just that value."""
+        """Return attention's output, with a gradient to each query's own value only."""
         values = attention.values_by_head.transpose(1, 2)
-        if alone and not attention.cross:
-            return values[:, -attention.query.shape[2] :]  # a cache may hold those of the first run before them
         with torch.no_grad():
-            if not alone:
-                stacks.attend(attention)
+            stacks.attend(attention)
             output = attention.output()
         return output if attention.cross or values.shape != output.shape else output + (values - values.detach())
 
     def enter(module: nn.Module, received: Received) -> Received | None:
         stream = first_argument(*received)
-        if stream is None or alone:
+        if stream is None:
             return None
         # If no parameter requires a gradient, the graph begins here.
         start = stream if stream.requires_grad else stream.detach().requires_grad_()
         # The model may change its tensors in place.
-        entered.append((module, start, stream.clone(), with_argument(*received, stream, start)))
+        entered.append((module, start, stream.clone()))
         return with_argument(*received, stream, start.clone())
 
     def leave(module: nn.Module, output: Tensor | None) -> None:
-        if output is not None and not alone:
+        if output is not None:
             outputs.pop(module, None)  # the last one stays last
             outputs[module] = output
-
-    def rerun(layer: nn.Module, received: Received, old: Tensor, new: Tensor) -> Tensor | None:
-        nonlocal alone
-        alone = True
-        try:
-            with torch.inference_mode(old.is_inference()), torch.no_grad():
-                args, kwargs = with_argument(*received, old, new)
-                return first_tensor(layer(*args, **kwargs))
-        finally:
-            alone = False
 
     elements = {element for module in modules_of(call.model) if isinstance(module, LISTS) for element in module}
     hooks: list[tuple[nn.Module, End, Hook]] = [(element, "arguments", enter) for element in elements]
@@ -259,27 +249,16 @@ def _with_gradients(call: ModelCall) -> tuple[Stacks, Any, nn.Module | None]:
         hooked(hooks),
         warnings.catch_warnings(),
     ):
-        # Quantised maps without a gradient warn; without one, a layer is run instead.
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # of quantised maps without a gradient
         output = call.outside_inference().run()
-        passed = (step for layers in _levels(call.model, stacks.queries) for step in _steps(layers, entered, outputs))
-        mixing = (
-            layer
-            for positions, layer, start, received, end in passed
-            if _mixes(start, end, positions, partial(rerun, layer, received, start))
-        )
-        return stacks, output, next(mixing, None)
-
-
-def _steps(
-    layers: Mapping[nn.Module, int], entered: Sequence[Entered], outputs: Mapping[nn.Module, Tensor]
-) -> Iterator[tuple[int, nn.Module, Tensor, Received, Tensor]]:
-    """Yield the number of positions of each layer, the layer, its input, its arguments, and the next input."""
-    path = [entry for entry in entered if entry[0] in layers]
-    last = [reached for module, reached in outputs.items() if module in layers]
-    ends = [*(stream for _, _, stream, _ in path[1:]), *last[-1:]]
-    for (layer, start, _, received), end in zip(path, ends, strict=False):
-        yield layers[layer], layer, start, received, end
+        for layers in _levels(call.model, stacks.queries):
+            path = [entry for entry in entered if entry[0] in layers]
+            last = [reached for module, reached in outputs.items() if module in layers]
+            ends = [*(stream for _, _, stream in path[1:]), *last[-1:]]
+            for (layer, start, _), end in zip(path, ends, strict=False):
+                if _mixes(start, end, layers[layer]):
+                    return stacks, output, layer
+        return stacks, output, None
 
 
 def _expect_same(call: ModelCall, observed: Tensor | None, plain: Tensor | None) -> None:
@@ -305,6 +284,10 @@ def _real(output: Tensor | None, call: ModelCall) -> Tensor | None:
     return output
 
 
+def _layers(model: nn.Module, attending: Mapping[nn.Module, int]) -> set[nn.Module]:
+    return {layer for level in _levels(model, attending) for layer in level}
+
+
 def _levels(model: nn.Module, queries: Mapping[nn.Module, int]) -> list[dict[nn.Module, int]]:
     """Return the layers of the lists that hold attention, and their numbers of positions, by level, innermost first."""
     levels: list[dict[nn.Module, int]] = []
@@ -320,43 +303,27 @@ def _levels(model: nn.Module, queries: Mapping[nn.Module, int]) -> list[dict[nn.
     return levels
 
 
-def _mixes(start: Tensor, end: Tensor, positions: int, run: Callable[[Tensor], Tensor | None]) -> bool:
-    """Whether the last position of ``end`` depends on another position of ``start``, of which ``run`` makes it."""
-    begins, ends = _axis(start, positions), _axis(end, positions)
+def _mixes(start: Tensor, end: Tensor, positions: int) -> bool:
+    """Whether the last position of ``end`` depends on another position of ``start``."""
+    begins, ends = (_axis(stream, positions) for stream in (start, end))
     if begins is None or ends is None or positions < 2:
         return False
-    others = None
-    if end.requires_grad:
-        last = end.select(ends, -1)
-        gradient = _gradient((last * drawn(last, last.shape)[0]).sum(), start)
-        others = None if gradient is None else gradient.narrow(begins, 0, positions - 1)
+    last = end.select(ends, -1)
+    number = (last * drawn(last, last.shape)[0]).sum()
+    try:
+        gradients: Any = torch.autograd.grad(number, start, retain_graph=True, allow_unused=True)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise _NoGradientError from error
+    (gradient,) = gradients
     # An overflow tells nothing: zero times infinity shows no dependence.
-    if others is not None and others.isfinite().all():
-        return bool(others.any())
-    changed = start.detach().clone()
-    part = changed.narrow(begins, 0, positions - 1)
-    part += part.abs().mean() * drawn(part, part.shape)[0]
-    first, second = run(start.clone()), run(changed)
-    axis = None if first is None else _axis(first, positions)
-    if first is None or second is None or axis is None:
-        return False
-    before, after = (output.select(axis, -1).double() for output in (first, second))
-    # Experts may round in another order when other positions are routed to them.
-    return bool((after - before).norm() > 8 * torch.finfo(first.dtype).eps * before.norm())
+    if gradient is None or not (others := gradient.narrow(begins, 0, positions - 1)).isfinite().all():
+        raise _NoGradientError
+    return bool(others.any())
 
 
 def _axis(tensor: Tensor, positions: int) -> int | None:
     """Return the axis of the positions in a stream of one example; None if it has none."""
     axes = [tensor.dim() - 2, *range(tensor.dim() - 2)]
     return next((axis for axis in axes if tensor.shape[axis] == positions), None)
-
-
-def _gradient(number: Tensor, stream: Tensor) -> Tensor | None:
-    """Gradient of a number, None if a layer of integers passes none on or its backward function fails."""
-    try:
-        (gradient,) = torch.autograd.grad(number, stream, retain_graph=True, allow_unused=True)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError:
-        return None
-    return gradient
