@@ -75,13 +75,7 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
 
 def first_tensor(value: Any) -> Tensor | None:
     """First floating-point tensor with at least two axes in (nested) arguments or outputs."""
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() and value.dim() >= 2 else None
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, Sequence) or isinstance(value, str):
-        return None
-    return next((tensor for item in value if (tensor := first_tensor(item)) is not None), None)
+    return next((tensor for tensor in tensors_in(value) if tensor.is_floating_point() and tensor.dim() >= 2), None)
 
 
 def first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

@@ -224,41 +224,15 @@ def _plain(value: object) -> object:
     return value if isinstance(value, _PLAIN) else None
 
 
-def affine_test(names: Mapping[nn.Module, str]) -> Callable[[nn.Module, Tensor], bool]:
-    """Return a test whether modules with these names are affine maps, run once for all of a kind that are not.
-
-    Modules of one kind may differ in their weights, and an adapter that has not been trained adds nothing.
-    """
-    kinds: dict[object, int] = {}
-    kind_of: dict[nn.Module, int] = {}
-    refused: set[int] = set()
+def affine_test() -> Callable[[nn.Module, Tensor], bool]:
+    """Return a test whether modules are affine maps, run once for all with the same parts if one of them is not."""
+    refused: set[object] = set()
 
     def is_affine(module: nn.Module, like: Tensor) -> bool:
-        kind = _kind(module, names, kinds, kind_of)
-        if kind in refused:
-            return False
-        if affinity(module, like) is None:
+        kind = tuple((name, type(part)) for name, part in module.named_modules())
+        if kind not in refused and affinity(module, like) is None:
             refused.add(kind)
+        # Others may differ in their weights: an adapter that has not been trained adds nothing.
         return kind not in refused
 
     return is_affine
-
-
-def _kind(
-    module: nn.Module, names: Mapping[nn.Module, str], kinds: dict[object, int], kind_of: dict[nn.Module, int]
-) -> int:
-    """Number a module's class, plain attributes but for its place in the model, and kinds of its parts."""
-    if module not in kind_of:
-        name = names.get(module, "")
-        attributes = repr([_placeless(value, name) for _, value in plain_attributes(module)])
-        parts = [(key, _kind(part, names, kinds, kind_of)) for key, part in module.named_children()]
-        kind_of[module] = kinds.setdefault((type(module), attributes, *parts), len(kinds))
-    return kind_of[module]
-
-
-def _placeless(value: object, name: str) -> object:
-    """Replace a module's own name, and numbers in it such as that of its layer, by None."""
-    if isinstance(value, (list, tuple)):
-        return [_placeless(entry, name) for entry in value]
-    named = isinstance(value, str) and value and name.endswith(value)
-    return None if named or (type(value) is int and str(value) in name.split(".")) else value

@@ -84,7 +84,7 @@ class HookedModules:
             for module in others
             if list(module.children()) and may_be_affine(module) and apart.isdisjoint(module.modules())
         ]
-        self.is_affine = affine_test(self.names)
+        self.is_affine = affine_test()
         inside = (module for attention in blocks for module in attention.modules())
         self.linear = [
             module for module in inside if (weight := tensor_of(module, "weight")) is not None and weight.dim() == 2

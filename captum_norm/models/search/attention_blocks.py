@@ -90,7 +90,7 @@ class _Search:
         self._crossing: set[nn.Module] = set()
         self._events: list[Event] = []
         self._entered: list[tuple[int, Tensor | None]] = []
-        self._is_affine = affine_test(self.names)
+        self._is_affine = affine_test()
         self._inside: nn.Module | None = None
         self._device: torch.device | None = None
         self._generator = torch.Generator().manual_seed(0)

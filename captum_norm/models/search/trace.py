@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from captum_norm.models.blocks import Factor
 from captum_norm.models.layouts import Site
-from captum_norm.models.projections import NormReader, Projection, read_norm, read_projection
+from captum_norm.models.projections import NormReader, Projection, equal, read_norm, read_projection
 
 SMALLEST_FACTOR = 1e-4
 """Numbers no larger than this are an ε, not a factor."""
@@ -116,9 +116,7 @@ class Trace:
 
     def calls_on(self, tensor: Tensor) -> Iterator[Event]:
         """Yield the calls whose input equals ``tensor``."""
-        for call in self.calls:
-            if call.inputs.numel() == tensor.numel() and torch.equal(call.inputs.reshape(tensor.shape), tensor):
-                yield call
+        return (call for call in self.calls if equal(call.inputs, tensor))
 
     def norms_of(self, tensor: Tensor) -> Iterator[tuple[NormReader, Event]]:
         """Yield the normalisations of a tensor and their calls."""
