@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from captum_norm.errors import InvalidInputError
 
 T = TypeVar("T")
-_LONGEST_QUOTE = 80
+_LONGEST_QUOTE, _LONGEST_NAME = 80, 240
 
 
 def quoted(value: object) -> str:
@@ -20,8 +20,10 @@ def quoted(value: object) -> str:
 
 
 def quoted_name(name: str) -> str:
-    """Format a name for a message: bare, or quoted if it is empty, long or unprintable."""
-    return name if name and name.isprintable() and len(name) <= _LONGEST_QUOTE else quoted(name)
+    """Format a name for a message: bare, or quoted if it is empty or unprintable; of a long one both its ends."""
+    half = _LONGEST_NAME // 2
+    name = name if len(name) <= _LONGEST_NAME else f"{name[:half]} … {name[-half:]}"
+    return name if name and name.isprintable() else repr(name)
 
 
 def check_index(name: str, value: object) -> int:

@@ -22,6 +22,7 @@ from captum_norm import (
     NormMeter,
     TokenAttribution,
 )
+from captum_norm.checks import quoted_name
 from captum_norm.lab.evaluation import Faithfulness, Perturbation, agreement
 from captum_norm.methods import METHODS
 from tests import tiny
@@ -32,6 +33,16 @@ from tests.torch_models import Classifier
 IDS = torch.tensor([[1, 7, 9], [1, 8, 2]])
 EMBEDDED = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
 CLASSES = [named.class_name for named in METHODS.values() if named.package == "captum_norm.attr"]
+
+
+def test_names_in_messages_are_whole_enough_to_be_found() -> None:
+    path = f"/home/somebody/{'/'.join(f'folder {number}' for number in range(10))}/words.txt"
+    assert 80 < len(path) < 240
+    assert quoted_name(path) == path
+    long = quoted_name(f"/home/{'deep/' * 100}words.txt")
+    assert len(long) < 260
+    assert (long[:15], long[-15:]) == ("/home/deep/deep", "/deep/words.txt")
+    assert [quoted_name(name) for name in ("", "a\nb")] == ["''", r"'a\nb'"]
 
 
 def absurd() -> Iterator[Any]:
