@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.models.attention import AttentionCall, AttentionFunction
 from captum_norm.models.caches import CACHE, copied, selected
-from captum_norm.models.hooks import evaluating
+from captum_norm.models.hooks import evaluating, modules_of
 from captum_norm.models.libraries.library import Library, forward_parameters
 from captum_norm.models.model import Model, no_attention
 from captum_norm.models.pictures import PIXELS, Pictures, gathering_chunks, of_examples, read_pictures
@@ -334,7 +334,9 @@ class ModelCall:
     def with_few_outputs(self) -> "ModelCall":
         """The same call for the sake of the layers: the logits of one position, if the model can be told so."""
         given = self.arguments
-        if FEW not in forward_parameters(self.model) or given.get(FEW) or given.get("labels") is not None:
+        readers = [module for module in modules_of(self.model) if FEW in forward_parameters(module)]
+        # Where a model inside reads it, too (Gemma 4), some layers run at that position alone.
+        if readers != [self.model] or given.get(FEW) or given.get("labels") is not None:
             return self
         return replace(self, arguments=given | {FEW: 1})
 

@@ -109,6 +109,11 @@ class Stacks:
                 f"{attends} positions of another sequence that it was given; a decoder alone may attend only to its "
                 "own: pass the whole encoder–decoder model"
             )
+        if size is not None and queries < size.queries and keys == size.keys and not role.endswith("cross"):
+            raise UnsupportedModelError(
+                f"{attends} positions, but the {size.layers} layers before it from {size.queries}: the model goes on "
+                "with its last positions alone; leave out the argument that asks for these, such as logits_to_keep"
+            )
         if not role.endswith("cross") and keys != past + queries:
             raise UnsupportedModelError(
                 f"{attends} positions; expected {past + queries} keys in self-attention, one for each position of the "
