@@ -7,11 +7,21 @@ from weakref import ref
 
 import pytest
 import torch
+from torch import nn
 
 from captum_norm import InvalidInputError, NormAttribution, UnsupportedModelError
+from captum_norm.models.hooks import modules_of
 from captum_norm.models.model import understand
 from tests import encoder_decoders, families
 from tests.hybrids import HYBRIDS
+
+
+def test_the_modules_of_a_model_in_their_order() -> None:
+    shared = nn.Linear(2, 2)
+    inner = nn.Sequential(shared, nn.ReLU(), nn.ModuleDict({"again": shared}))
+    inner.register_module("nothing", None)
+    for model in (nn.ModuleList([inner, shared, nn.ModuleList([inner])]), families.build("bert")):
+        assert modules_of(model) == list(model.modules())
 
 
 def test_another_forward_function_is_called_by_its_own_names() -> None:
