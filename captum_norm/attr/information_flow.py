@@ -162,7 +162,7 @@ class InformationFlow(AttentionMapAttribution):
         roles: tuple[Role, ...] = ("encoder", "decoder") if crossed else ("self",)
         names = {role: stack_name(role, causal=causal) for role in roles}
         shifts = {role: call.positions_of(role)[0].shift for role in roles}
-        texts, graphs = call.tokens, []
+        texts, graphs = call.positions.texts, []
         for example, places in enumerate(outputs):
             shift = {role: 0 if by is None else int(by[example]) for role, by in shifts.items()}
 

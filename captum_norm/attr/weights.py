@@ -122,10 +122,10 @@ class AttentionRollout(AttentionWeights):
         asked, call = call, replace(call, last=None)
         layers, requested = request.layers, request.stacks
         # A decoder's rollout goes through all three stacks.
-        alone = call.towers or (requested is not None and set(requested) == {"encoder"})
+        alone = call.facts.towers or (requested is not None and set(requested) == {"encoder"})
         maps = super().maps_of(call, Request(stacks=requested if alone else None))
         self.session.refuse_mixing(call)
-        if call.towers and maps.cross is not None:
+        if call.facts.towers and maps.cross is not None:
             raise InvalidInputError(
                 f"the layers of {type(self.model).__name__} attend to its tokens and to a tower's positions in turn, "
                 "which are not rolled out together; leave cross-attention out: maps(..., stacks=['text'])"

@@ -339,7 +339,9 @@ def check_seen(call: ModelCall, seen: Collection[Role], request: Request) -> Non
     missing = [name for name in names if name not in seen]
     if missing:
         missing = ["text" if name == "self" else name for name in missing]
-        hint = "pass its inputs, too" if call.towers else f"choose others, stacks={[n for n in STACKS if n in seen]}"
+        hint = (
+            "pass its inputs, too" if call.facts.towers else f"choose others, stacks={[n for n in STACKS if n in seen]}"
+        )
         raise UnsupportedModelError(
             f"no attention of the stack {' or '.join(missing)} was seen in {type(call.model).__name__}; {hint}"
         )

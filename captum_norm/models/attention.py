@@ -106,14 +106,8 @@ class AttentionCall:
             for heads in (self.key, self.value)
         )
         options = {name: sized(option) for name, option in self.options.items()}
-        return replace(
-            self,
-            query=query,
-            key=key,
-            value=value,
-            own=OwnAttention(lambda: (self.output(), None), mask_of),
-            options=options,
-        )
+        own = OwnAttention(lambda: (self.output(), None), mask_of)
+        return replace(self, query=query, key=key, value=value, own=own, options=options)
 
     def part(self, part: Part, keys: slice = slice(None)) -> "AttentionCall":
         """Restrict the call to some queries of some examples, and to some keys."""

@@ -212,16 +212,13 @@ class Block:
 
     def precision(self, scopes: Collection[Scope] = ()) -> torch.dtype:
         """Return the least precise dtype in which its modules compute, those of the feed-forward block if scopes do."""
-        attention, both = self._precisions
-        return attention if FEED_FORWARD_SCOPES.isdisjoint(scopes) else both
+        return self._precisions[not FEED_FORWARD_SCOPES.isdisjoint(scopes)]
 
     @cached_property
     def _precisions(self) -> tuple[torch.dtype, torch.dtype]:
         norms = [norm.precision for norm in (self.branch_norm, self.final_norm) if norm is not None]
         attention = least_precise(self.projection.precision, *norms)
-        return attention, attention if self.feed_forward is None else least_precise(
-            attention, *self.feed_forward.dtypes
-        )
+        return attention, least_precise(attention, *(self.feed_forward.dtypes if self.feed_forward else ()))
 
     @cached_property
     def _norm_versions(self) -> list[Callable[[], object]]:

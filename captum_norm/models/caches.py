@@ -34,8 +34,7 @@ def taken_cache(arguments: dict[str, Any], examples: int) -> Cache | None:
     held = cached_examples(cache)
     if held != examples:
         raise InvalidInputError(f"got {CACHE} of {held} examples for inputs of {examples}; expected one batch")
-    found: Cache = cache
-    return found
+    return cache  # type: ignore[no-any-return]
 
 
 def past_length(cache: Cache) -> int:
@@ -120,14 +119,10 @@ def refuse_chains(positions: int) -> None:
 
 
 def _expect_cache(name: str, given: Any) -> None:
-    if isinstance(given, (tuple, list)):
-        raise InvalidInputError(
-            f"got {name} as a {type(given).__name__}, which transformers no longer reads; pass "
-            f"transformers.DynamicCache({name})"
-        )
     if not isinstance(given, Cache) or not (isinstance(given, EncoderDecoderCache) or hasattr(given, "layers")):
         raise InvalidInputError(
-            f"got {name} of type {type(given).__name__}; expected a cache of transformers, such as DynamicCache"
+            f"got {name} of type {type(given).__name__}; expected a cache of transformers, such as DynamicCache, which "
+            f"a tuple becomes by transformers.DynamicCache({name})"
         )
 
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from traceback import walk_tb
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,17 +58,10 @@ class Positions:
         if count == 0 or self.length is None:
             return self
         both = None
-        if self.real is not None or real is not None:
-            some = self.real if real is None else real
-            batch, device = len(cast(Tensor, some)), cast(Tensor, some).device
-            parts = ((real, count), (self.real, self.length))
-            both = torch.cat(
-                [
-                    torch.ones(batch, length, dtype=torch.bool, device=device) if mask is None else mask
-                    for mask, length in parts
-                ],
-                dim=1,
-            )
+        some = self.real if real is None else real
+        if some is not None:
+            masks = (real, count), (self.real, self.length)
+            both = torch.cat([some.new_ones(len(some), size) if mask is None else mask for mask, size in masks], dim=1)
         return Positions(self.length + count, both, self.shift, self.before + count)
 
     def shift_back(self, rows: Tensor, axis: int) -> Tensor:
@@ -144,10 +137,6 @@ class Prefix:
         real = None if self.past_real is None else self.past_real[index.to(self.past_real.device)]
         return replace(self, cache=selected(self.cache, index), past_real=real)
 
-    def without_cache(self) -> "Prefix":
-        """Return the same without a cache."""
-        return self if self.cache is None else Prefix()
-
 
 @dataclass(frozen=True)
 class ModelCall:
@@ -173,26 +162,16 @@ class ModelCall:
         """The encoder of an encoder–decoder model; None for any other model."""
         return self.facts.encoder
 
-    @property
-    def towers(self) -> Mapping[str, nn.Module]:
-        """The models inside it that read images or sounds beside tokens, by name."""
-        return self.facts.towers
-
-    @property
-    def tokens(self) -> TokenTexts:
-        """The tokens' texts, if the inputs contain them, or the tokenizer is known."""
-        return self.positions.texts
-
     @cached_property
     def pictures(self) -> Pictures:
         """Which positions are pictures, in the order of the user's inputs."""
         if not self.facts.towers and PIXELS not in self.arguments:
             return Pictures()
-        ids, real = self.arguments.get("input_ids"), self.positions.real
-        if self.positions.shift is None or not isinstance(ids, Tensor):
-            return read_pictures(config_of(self.model), list(self.towers), self.arguments, real)
-        ids, real = (self.positions.shift_back(rows, 1) for rows in (ids, real if real is not None else ids >= 0))
-        return read_pictures(config_of(self.model), list(self.towers), self.arguments | {"input_ids": ids}, real)
+        arguments, real, ids = self.arguments, self.positions.real, self.arguments.get("input_ids")
+        if isinstance(ids, Tensor):
+            arguments = arguments | {"input_ids": self.positions.shift_back(ids, 1)}
+            real = None if real is None else self.positions.shift_back(real, 1)
+        return read_pictures(config_of(self.model), list(self.facts.towers), arguments, real)
 
     @property
     def library(self) -> Library:
@@ -202,7 +181,7 @@ class ModelCall:
     @property
     def unseen(self) -> str:
         """The message for a call in which no attention was seen."""
-        if not self.towers or "self" in self.facts.watched:
+        if not self.facts.towers or "self" in self.facts.watched:
             return no_attention(self.model)
         return (
             f"no attention of {' or '.join(self.facts.watched)} was seen in {type(self.model).__name__}; pass its "
@@ -224,9 +203,8 @@ class ModelCall:
         """Put the model in ``eval()`` and tell ``function`` of its attention calls; undo both on exit."""
         with evaluating(self.model), ExitStack() as stack:
             if self.facts.towers:
-                watched = [tower for name, tower in self.towers.items() if name in self.facts.watched]
-                function = stack.enter_context(gathering_chunks(watched, function))
-                function = self._watching(function)
+                watched = [tower for name, tower in self.facts.towers.items() if name in self.facts.watched]
+                function = self._watching(stack.enter_context(gathering_chunks(watched, function)))
             if self.prefix.past:
                 function = self._over_all_keys(function)
             stack.enter_context(self.facts.attention_through(function))
@@ -236,7 +214,7 @@ class ModelCall:
     def unwatched(self) -> set[nn.Module]:
         """The modules of the towers that are not explained."""
         names = {role.removesuffix(" cross") for role in self.facts.watched}
-        return {module for name, tower in self.towers.items() if name not in names for module in tower.modules()}
+        return {module for name, tower in self.facts.towers.items() if name not in names for module in tower.modules()}
 
     def _watching(self, function: AttentionFunction) -> AttentionFunction:
         role_of = self.facts.role_of
@@ -349,10 +327,8 @@ class ModelCall:
         )
         if self.prefix.cached:
             arguments.pop("cache_position", None)  # places behind those of the cache
-        prefix = self.prefix.without_cache()
-        return replace(
-            self, arguments=arguments, batch=1, positions=positions, decoder=decoder, prefix=prefix, last=None
-        )
+        call = replace(self, arguments=arguments, batch=1, positions=positions, decoder=decoder, last=None)
+        return replace(call, prefix=Prefix()) if self.prefix.cached else call
 
     def example(self, index: int) -> "ModelCall":
         """One example alone."""
@@ -374,7 +350,7 @@ class ModelCall:
         def copied(value: Tensor) -> Tensor:
             expanded = value.expand(copies, *value.shape[1:])
             # Models view pictures, and ids such as the targets of a loss, in another shape.
-            return expanded.contiguous() if self.towers or value.dim() <= 2 else expanded
+            return expanded.contiguous() if self.facts.towers or value.dim() <= 2 else expanded
 
         return self.map_batched(copied, [0] * copies)
 
@@ -402,7 +378,7 @@ class ModelCall:
                 return change(value.unflatten(0, (self.batch, -1))).flatten(0, 1)
             return value
 
-        counts = self.pictures.counts if self.towers else {}
+        counts = self.pictures.counts if self.facts.towers else {}
         if counts is None:
             raise InvalidInputError(
                 f"it is unknown which pictures belong to which of the {self.batch} examples; pass one at a time"

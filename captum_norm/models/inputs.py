@@ -182,8 +182,10 @@ def _check_sequence(reader: Reader, main: Tensor, before: int) -> int | None:
 
 def check_shape(main: Tensor) -> None:
     """Check that an input is token ids, embeddings or an image, and not empty."""
-    if main.dtype in _UNSIGNED:
-        raise InvalidInputError(f"got inputs of dtype {main.dtype}; expected token ids of dtype torch.int64")
+    if main.dtype in _UNSIGNED or main.is_complex():
+        raise InvalidInputError(
+            f"got inputs of dtype {main.dtype}; expected token ids (torch.int64) or floating-point numbers"
+        )
     shape = tuple(main.shape)
     if not main.is_floating_point() and main.dim() != 2:
         raise InvalidInputError(f"got token ids of shape {shape}; expected (batch, sequence)")
@@ -192,8 +194,6 @@ def check_shape(main: Tensor) -> None:
             f"got inputs of shape {shape} and dtype {main.dtype}; expected token ids (integers) of shape "
             "(batch, sequence), embeddings (batch, sequence, width) or pixel values"
         )
-    if main.is_complex():
-        raise InvalidInputError(f"got inputs of dtype {main.dtype}; expected integers or floating-point numbers")
     if main.numel() == 0:
         raise InvalidInputError(f"got empty inputs of shape {shape}; expected at least one example and one position")
 
@@ -253,7 +253,10 @@ def _read_positions(
     given = None if mask is None else arguments.get(mask)
     signal = next((name for name in library.signals if arguments.get(name) is main), None)
     if signal is not None and main.numel() > 0:
-        _refuse_padding(signal, given)
+        if isinstance(given, Tensor) and not given.all():  # which of the positions made of them are padding is unknown
+            raise InvalidInputError(
+                f"got {signal} with an attention mask that has padding; expected examples of one length, without a mask"
+            )
         return Positions()
     length = _check_sequence(reader, main, before)
     real = _non_padding(reader.embeddings, main) if mask is None else _real_positions(given, main, length)
@@ -272,14 +275,6 @@ def _check_some_real(real: Tensor, cause: str) -> None:
     empty = (~real.any(1)).nonzero()
     if len(empty):
         raise InvalidInputError(f"{cause} leaves no position of example {int(empty[0])}")
-
-
-def _refuse_padding(signal: str, mask: Any) -> None:
-    """Refuse padded signals: which of the positions computed from them are padding is unknown."""
-    if isinstance(mask, Tensor) and not mask.all():
-        raise InvalidInputError(
-            f"got {signal} with an attention mask that has padding; expected examples of one length, without a mask"
-        )
 
 
 def _real_positions(mask: Any, main: Tensor, length: int | None) -> Tensor | None:

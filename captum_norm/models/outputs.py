@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -31,30 +30,26 @@ _OF_EVERY_POSITION = (*TAGGERS, "Model", "ForPreTraining", "ForQuestionAnswering
 CLASSIFIERS = ("ForSequenceClassification", "ForImageClassification", "ForNextSentencePrediction")
 LABELLED = (*CLASSIFIERS, "ForTokenClassification")
 # Image heads that do not read the first token alone; the first two may, by their configuration.
-_IMAGES: Mapping[str, HeadPosition] = MappingProxyType(
-    {
-        "BeitForImageClassification": "patches",
-        "Data2VecVisionForImageClassification": "patches",
-        "CLIPForImageClassification": "patches",
-        "MetaClip2ForImageClassification": "patches",
-        "Dinov2ForImageClassification": "first and patches",
-        "Dinov2WithRegistersForImageClassification": "first and patches",
-        "IJepaForImageClassification": "mean",
-        "SiglipForImageClassification": "mean",
-        "Siglip2ForImageClassification": "mean",
-    }
-)
+_IMAGES: Mapping[str, HeadPosition] = {
+    "BeitForImageClassification": "patches",
+    "Data2VecVisionForImageClassification": "patches",
+    "CLIPForImageClassification": "patches",
+    "MetaClip2ForImageClassification": "patches",
+    "Dinov2ForImageClassification": "first and patches",
+    "Dinov2WithRegistersForImageClassification": "first and patches",
+    "IJepaForImageClassification": "mean",
+    "SiglipForImageClassification": "mean",
+    "Siglip2ForImageClassification": "mean",
+}
 
 # What the poolings of a SentenceTransformer read; all others read no one position.
-POOLINGS: Mapping[str, HeadPosition] = MappingProxyType(
-    {
-        "cls": "first",
-        "lasttoken": "last",
-        "mean": "mean",
-        "mean_sqrt_len_tokens": "mean",
-        "weightedmean": "weighted mean",
-    }
-)
+POOLINGS: Mapping[str, HeadPosition] = {
+    "cls": "first",
+    "lasttoken": "last",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean",
+    "weightedmean": "weighted mean",
+}
 
 Readout = Callable[[Any, Tensor], Tensor]
 """What to explain: from a model's output and where its inputs are real, (N, S), to scores (N, C) or (N,)."""

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import isqrt, sqrt
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,31 +31,29 @@ SIZES = "image_sizes"
 CHUNK_ENDS = "cu_seqlens"
 # The tokens before the patches, by the configuration's ``model_type``: their numbers, or the settings that have these.
 # The patches follow row by row, and nothing follows them.
-PREFIXES: Mapping[str, tuple[int | str, ...]] = MappingProxyType(
-    {
-        "aimv2_vision_model": (),
-        "beit": (1,),
-        "blip_vision_model": (1,),
-        "chinese_clip_vision_model": (1,),
-        "clip_vision_model": (1,),
-        "data2vec-vision": (1,),
-        "deit": (1, 1),  # the class and the distillation token
-        "dinov2": (1,),
-        "dinov2_with_registers": (1, "num_register_tokens"),
-        "dinov3_vit": (1, "num_register_tokens"),
-        "dpt": (1,),
-        "ijepa": (),
-        "internvl_vision": (1,),
-        "metaclip_2_vision_model": (1,),
-        "pixio": ("n_cls_tokens",),
-        "qianfan_ocr_vision": (1,),
-        "sapiens2": (1, "num_register_tokens"),
-        "siglip_vision_model": (),
-        "tipsv2_vision_model": (1, "num_register_tokens"),
-        "vit": (1,),
-        "vit_msn": (1,),
-    }
-)
+PREFIXES: Mapping[str, tuple[int | str, ...]] = {
+    "aimv2_vision_model": (),
+    "beit": (1,),
+    "blip_vision_model": (1,),
+    "chinese_clip_vision_model": (1,),
+    "clip_vision_model": (1,),
+    "data2vec-vision": (1,),
+    "deit": (1, 1),  # the class and the distillation token
+    "dinov2": (1,),
+    "dinov2_with_registers": (1, "num_register_tokens"),
+    "dinov3_vit": (1, "num_register_tokens"),
+    "dpt": (1,),
+    "ijepa": (),
+    "internvl_vision": (1,),
+    "metaclip_2_vision_model": (1,),
+    "pixio": ("n_cls_tokens",),
+    "qianfan_ocr_vision": (1,),
+    "sapiens2": (1, "num_register_tokens"),
+    "siglip_vision_model": (),
+    "tipsv2_vision_model": (1, "num_register_tokens"),
+    "vit": (1,),
+    "vit_msn": (1,),
+}
 
 Picture = tuple[int, tuple[Tensor, ...]]
 """One picture's positions: their number, and where the patches of each of its grids are among them."""

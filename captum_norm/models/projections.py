@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
-from types import MappingProxyType
 from typing import Any, cast
 from weakref import WeakKeyDictionary, ref
 
@@ -38,9 +37,9 @@ from captum_norm.models.probes import (
     statistics_kept,
 )
 
-LINEAR: Mapping[Any, bool] = MappingProxyType({nn.Linear.forward: True, Conv1D.forward: False})
+LINEAR: Mapping[Any, bool] = {nn.Linear.forward: True, Conv1D.forward: False}
 """Forward functions of known linear maps, and whether their weight is stored as (outputs, inputs)."""
-NORMS: Mapping[Any, bool] = MappingProxyType({nn.LayerNorm.forward: True, nn.RMSNorm.forward: False})
+NORMS: Mapping[Any, bool] = {nn.LayerNorm.forward: True, nn.RMSNorm.forward: False}
 """Forward functions of known norms, and whether they subtract the mean."""
 EPSILON_NAMES = ("eps", "variance_epsilon", "epsilon", "layer_norm_eps", "norm_eps")
 # How many random inputs a linear map is tried on, and how many positions a step.
@@ -398,11 +397,7 @@ def read_step(module: nn.Module, inputs: Tensor, output: Tensor) -> NormReader |
     if inputs.shape != output.shape or torch.equal(inputs, output):
         return None
     if all(parameter.numel() == 1 for parameter in module.parameters()):
-
-        def activation(values: Tensor) -> Tensor:
-            computed: Tensor = module.forward(values)
-            return computed
-
+        activation: Elementwise = module.forward
         if _is_activation(activation, inputs, output):
             return activation
     return read_norm(module, inputs[:ROWS], output[:ROWS])

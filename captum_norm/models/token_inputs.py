@@ -48,7 +48,7 @@ class TokenInputs:
     @property
     def tokens(self) -> Sequence[Sequence[str]] | None:
         """The texts of the tokens at the positions of the user's inputs, if these contain them."""
-        return self._call.tokens
+        return self._call.positions.texts
 
     def take(self, examples: Tensor, places: Tensor, real: Tensor | None = None) -> "TokenInputs":
         """Return some examples, one of which may come several times, with the tokens at some places of each.

@@ -1,7 +1,6 @@
 """Sees through wrappers: modules around a model, or classes put over its own, that pass arguments and outputs on."""
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -21,26 +20,22 @@ def _is_of_weights_alone(peft_model: Any) -> bool:
 
 _Wrapper = tuple[str, Callable[[Any], nn.Module], Callable[[Any], bool]]
 """The package that defines it, what returns the module inside, and whether that computes the same on its own."""
-_WRAPPERS: Mapping[str, _Wrapper] = MappingProxyType(
-    {
-        "DataParallel": ("torch", lambda model: model.module, lambda _: True),
-        "DistributedDataParallel": ("torch", lambda model: model.module, lambda _: True),
-        "OptimizedModule": ("torch", lambda model: model._orig_mod, lambda _: True),
-        # It gathers the weights.
-        "FullyShardedDataParallel": ("torch", lambda model: model._fsdp_wrapped_module, lambda _: False),
-        "SentenceEncoder": ("captum_norm", lambda model: model.transformer, lambda _: False),
-        "PeftModel": ("peft", lambda model: model.get_base_model(), _is_of_weights_alone),
-        "PeftMixedModel": ("peft", lambda model: model.base_model.model, _is_of_weights_alone),
-    }
-)
+_WRAPPERS: Mapping[str, _Wrapper] = {
+    "DataParallel": ("torch", lambda model: model.module, lambda _: True),
+    "DistributedDataParallel": ("torch", lambda model: model.module, lambda _: True),
+    "OptimizedModule": ("torch", lambda model: model._orig_mod, lambda _: True),
+    # It gathers the weights.
+    "FullyShardedDataParallel": ("torch", lambda model: model._fsdp_wrapped_module, lambda _: False),
+    "SentenceEncoder": ("captum_norm", lambda model: model.transformer, lambda _: False),
+    "PeftModel": ("peft", lambda model: model.get_base_model(), _is_of_weights_alone),
+    "PeftMixedModel": ("peft", lambda model: model.base_model.model, _is_of_weights_alone),
+}
 """By the name of the class or of a base class; importing the classes takes seconds."""
 
-_OPAQUE: Mapping[str, str] = MappingProxyType(
-    {
-        "torch.jit.": "TorchScript (torch.jit.trace or torch.jit.script)",
-        "torch.export.": "an exported program (torch.export)",
-    }
-)
+_OPAQUE: Mapping[str, str] = {
+    "torch.jit.": "TorchScript (torch.jit.trace or torch.jit.script)",
+    "torch.export.": "an exported program (torch.export)",
+}
 """What runs code of its own instead of a model's layers, by the module of its class."""
 
 

@@ -113,7 +113,7 @@ def test_train_mode_is_restored_and_does_not_matter(bert: Any, ids: Tensor) -> N
         (lambda ids: {"inputs": ids, "additional_forward_args": ids[:, :5]}, r"mask of shape \(3, 5\) for inputs"),
         (lambda ids: {"inputs": ids, "additional_forward_args": -1.0 * ids}, "other values than 1"),
         (lambda ids: {"inputs": ids, "additional_forward_args": [1]}, "mask of type list; expected a tensor"),
-        (lambda ids: {"inputs": ids * 1j}, "dtype torch.complex64; expected integers or floating-point"),
+        (lambda ids: {"inputs": ids * 1j}, "dtype torch.complex64; expected token ids"),
         (lambda ids: {"inputs": ids, "additional_forward_args": 0 * ids}, "leaves no position of example 0"),
         (lambda ids: {"inputs": ids, "position": 11}, "position 11; the sequence has 11 positions, 0 to 10"),
         (lambda ids: {"inputs": ids, "position": [1, 2]}, "2 positions for 3 examples"),

@@ -1,6 +1,6 @@
 """Readings of linear maps, norms and activations, also where what the modules were seen to compute is ambiguous."""
 
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -334,9 +334,9 @@ STEPS: dict[str, tuple[Any, type | None]] = {
     "softmax": (lambda: nn.Softmax(dim=-1), None),
     "identity": (nn.Identity, None),
     "dropout": (lambda: nn.Dropout(0.5).train(mode=False), None),
-    **{name: (lambda name=name: ACT2FN[name], FunctionType) for name in ("gelu_new", "quick_gelu", "silu", "relu2")},
-    "sigmoid": (nn.Sigmoid, FunctionType),
-    "PReLU": (nn.PReLU, FunctionType),
+    **{name: (lambda name=name: ACT2FN[name], MethodType) for name in ("gelu_new", "quick_gelu", "silu", "relu2")},
+    "sigmoid": (nn.Sigmoid, MethodType),
+    "PReLU": (nn.PReLU, MethodType),
 }
 
 
@@ -351,5 +351,5 @@ def test_steps_are_told_apart(name: str, shape: tuple[int, ...]) -> None:
             parameter.add_(0.2 * torch.randn_like(parameter))
         step = read_step(module, inputs, module(inputs))
     assert type(step) is (kind or type(None))
-    if isinstance(step, FunctionType):
+    if isinstance(step, MethodType):
         torch.testing.assert_close(step(inputs), module(inputs))
