@@ -8,18 +8,10 @@ from torch import Tensor
 
 from captum_norm.functional.vectors import CACHED_ELEMENTS
 
-SHARE = 4
-"""The default budget is the free memory divided by this."""
-
-SMALL = 2**26
-"""The bytes that a CPU always has for a piece, without checking."""
-
-WORKING_TENSORS = 16
-"""The tensors as large as a piece's hidden states that exist while a layer is finished."""
-
-UNKNOWN_FREE = 4 * 2**30
-"""The free memory assumed if it is unknown."""
-
+SHARE = 4  # the default budget is the free memory divided by this
+SMALL = 2**26  # the bytes that a CPU always has for a piece, without checking
+WORKING_TENSORS = 16  # the tensors as large as a piece's hidden states that exist while a layer is finished
+UNKNOWN_FREE = 4 * 2**30  # the free memory assumed if it is unknown
 _MEMINFO = Path("/proc/meminfo")
 
 

@@ -14,12 +14,8 @@ from captum_norm.checks import quoted, quoted_name
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_MOST_BYTES = 1 << 28
-"""The largest file of settings or words."""
-
-_MOST_SECONDS = 10
-"""How long an adapter's regular expressions may take."""
-
+_MOST_BYTES = 1 << 28  # the largest file of settings or words
+_MOST_SECONDS = 10  # how long an adapter's regular expressions may take
 _READ = re.compile(r"(?!train).*\.(json|txt|model|spm|vocab)")
 # Largest numbers in a configuration, by the ends of their names; the first are loops that build modules.
 _MOST = (

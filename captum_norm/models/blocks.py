@@ -21,8 +21,7 @@ from captum_norm.models.offloading import loaded, version_of
 from captum_norm.models.precision import accumulation_dtype, least_precise
 from captum_norm.models.projections import NormReader, Projection
 
-GATE_ROUNDINGS = 32
-"""Rounding errors, in units in the last place, of a gate's factors."""
+GATE_ROUNDINGS = 32  # rounding errors, in units in the last place, of a gate's factors
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,8 @@ from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache, L
 from captum_norm.errors import InvalidInputError
 
 CACHE = "past_key_values"
-# Its states cannot be taken as keys.
-STATES = "cache_params"
-# Those of an encoder–decoder model's cache.
-_PARTS = ("self_attention_cache", "cross_attention_cache")
+STATES = "cache_params"  # which cannot be taken as keys
+_PARTS = ("self_attention_cache", "cross_attention_cache")  # of an encoder–decoder model's
 
 
 def taken_cache(arguments: dict[str, Any], examples: int) -> Cache | None:

@@ -20,8 +20,7 @@ StandIn = Literal["mask", "pad", "zero", "mean"]
 """What replaces a token: the mask or padding token, zeros, or the mean of all tokens' embeddings."""
 
 EMBEDDINGS = "inputs_embeds"
-# Rows of an embedding table that are averaged at a time.
-_ROWS = 4096
+_ROWS = 4096  # of an embedding table that are averaged at a time
 
 
 @dataclass(frozen=True, eq=False)

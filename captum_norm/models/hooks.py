@@ -34,12 +34,8 @@ The second lets fairseq fuse whole layers, the third bitsandbytes pack weights o
 gradient on.
 """
 
-# Packages whose hooks run in any case.
-LIBRARIES = ("captum_norm", "transformers", "accelerate", "peft", "torch")
-
-# Class of a compiled module.
-COMPILED = "OptimizedModule"
-
+LIBRARIES = ("captum_norm", "transformers", "accelerate", "peft", "torch")  # whose hooks run in any case
+COMPILED = "OptimizedModule"  # class of a compiled module
 EXPLAINING = RLock()
 """Held by the thread that explains a model: one at a time. Meanwhile no other thread may call or change that model."""
 
@@ -49,9 +45,7 @@ if hasattr(os, "register_at_fork"):
         before=EXPLAINING.acquire, after_in_parent=EXPLAINING.release, after_in_child=EXPLAINING.release
     )
 
-numbers = count()
-"""Numbers for the changes made to models, in their order."""
-
+numbers = count()  # for the changes made to models, in their order
 
 _evaluation = ContextVar("evaluation", default=0)
 
@@ -145,8 +139,7 @@ def hooks_of_users(model: nn.Module) -> list[str]:
     return named
 
 
-# The threads that have hooks now.
-_open: list[int] = []
+_open: list[int] = []  # the threads that have hooks now
 
 
 @contextmanager

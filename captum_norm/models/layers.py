@@ -35,8 +35,7 @@ from captum_norm.models.probes import drawn
 from captum_norm.models.stacks import Stacks
 
 Result = TypeVar("Result")
-EXCERPT = 16
-"""Number of positions that suffice to find a model's structure."""
+EXCERPT = 16  # number of positions that suffice to find a model's structure
 LISTS = (nn.ModuleList, nn.Sequential)
 
 

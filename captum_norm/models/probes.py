@@ -17,15 +17,11 @@ from captum_norm.models.precision import EIGHT_BITS, accumulation_dtype
 
 FAILURES = (LookupError, ValueError, RuntimeError, TypeError, AttributeError, AssertionError)
 """Errors of modules with unexpected arguments."""
+# Largest relative error that rounding to eight bits makes in a product with normally distributed numbers: a step is
+# 1/127 of the largest entry, which is four to five times the typical one.
 TOLERATED = 0.04
-"""Largest relative error that rounding to eight bits makes in a product with normally distributed numbers.
-
-A step is 1/127 of the largest entry, which is four to five times the typical one.
-"""
-LARGE = (2.0**60, 2.0**30, 2.0**12, 2.0**7)
-"""Factors of the inputs at which an activation is far from linear, unless the module overflows."""
-STATISTICS = 2**16
-"""The most numbers of a buffer that may hold statistics of a module's inputs; larger ones hold weights."""
+LARGE = (2.0**60, 2.0**30, 2.0**12, 2.0**7)  # of inputs: activations are far from linear, unless modules overflow
+STATISTICS = 2**16  # the most numbers of a buffer that may hold statistics of inputs; larger ones hold weights
 
 
 def drawn(like: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:

@@ -42,12 +42,9 @@ LINEAR: Mapping[Any, bool] = {nn.Linear.forward: True, Conv1D.forward: False}
 NORMS: Mapping[Any, bool] = {nn.LayerNorm.forward: True, nn.RMSNorm.forward: False}
 """Forward functions of known norms, and whether they subtract the mean."""
 EPSILON_NAMES = ("eps", "variance_epsilon", "epsilon", "layer_norm_eps", "norm_eps")
-# How many random inputs a linear map is tried on, and how many positions a step.
-ROWS = 8
-UNIT_VECTORS = 1024
-"""How many unit vectors a module is given at a time."""
-MEASURED_SIZES = (4, -28)
-"""The binary logarithms of the sizes of rows among which one is near the root of a norm's ε."""
+ROWS = 8  # how many random inputs a linear map is tried on, and how many positions a step
+UNIT_VECTORS = 1024  # how many a module is given at a time
+MEASURED_SIZES = (4, -28)  # binary logarithms of the sizes of rows among which one is near the root of a norm's ε
 
 Same = Callable[..., bool]
 """Whether a computed tensor equals one of the model's, given the summands it was computed from."""

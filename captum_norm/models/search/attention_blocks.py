@@ -37,8 +37,7 @@ So no equation holds by accident: no summand is negligible beside another, no ac
 tensors are equal unless the model's code makes them so.
 """
 
-CROWDED = 4
-"""With more open calls of attention than a layer has, the first that is not understood ends the search in a module."""
+CROWDED = 4  # with more open calls of attention, the first that is not understood ends the search in a module
 
 OpenCall = tuple[nn.Module, Tensor, int]
 """A call of attention without a block yet: its module, its output (B, Q, H·d), and the number of events before it."""

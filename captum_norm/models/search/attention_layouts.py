@@ -35,10 +35,8 @@ from captum_norm.models.search.trace import (
 
 End = tuple[Site[str], Event | None, str | None]
 """Where a residual sum is seen, a further summand in it, and the norm on it."""
-REACH = 512
-"""How many tensors after a sum the next sum is searched among."""
-NEXT = 32
-"""Among the outputs of how many modules two are searched whose sum is added."""
+REACH = 512  # how many tensors after a sum the next sum is searched among
+NEXT = 32  # among the outputs of how many modules two are searched whose sum is added
 
 
 def candidates(

@@ -17,12 +17,9 @@ from captum_norm.models.blocks import Factor
 from captum_norm.models.layouts import Site
 from captum_norm.models.projections import NormReader, Projection, equal, read_norm, read_projection
 
-SMALLEST_FACTOR = 1e-4
-"""Numbers no larger than this are an ε, not a factor."""
-
+SMALLEST_FACTOR = 1e-4  # numbers no larger than this are an ε, not a factor
 DIRECTIONS = 8
-# Units in the last place that a sum may differ by; what passes is compared in full.
-_ROUNDINGS = 8
+_ROUNDINGS = 8  # units in the last place that a sum may differ by; what passes is compared in full
 
 Factors = tuple[Factor | None, Factor | None]
 """What multiplies the residual stream, and what multiplies the summand added to it."""
