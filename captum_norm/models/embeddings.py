@@ -129,7 +129,8 @@ def replacement(model: nn.Module, chosen: StandIn | int | Tensor | None, tokeniz
     the tokenizer, or of the model's configuration.
     """
     module = embedding_module(model)
-    ids: dict[Any, int | None] = {kind: _token_id(kind, model, tokenizer) for kind in ("mask", "pad")}
+    known = config_of(model) if tokenizer is None else tokenizer
+    ids: dict[Any, int | None] = {kind: getattr(known, f"{kind}_token_id", None) for kind in ("mask", "pad")}
     if chosen is None:
         chosen = "mask" if ids["mask"] is not None else "pad" if ids["pad"] is not None else "mean"
     if isinstance(chosen, Tensor):
@@ -159,10 +160,6 @@ def _of_token(name: str, module: nn.Module, token: int) -> Replacement:
     if not 0 <= token < _size(module):
         raise InvalidInputError(f"got the token id {token}; the model knows the ids 0 to {_size(module) - 1}")
     return Replacement(name, module, token)
-
-
-def _token_id(kind: str, model: nn.Module, tokenizer: Any) -> int | None:
-    return getattr(config_of(model) if tokenizer is None else tokenizer, f"{kind}_token_id", None)
 
 
 def _size(module: nn.Module) -> int:

@@ -58,9 +58,6 @@ Choice = int | Sequence[int] | Tensor
 """A class or token for all examples, or one for each example."""
 
 
-_HEAD = "take a model with a head, or choose what to explain by readout="
-
-
 @dataclass(frozen=True)
 class Difference:
     """A target: the difference of two outputs, such as the logits of a word and of its rival.
@@ -243,7 +240,9 @@ def _scores(model: nn.Module, output: Any, real: Tensor, readout: Readout | None
         number, _ = virtual
         logits = logits[:, number:] if logits.shape[1] == number + real.shape[1] else logits
     if not isinstance(logits, Tensor):
-        way = "compare it with texts: SentenceSimilarity(model, text)" if isinstance(model, SentenceEncoder) else _HEAD
+        way = "take a model with a head, or choose what to explain by readout="
+        if isinstance(model, SentenceEncoder):
+            way = "compare it with texts: SentenceSimilarity(model, text)"
         raise UnsupportedModelError(f"{type(model).__name__} returns no logits; {way}")
     axes = logits.dim() - 1
     of_last = axes == 2 and logits.shape[:2] == (len(real), 1)

@@ -49,7 +49,10 @@ def copy_with(module: nn.Module, parameters: Mapping[str, Tensor], like: Tensor)
         for tensors in ("_parameters", "_buffers"):
             # While a sharded module runs, torch keeps whole parameters among its plain attributes.
             present = {name: attributes.pop(name, value) for name, value in attributes[tensors].items()}
-            attributes[tensors] = {name: _cast(value, like) for name, value in present.items()}
+            attributes[tensors] = {
+                name: value.to(like) if value is not None and value.is_floating_point() else value
+                for name, value in present.items()
+            }
     for name, value in parameters.items():
         holder = next((tensors for tensors in ("_parameters", "_buffers") if name in attributes[tensors]), None)
         (attributes if holder is None else attributes[holder])[name] = value
@@ -75,10 +78,6 @@ def _unhooked(module: nn.Module) -> nn.Module:
     vars(copy).update({hooks: OrderedDict() for hooks in ("_forward_hooks", "_forward_pre_hooks")})
     vars(copy)["_modules"] = {name: child and _unhooked(child) for name, child in module._modules.items()}
     return copy
-
-
-def _cast(value: Tensor | None, like: Tensor) -> Tensor | None:
-    return value.to(like) if value is not None and value.is_floating_point() else value
 
 
 def may_be_affine(module: nn.Module) -> bool:

@@ -115,25 +115,20 @@ def _stored_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> Pr
     for transposed in (True, False):
         if (stored.T if transposed else stored).shape != (inputs.shape[-1], outputs.shape[-1]):
             continue
-        projection = _stored(module, stored.dtype, outputs.shape[-1], transposed=transposed)
+        read: Any = partial(loaded_tensors, module, transposed=transposed)
         dtype = accumulation_dtype(outputs.dtype)
         # In a sharded model, inputs are on the device of the layer before.
-        weight, bias = (None if part is None else part.to(outputs.device, dtype) for part in projection.read())
+        weight, bias = (None if part is None else part.to(outputs.device, dtype) for part in read())
         matrix = cast(Tensor, weight)
         computed = inputs.to(dtype) @ matrix
         computed = computed if bias is None else computed + bias
         # Only where summands cancel, their magnitudes matter.
         fits = reproduces(computed, outputs) or reproduces(computed, outputs, inputs.to(dtype).abs() @ matrix.abs())
         if fits and _is_linear(module, matrix, biased=bias is not None, transposed=transposed):
-            return projection
+            # Shards change, and the memory of whole weights is used again.
+            version = object if is_sharded(module) else partial(versions_of, module)
+            return Projection(module, outputs.shape[-1], stored.dtype, stored.dtype, read, version, transposed)
     return None
-
-
-def _stored(module: nn.Module, dtype: torch.dtype, outputs: int, *, transposed: bool) -> Projection:
-    read: Any = partial(loaded_tensors, module, transposed=transposed)
-    # Shards change, and the memory of whole weights is used again.
-    version = object if is_sharded(module) else partial(versions_of, module)
-    return Projection(module, outputs, dtype, dtype, read, version, transposed)
 
 
 def _is_linear(module: nn.Module, matrix: Tensor, *, biased: bool, transposed: bool) -> bool:

@@ -87,7 +87,8 @@ class AttentionProducts(TorchFunctionMode):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Tell the function of this thread's attention while open."""
-        with hooked(self._hooks()), self:
+        ends: tuple[tuple[End, Hook], ...] = (("arguments", self._enter), ("output", self._leave))
+        with hooked((module, *end) for module in self._model.modules() for end in ends), self:
             yield
 
     def unwatched_call(self, call: AttentionCall) -> AttentionCall:
@@ -101,11 +102,6 @@ class AttentionProducts(TorchFunctionMode):
             return function(*args, **options)
         finally:
             self._paused = before
-
-    def _hooks(self) -> Iterator[tuple[nn.Module, End, Hook]]:
-        for module in self._model.modules():
-            yield module, "arguments", self._enter
-            yield module, "output", self._leave
 
     def _enter(self, module: nn.Module, received: Received) -> None:
         if not self._running:  # the model, or a part of it that is run alone
@@ -190,16 +186,9 @@ class AttentionProducts(TorchFunctionMode):
             weights = weights[..., : values.shape[2]]
             return (weights @ values).transpose(1, 2), weights
 
+        own_attention = OwnAttention(lambda: (output(), None), lambda _: None)
         # The weights take the place of the queries: both have one row for each query.
-        call = AttentionCall(
-            eager,
-            self._running[-1],
-            weights,
-            values,
-            values,
-            None,
-            own=OwnAttention(lambda: (output(), None), lambda _: None),
-        )
+        call = AttentionCall(eager, self._running[-1], weights, values, values, None, own=own_attention)
         self._examples = len(weights)
         return self._attend(call).transpose(1, 2)
 

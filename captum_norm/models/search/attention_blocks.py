@@ -1,7 +1,7 @@
 """Finds the parts of a model's attention blocks from the tensors of one forward pass.
 
-No model family is named here. The output projection is the module that receives attention's output. The smallest module
-in which its sum with a residual stream is found, and from which the module's output follows, is the layer.
+The output projection is the module that receives attention's output. The smallest module in which its sum with a
+residual stream is found, and from which the module's output follows, is the layer.
 """
 
 from collections.abc import Iterator, Mapping

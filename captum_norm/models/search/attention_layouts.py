@@ -1,7 +1,7 @@
 """Finds where the output of attention goes: its projection, the residual sum, and the layer's output from that.
 
-No model family is named here. The residual stream is the tensor that, added to the projection's output or to its norm,
-gives a tensor that the layer continues with; the layer's own output must follow from that sum.
+The residual stream is the tensor that, added to the projection's output or to its norm, gives a tensor that the layer
+continues with; the layer's own output must follow from that sum.
 """
 
 from collections.abc import Collection, Iterator, Sequence

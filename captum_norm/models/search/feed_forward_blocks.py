@@ -1,9 +1,8 @@
 """Finds the feed-forward block behind an attention block from the tensors of one forward pass.
 
-No model family is named here. A network is two linear modules of which the second receives an element-wise function of
-the first one's output, possibly gated; experts are a module whose stacked maps reproduce its output. The network must
-read the output of the attention block, or its norm. What it writes, or the norm of that, is added to the attention
-block's output, and the layer must continue with the sum.
+A network is two linear modules of which the second receives an element-wise function of the first's output, possibly
+gated; experts are a module whose stacked maps reproduce its output. It must read the attention block's output, or its
+norm. What it writes, or the norm of that, is added to the block's output, and the layer must continue with the sum.
 """
 
 from collections.abc import Iterator, Sequence
