@@ -289,7 +289,7 @@ def test_invalid_caches_are_refused_in_a_sentence() -> None:
     cache = inputs["past_key_values"]
     legacy = tuple((layer.keys, layer.values) for layer in cache.layers)
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"past_key_values": legacy}, r"as a tuple, .* pass transformers.DynamicCache\(past_key_values\)"),
+        ({"past_key_values": legacy}, r"of type tuple; .* transformers.DynamicCache\(past_key_values\)"),
         ({"past_key_values": 3}, "past_key_values of type int; expected a cache of transformers"),
         ({"input_ids": ids[:2, 8:]}, "past_key_values of 3 examples for inputs of 2"),
         ({"attention_mask": torch.ones(3, 3)}, r"shape \(3, 3\) for 8 cached and 3 new positions; expected \(3, 11\)"),

@@ -159,7 +159,7 @@ def test_what_is_damaged_is_told_of(name: str, folder: Path) -> None:
         ("./nope", "cannot load the model ./nope: there is no such folder"),
         (Path(__file__), f"cannot load the model {__file__}: it is a file"),
         ("bad name!", "cannot load the model bad name! (no folder of that name here): Repo id"),
-        ("x" * 300, f"cannot load the model {'x' * 300}: File name too long ('xxx"),
+        ("x" * 300, f"cannot load the model {'x' * 300}: File name too long (xxx"),
         ("captum-norm/no-such", "cannot load the model captum-norm/no-such (no folder of that name here): "),
     ],
 )

@@ -119,8 +119,8 @@ def refuse_chains(positions: int) -> None:
 def _expect_cache(name: str, given: Any) -> None:
     if not isinstance(given, Cache) or not (isinstance(given, EncoderDecoderCache) or hasattr(given, "layers")):
         raise InvalidInputError(
-            f"got {name} of type {type(given).__name__}; expected a cache of transformers, such as DynamicCache, which "
-            f"a tuple becomes by transformers.DynamicCache({name})"
+            f"got {name} of type {type(given).__name__}; expected a cache of transformers, such as a DynamicCache, or "
+            f"for a tuple transformers.DynamicCache({name})"
         )
 
 
