@@ -27,12 +27,9 @@ End = Literal["input", "output", "arguments", "result", "before", "after"]
 What it returns, unless None, replaces the arguments or the result. Before and after the module, a function or partial
 one that is made for this call takes what torch gives it, in any thread.
 """
+# Attributes that are False while a model is explained: the second lets fairseq fuse whole layers, the third lets
+# bitsandbytes pack weights of four bits, which then pass no gradient on.
 SWITCHES = ("training", "can_use_fastpath", "support_avx512bf16_for_cpu")
-"""Attributes that are False while a model is explained.
-
-The second lets fairseq fuse whole layers, the third bitsandbytes pack weights of four bits, which then pass no
-gradient on.
-"""
 
 LIBRARIES = ("captum_norm", "transformers", "accelerate", "peft", "torch")  # whose hooks run in any case
 COMPILED = "OptimizedModule"  # class of a compiled module
