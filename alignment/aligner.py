@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Literal, cast
 
@@ -82,8 +82,8 @@ class TextAligner(ABC):
         return self.recipe.scored
 
     @abstractmethod
-    def map_each(self, pairs: Pairs, known: Container[int] = ()) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
-        """Yield each pair's index and map, or an error that says why there is none; skip batches of ``known`` pairs."""
+    def map_each(self, pairs: Pairs) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
+        """Yield each pair's index and map, or an error that says why there is none."""
 
     def align(self, sources: Sequence[Words], targets: Sequence[Words]) -> Alignments:
         """Align sentence pairs, given as words; a pair with an empty side has no links.
@@ -113,14 +113,12 @@ class TextAligner(ABC):
         answers = [answer for _, answer in sorted(self.read_each(pairs), key=itemgetter(0))]
         return [answer if isinstance(answer, InvalidInputError) else answer.links for answer in answers]
 
-    def read_each(
-        self, pairs: Pairs, known: Container[int] = ()
-    ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
-        """Yield each pair's index and alignment, or an error, as soon as its batch is done; skip ``known`` batches.
+    def read_each(self, pairs: Pairs) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
+        """Yield each pair's index and alignment, or an error, as soon as its batch is done.
 
         If the text counts its own word pairs, all of ``pairs`` are counted first.
         """
-        maps, lexicon = self.map_each(pairs, () if self.count_text else known), self.lexicon
+        maps, lexicon = self.map_each(pairs), self.lexicon
         counted: dict[int, WordMap] = {}
         if self.count_text:
             by_index = dict(maps)
@@ -237,7 +235,7 @@ class WordAligner(TextAligner):
         """The aligner itself, which reads the sides as they are."""
         return [(self, False)]
 
-    def map_each(self, pairs: Pairs, known: Container[int] = ()) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
+    def map_each(self, pairs: Pairs) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
         """Yield each pair's index and the map that the recipe's decoder reads, or why the pair cannot be used."""
         if not pairs:
             return
@@ -245,7 +243,7 @@ class WordAligner(TextAligner):
         refused: dict[int, InvalidInputError] = {}
         needed = self.recipe.settings(choice.setting)
         layers = [choice.layer] if len(needed) == 1 else [choice.layer, -1]
-        for index, maps in self._maps(pairs, layers, needed, refused.__setitem__, known):
+        for index, maps in self._maps(pairs, layers, needed, refused.__setitem__):
             read = {
                 setting: head_map(stack[0], choice.head) if setting == choice.setting else head_map(stack[-1], None)
                 for setting, stack in maps.items()
@@ -289,10 +287,9 @@ class WordAligner(TextAligner):
         layers: Sequence[int] | None,
         settings: Sequence[Setting],
         on_error: OnError,
-        known: Container[int] = (),
     ) -> Iterator[tuple[int, WordMaps]]:
         piece_maps = attention_maps(self.method, layers=layers, per_head=self._head is not None)
-        options: Any = {"max_tokens": self._max_tokens, "on_error": on_error, "known": known}
+        options: Any = {"max_tokens": self._max_tokens, "on_error": on_error}
         return word_maps(self.model, self.tokenizer, pairs, piece_maps, settings=settings, **options)
 
 
@@ -383,11 +380,11 @@ class BidirectionalAligner(TextAligner):
         """Whether links have probabilities."""
         return self.recipe.scored and self.combine in MAP_COMBINATIONS
 
-    def map_each(self, pairs: Pairs, known: Container[int] = ()) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
+    def map_each(self, pairs: Pairs) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
         """Yield each pair's index and the map made of both directions'; only for ``"add"`` and ``"multiply"``."""
         if self.combine not in MAP_COMBINATIONS:
             raise InvalidInputError(f"{self.combine} makes no map of both directions; expected add or multiply")
-        for index, both in self._both(pairs, known):
+        for index, both in self._both(pairs):
             if isinstance(both, InvalidInputError):
                 yield index, both
             elif self.combine == "add":
@@ -396,35 +393,29 @@ class BidirectionalAligner(TextAligner):
                 rows = [both[0], normalize_rows(both[1].T, null=False)]
                 yield index, sinkhorn(smoothed_product(*rows, null=False), null=False)
 
-    def read_each(
-        self, pairs: Pairs, known: Container[int] = ()
-    ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
+    def read_each(self, pairs: Pairs) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
         """Yield each pair's index and its scored alignment, or an error that says why there is none."""
         if self.combine in MAP_COMBINATIONS:
-            yield from super().read_each(pairs, known)
+            yield from super().read_each(pairs)
             return
-        for index, both in self._both(pairs, known):
+        for index, both in self._both(pairs):
             if isinstance(both, InvalidInputError):
                 yield index, both
             else:
                 forward, reverse = (self.recipe.decode(word_map).links for word_map in both)
                 yield index, ScoredAlignment(SYMMETRIZATIONS[self.combine](forward, reverse.transposed()))
 
-    def _both(
-        self, pairs: Pairs, known: Container[int]
-    ) -> Iterator[tuple[int, tuple[WordMap, WordMap] | InvalidInputError]]:
+    def _both(self, pairs: Pairs) -> Iterator[tuple[int, tuple[WordMap, WordMap] | InvalidInputError]]:
         """Yield the forward map, (T, S), and the reverse one, (S, T), of each pair."""
-        forward = dict(self.forward.map_each(pairs, known))
-        for index, word_map in self.reverse.map_each([(target, source) for source, target in pairs], known):
-            other = forward.pop(index, None)
+        forward = dict(self.forward.map_each(pairs))
+        for index, word_map in self.reverse.map_each([(target, source) for source, target in pairs]):
+            other = forward.pop(index)
             if isinstance(other, InvalidInputError):
                 yield index, other
             elif isinstance(word_map, InvalidInputError):
                 yield index, word_map
-            elif other is not None:
+            else:
                 yield index, (other, word_map)
-        # A pair that only the forward model was asked about is known, unless it is refused.
-        yield from ((index, error) for index, error in forward.items() if isinstance(error, InvalidInputError))
 
 
 def _check_languages(forward: WordAligner, reverse: WordAligner) -> None:

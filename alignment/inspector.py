@@ -1,6 +1,6 @@
 """Inspects translations with a translation model: are they about their source?"""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
 
@@ -98,20 +98,15 @@ class Inspector:
             inspections.append(inspection)
         return inspections
 
-    def inspect_each(
-        self, pairs: Pairs, known: Container[int] = ()
-    ) -> Iterator[tuple[int, Inspection | InvalidInputError]]:
-        """Yield each pair's index and inspection, or an error that says why it cannot be used.
-
-        Batches of pairs whose indices are all ``known`` are skipped.
-        """
+    def inspect_each(self, pairs: Pairs) -> Iterator[tuple[int, Inspection | InvalidInputError]]:
+        """Yield each pair's index and inspection, or an error that says why it cannot be used."""
         if not pairs:
             return
         refused: dict[int, InvalidInputError] = {}
         passes: dict[int, _Pass] = {}
         choice = self.aligner.choose(pairs)
         piece_maps = self._piece_maps(choice.layer, passes)
-        options: Any = {"max_tokens": self._max_tokens, "on_error": refused.__setitem__, "known": known}
+        options: Any = {"max_tokens": self._max_tokens, "on_error": refused.__setitem__}
         inspections = {
             index: _inspection(*pairs[index], maps, choice.head, passes.pop(index))
             for index, maps in word_maps(

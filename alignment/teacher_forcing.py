@@ -1,7 +1,7 @@
 """Runs translation models on given targets (teacher forcing), and merges their maps over pieces into word maps."""
 
 import inspect
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -290,7 +290,6 @@ def word_maps(
     settings: Sequence[Setting] = ("AWI",),
     max_tokens: int = 4096,
     on_error: OnError | None = None,
-    known: Container[int] = (),
 ) -> Iterator[tuple[int, WordMaps]]:
     """Compute the word maps of sentence pairs, in no particular order.
 
@@ -305,14 +304,11 @@ def word_maps(
         settings: which rows to read: ``"AWO"``, ``"AWI"`` or both.
         max_tokens: as for :func:`teacher_forced_batches`, which names the errors.
         on_error: likewise.
-        known: indices of pairs that may be left out: batches of known pairs alone are skipped.
 
     Yields:
         The pair's index and its maps by setting.
     """
     for batch in teacher_forced_batches(model, tokenizer, pairs, max_tokens=max_tokens, on_error=on_error):
-        if all(index in known for index in batch.indices):
-            continue
         maps = piece_maps(batch)
         sizes = [(len(pairs[index][1]), len(pairs[index][0])) for index in batch.indices]
         merged = {setting: _merged(maps, batch, setting, sizes) for setting in settings}

@@ -35,10 +35,10 @@ class Kept(WordAligner):
         super().__init__(*arguments, **options)
         self.maps: dict[str, WordMap] = {}
 
-    def map_each(self, pairs: Pairs, known: Container[int] = ()) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
+    def map_each(self, pairs: Pairs) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
         """Yield the maps, in order."""
         new = [pair for pair in pairs if str(pair) not in self.maps]
-        for index, word_map in super().map_each(new, known):
+        for index, word_map in super().map_each(new):
             assert not isinstance(word_map, InvalidInputError)
             self.maps[str(new[index])] = word_map
         yield from ((index, self.maps[str(pair)]) for index, pair in enumerate(pairs))

@@ -27,7 +27,7 @@ from rich.table import Table
 from alignment.corpora import ALIBI_STORIES, load_alibi
 from alignment.formats.output import Output
 from alignment.pipeline.blocks import BlockAligner, LinkWriting
-from captum_norm.runs import Attempt, Backend, Block, Job, Part, Parts, RayBackend, Record, Work, cut, run_job
+from captum_norm.runs import Backend, Block, Job, Part, Parts, RayBackend, Record, Work, cut, run_job
 
 BLOCK_LINES = 2000
 POWERS = (6, 9, 11)
@@ -109,10 +109,10 @@ class TimedAlignments(Job[Run]):
 
         torch.set_num_threads(1)
 
-        def work(attempt: Attempt) -> Record:
+        def work(block: Block) -> Record:
             start = time.time()
-            content = self._align(attempt).content
-            notes = {"worker": os.getpid(), "start": start, "end": time.time(), "lines": attempt.block.texts}
+            content = self._align(block).content
+            notes = {"worker": os.getpid(), "start": start, "end": time.time(), "lines": block.texts}
             return Record(notes, content)
 
         return work
@@ -147,7 +147,7 @@ class EmptyBlocks(Job[int]):
 
     def worker(self) -> Work:
         """Return a function that does nothing."""
-        return lambda attempt: Record({"number": attempt.block.texts}, b"")
+        return lambda block: Record({"number": block.texts}, b"")
 
     def combine(self, records: Iterable[Record]) -> Record:
         """Add up the numbers of blocks."""

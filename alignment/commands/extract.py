@@ -1,7 +1,7 @@
 """Runs ``norm-align extract``: aligns parallel text and writes Pharaoh format."""
 
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,13 +87,11 @@ class _Deferred:
         self.count_text, self.scored = aligner.count_text, aligner.scored
         self.counted, self.begun_lexicon, self.read = aligner.counted, aligner.begun_lexicon, aligner.read
 
-    def read_each(
-        self, pairs: Pairs, known: Container[int]
-    ) -> "Iterator[tuple[int, ScoredAlignment | InvalidInputError]]":
-        return self._ready(pairs).read_each(pairs, known)
+    def read_each(self, pairs: Pairs) -> "Iterator[tuple[int, ScoredAlignment | InvalidInputError]]":
+        return self._ready(pairs).read_each(pairs)
 
-    def map_each(self, pairs: Pairs, known: Container[int]) -> "Iterator[tuple[int, WordMap | InvalidInputError]]":
-        return self._ready(pairs).map_each(pairs, known)
+    def map_each(self, pairs: Pairs) -> "Iterator[tuple[int, WordMap | InvalidInputError]]":
+        return self._ready(pairs).map_each(pairs)
 
     def _ready(self, pairs: Pairs) -> "TextAligner":
         for part, _ in self._aligner.directions:

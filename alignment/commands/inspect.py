@@ -3,7 +3,7 @@
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -108,12 +108,12 @@ class _Writing:
         self.raised, self.flagged_lines = Counter[str](), 0
 
     def each(
-        self, align: Aligner, pairs: Pairs, numbers: Sequence[int], known: Container[int]
+        self, align: Aligner, pairs: Pairs, numbers: Sequence[int]
     ) -> Iterator[tuple[int, Written | InvalidInputError]]:
         """Inspect the pairs, and yield what is written."""
         inspector = cast("Inspector", align)
         aligners.choose(inspector.aligner, pairs, self._report)
-        for index, inspection in inspector.inspect_each(pairs, known):
+        for index, inspection in inspector.inspect_each(pairs):
             if isinstance(inspection, InvalidInputError):
                 yield index, inspection
             else:

@@ -1,7 +1,7 @@
 """Aligns the lines of a block of parallel text, and writes its links in a format or its maps for a second pass."""
 
 import json
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from io import BytesIO
 from os import PathLike
@@ -12,7 +12,7 @@ from alignment.formats.output import Output, decoded, encoded
 from alignment.links import Alignment, ScoredAlignment
 from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError
-from captum_norm.runs import Attempt, Block, Part, Record
+from captum_norm.runs import Block, Part, Record
 from captum_norm.text.lines import error_at
 
 Pairs = Sequence[tuple[list[str], list[str]]]
@@ -100,7 +100,7 @@ class Writing(Protocol):
     """What is written of each sentence pair."""
 
     def each(
-        self, align: Aligner, pairs: Pairs, numbers: Sequence[int], known: Container[int]
+        self, align: Aligner, pairs: Pairs, numbers: Sequence[int]
     ) -> Iterator[tuple[int, Written | InvalidInputError]]:
         """Yield each pair's index and what is written for it, or an error that says why there is nothing.
 
@@ -108,7 +108,6 @@ class Writing(Protocol):
             align: the aligner.
             pairs: (source words, target words).
             numbers: the number of each pair's line.
-            known: indices of pairs that may be left out.
         """
         ...
 
@@ -124,11 +123,11 @@ class LinkWriting:
     form: Output
 
     def each(
-        self, align: Aligner, pairs: Pairs, numbers: Sequence[int], known: Container[int]
+        self, align: Aligner, pairs: Pairs, numbers: Sequence[int]
     ) -> Iterator[tuple[int, Written | InvalidInputError]]:
         """Align the pairs, and yield what is written."""
         if hasattr(align, "read_each"):
-            answers = align.read_each(pairs, known)
+            answers = align.read_each(pairs)
         elif self.form.scored:
             raise InvalidInputError(f"got a {type(align).__name__}, which has no scores; give a WordAligner")
         else:
@@ -163,11 +162,11 @@ class Counting:
     save_lexicon: str | PathLike[str] | None
 
     def each(
-        self, align: Aligner, pairs: Pairs, numbers: Sequence[int], known: Container[int]
+        self, align: Aligner, pairs: Pairs, numbers: Sequence[int]
     ) -> Iterator[tuple[int, Written | InvalidInputError]]:
         """Yield each pair's words, map and probabilities to count, as a line of JSON."""
         del align, numbers
-        for index, word_map in self.align.map_each(pairs, known):
+        for index, word_map in self.align.map_each(pairs):
             if isinstance(word_map, InvalidInputError):
                 yield index, word_map
             else:
@@ -244,9 +243,8 @@ class BlockAligner:
     stop: bool
     splits: Splits = (split_words, split_words)
 
-    def __call__(self, attempt: Attempt) -> Record:
-        """Align a block, except for the pairs that are saved; return its record."""
-        block = attempt.block
+    def __call__(self, block: Block) -> Record:
+        """Align a block; return its record."""
         batch: dict[int, tuple[list[str], list[str]]] = {}
         bad: dict[int, tuple[_Reason, InvalidInputError]] = {}
         for number, line in enumerate(read_lines(block), block.first):
@@ -260,41 +258,24 @@ class BlockAligner:
                 batch[number] = pair
         self._stop_at_first(bad)
         written: dict[int, Written] = {}
-        for number, answer in zip(batch, self._answers(batch, attempt), strict=True):
+        for number, answer in zip(batch, self._answers(batch), strict=True):
             if isinstance(answer, InvalidInputError):
                 bad[number] = ("refused", error_at(block.parts[0].source, number, str(answer)))
             else:
                 written[number] = answer
         self._stop_at_first(bad)
         counts = ExtractionCounts(lines=block.texts, links=sum(links for _, links in written.values()))
-        for _, (reason, error) in sorted(bad.items()):
-            attempt.messages.append(str(error))
-            counts += ExtractionCounts(**{reason: 1})
+        reasons = [bad[number] for number in sorted(bad)]
+        counts = sum((ExtractionCounts(**{reason: 1}) for reason, _ in reasons), counts)
         numbers = range(block.first, block.last + 1)
         text = (written[number].text if number in written else self.writing.nothing(number) for number in numbers)
-        return Record({"counts": asdict(counts)}, "".join(text).encode())
+        return Record({"counts": asdict(counts)}, "".join(text).encode(), [str(error) for _, error in reasons])
 
-    def _answers(
-        self, batch: Mapping[int, tuple[list[str], list[str]]], attempt: Attempt
-    ) -> Sequence[Written | InvalidInputError]:
+    def _answers(self, batch: Mapping[int, tuple[list[str], list[str]]]) -> Sequence[Written | InvalidInputError]:
         if not batch:
             return []
-        # Of an unfinished block, what is written is saved by index among the good pairs.
-        saved = {} if attempt.saved is None else json.loads(attempt.saved.content)
-        written = {int(index): Written(*values) for index, values in saved.items()}
-        refused = dict[int, InvalidInputError]()
-
-        def record() -> Record:
-            return Record({}, json.dumps(written).encode())
-
-        pairs = list(batch.values())
-        for index, answer in self.writing.each(self.align, pairs, list(batch), written.copy()):
-            if isinstance(answer, InvalidInputError):
-                refused[index] = answer
-            else:
-                written[index] = answer
-                attempt.save(record)
-        return [refused[index] if index in refused else written[index] for index in range(len(pairs))]
+        answers = dict(self.writing.each(self.align, list(batch.values()), list(batch)))
+        return [answers[index] for index in range(len(batch))]
 
     def _problem(
         self, block: Block, number: int, pair: tuple[list[str], list[str]]

@@ -20,7 +20,6 @@ from alignment.pipeline.blocks import Aligner, BlockAligner, Counting, Extractio
 from captum_norm import InvalidInputError, bars
 from captum_norm.checks import quoted_name
 from captum_norm.runs import (
-    Attempt,
     Backend,
     Block,
     Identity,
@@ -64,8 +63,8 @@ def extract(
     r"""Align parallel text of any size, line by line: line n of the output belongs to line n of the input.
 
     From files to a file, a run that was killed at any moment continues where it stopped when it is started again, with
-    the same output as an uninterrupted run. The folder ``OUT.parts`` keeps finished blocks, and every few seconds what
-    is done of the current one; ``OUT`` appears when it is complete. Workers on Ray can share the blocks, and a run may
+    the same output as an uninterrupted run. The folder ``OUT.parts`` keeps finished blocks; ``OUT`` appears when it is
+    complete. Workers on Ray can share the blocks, and a run may
     be continued with another number of workers. If the input or output is a stream, this process aligns the text
     straight through, and an interrupted run starts over.
 
@@ -80,7 +79,7 @@ def extract(
             (``.gz``, ``.xz`` and ``.bz2`` are decompressed) or open stream.
         target: the target sentences, one a line.
         align: a :class:`~alignment.WordAligner`; or a function of the good pairs of a block, as words, and of nothing
-            else: only whole blocks are saved then.
+            else.
         out: path or URL (``.gz``, ``.xz`` and ``.bz2`` are compressed) or open stream of bytes, such as
             ``sys.stdout.buffer``.
         settings: names and values that describe ``align``; a run is continued only with the same settings.
@@ -281,9 +280,8 @@ def _align_through(
 
     def records() -> Iterator[Record]:
         for block in blocks:
-            attempt = Attempt(block, None, lambda *_: None)
-            record = aligner(attempt)
-            for message in attempt.messages:
+            record = aligner(block)
+            for message in record.messages:
                 report(message)
             yield record
             done(block.texts, _counts(record.notes).bad_lines)

@@ -3,8 +3,8 @@
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Never, TypeVar
 
@@ -64,27 +64,7 @@ Backend = Literal["local", "ray"] | RayBackend
 """Where a job runs: in this process, or by workers on Ray; ``"ray"`` is ``RayBackend()``."""
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """The work on a block, which may have been begun before.
-
-    Attributes:
-        block: the block.
-        saved: what :meth:`save` saved of it before the process was killed; None if nothing.
-        messages: messages for the user, in order.
-    """
-
-    block: Block
-    saved: Record | None
-    _save: Callable[[Block, Callable[[], Record]], None]
-    messages: list[str] = field(default_factory=list)
-
-    def save(self, done: Callable[[], Record]) -> None:
-        """Call ``done`` every few seconds and save the record it returns; call this after every batch."""
-        self._save(self.block, done)
-
-
-Work = Callable[[Attempt], Record]
+Work = Callable[[Block], Record]
 """Computes the record of a block; it depends on the block and the job alone."""
 
 
@@ -176,7 +156,7 @@ class Step(NamedTuple):
 
     notes: Mapping[str, Any]
     fresh: bool
-    messages: list[str]
+    messages: Sequence[str] = ()
 
 
 def finished_step(job: Job[Any], journal: Journal, block: Block) -> Step | None:
@@ -184,17 +164,16 @@ def finished_step(job: Job[Any], journal: Journal, block: Block) -> Step | None:
     notes = journal.finished(block)
     if notes is None or job.redo(notes):
         return None
-    return Step(notes, fresh=False, messages=[])
+    return Step(notes, fresh=False)
 
 
 def finish_block(job: Job[Any], journal: Journal, work: Work, block: Block) -> Step:
     """Finish a block, unless it is finished."""
     if (step := finished_step(job, journal, block)) is not None:
         return step
-    attempt = Attempt(block, journal.unfinished(block), journal.save)
-    record = work(attempt)
+    record = work(block)
     journal.finish(block, record)
-    return Step(record.notes, fresh=True, messages=attempt.messages)
+    return Step(record.notes, fresh=True, messages=record.messages)
 
 
 class Monitor:

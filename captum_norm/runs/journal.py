@@ -1,17 +1,16 @@
 """Stores the finished blocks of a run in a folder beside its output, so that a killed run can be resumed.
 
-The folder has ``job.json``, which describes the run, and a file for each block: ``block-N`` if it is finished, else
-``half-N``. Each is written atomically: a checksum, which depends on block and job, notes, then the content. Before the
-output is published, ``published.json`` says what it will be; it is the last file to be removed. A folder without a
-valid ``job.json`` is refused, neither emptied nor removed: it may belong to the user.
+The folder has ``job.json``, which describes the run, and a file ``block-N`` for each finished block. Each is written
+atomically: a checksum, which depends on block and job, notes, then the content. Before the output is published,
+``published.json`` says what it will be; it is the last file to be removed. A folder without a valid ``job.json`` is
+refused, neither emptied nor removed: it may belong to the user.
 """
 
 import errno
 import hashlib
 import json
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
@@ -27,14 +26,12 @@ from captum_norm.text.files import Local, Place, Writer, place_of
 Identity = Mapping[str, str | int | float | bool | None]
 """Everything that the result of a run depends on, by name, as values that survive JSON."""
 
-SAVE_SECONDS = 5.0
-"""The interval at which an unfinished block is saved, after the current batch."""
-
 _FORMAT = 3
 _READ_AHEAD = 16
 _JOB, _LOCK, _PUBLISHED = "job.json", "lock", "published.json"
 
 _WITHOUT_JOB = re.compile(r"lock|published\.json|\.job\.json\.[0-9a-f]+\.tmp")
+# Earlier versions saved unfinished blocks, too: half-N.
 _OURS = re.compile(
     r"lock|(job|status|published)\.json|(block|half)-\d{9,}|merged.*"
     r"|\.(job|status|published|block|half|merged).*\.[0-9a-f]+\.tmp"
@@ -42,10 +39,11 @@ _OURS = re.compile(
 
 
 class Record(NamedTuple):
-    """The work on a block: notes, in plain values for JSON, and any bytes."""
+    """The work on a block: notes, in plain values for JSON, and any bytes; messages for the user are not stored."""
 
     notes: Mapping[str, Any]
     content: bytes
+    messages: Sequence[str] = ()
 
 
 class Journal:
@@ -62,8 +60,6 @@ class Journal:
         self.report = report
         self._output = output
         self._folder: Place = place_of(f"{output}.parts")
-        self._saved = time.monotonic()
-        self._half: int | None = None
 
     @property
     def folder(self) -> str:
@@ -85,11 +81,10 @@ class Journal:
             with self.as_input_error():
                 names = self.check()
                 blocks = sum(name.startswith("block-") for name in names)
-                if not restart and (blocks or any(name.startswith("half-") for name in names)):
+                if blocks and not restart:
                     self.check_job()
                     self._remove(lambda name: name.endswith(".tmp"))
-                    if blocks:
-                        self.report(f"{self.folder}: {blocks:,} blocks are finished already")
+                    self.report(f"{self.folder}: {blocks:,} blocks are finished already")
                 else:
                     self._remove(lambda name: name not in (_JOB, _LOCK))
                     (self._folder / _JOB).write(_job_text(self.job))
@@ -198,25 +193,12 @@ class Journal:
             raise InvalidInputError(f"{message}; set them back, or start afresh with --restart (restart=True)")
         return record.notes
 
-    def unfinished(self, block: Block) -> Record | None:
-        """Return the saved record of an unfinished block; None if there is none, or it had other text."""
-        record = self._record(_half_file(block.index))
-        if record is not None:
-            self._half = block.index
-        return record if record is not None and record.notes["digest"] == block.digest else None
-
-    def save(self, block: Block, done: Callable[[], Record]) -> None:
-        """Save an unfinished block, unless one was saved in the last :data:`~captum_norm.runs.journal.SAVE_SECONDS`."""
-        if time.monotonic() - self._saved >= SAVE_SECONDS:
-            self._half = block.index
-            self._write(_half_file(block.index), done(), block.digest)
-
     def finish(self, block: Block, record: Record) -> None:
         """Save a finished block."""
-        self._write(_block_file(block.index), record, block.digest)
-        if self._half == block.index:  # others are removed at the end
-            with self.as_input_error():
-                self._folder.remove(_half_file(block.index))
+        name = _block_file(block.index)
+        content = json.dumps({"digest": block.digest, **record.notes}).encode() + b"\n" + record.content
+        with self.as_input_error():
+            (self._folder / name).write(_label(content, self._key(name)) + content)
 
     def records(self, indices: Iterable[int]) -> Iterator[Record]:
         """Read the records of finished blocks in order; several at a time, since in object stores each takes its time.
@@ -264,12 +246,6 @@ class Journal:
 
     def _key(self, name: str) -> bytes:
         return hashlib.blake2b(_job_text(self.job) + name.encode()).digest()
-
-    def _write(self, name: str, record: Record, digest: str) -> None:
-        content = json.dumps({"digest": digest, **record.notes}).encode() + b"\n" + record.content
-        with self.as_input_error():
-            (self._folder / name).write(_label(content, self._key(name)) + content)
-        self._saved = time.monotonic()
 
     def _record(self, name: str) -> Record | None:
         """Read a record; None if there is none, or it is damaged, which is reported."""
@@ -337,10 +313,6 @@ def _sha256(place: Place) -> str:
 
 def _block_file(index: int) -> str:
     return f"block-{index:09d}"
-
-
-def _half_file(index: int) -> str:
-    return f"half-{index:09d}"
 
 
 def _label(content: bytes, key: bytes) -> bytes:

@@ -23,10 +23,10 @@ def run_job(
 ) -> Result:
     r"""Finish all blocks of a job exactly once, even if processes are killed, and return its result.
 
-    The folder ``OUTPUT.parts`` keeps finished blocks, and every few seconds what is done of unfinished ones, with
-    checksums. A run that was killed at any moment continues from there when it is started again, on any machine that
-    reaches the folder and with any backend. The result is the same for any number of workers, any order in which they
-    finish and any number of deaths, as long as they compute alike (same device, same number of threads).
+    The folder ``OUTPUT.parts`` keeps finished blocks, with checksums. A run that was killed at any moment continues
+    from there when it is started again, on any machine that reaches the folder and with any backend. The result is the
+    same for any number of workers, any order in which they finish and any number of deaths, as long as they compute
+    alike (same device, same number of threads).
 
     Args:
         job: the job.
@@ -48,7 +48,7 @@ def run_job(
         ...     def blocks(self):
         ...         return cut([self.output], 2)
         ...     def worker(self):
-        ...         return lambda attempt: Record({"letters": sum(map(len, attempt.block.read()))}, b"")
+        ...         return lambda block: Record({"letters": sum(map(len, block.read()))}, b"")
         ...     def finish(self, parts):
         ...         return sum(record.notes["letters"] for record in parts.blocks())
         >>> with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,7 @@
 """Sentence pairs to alignments, by one model or two opposite ones: what is read, chosen, combined and refused."""
 
 import random
-from collections.abc import Container
 from functools import cache
-from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
@@ -161,36 +159,6 @@ def test_empty_sides_have_no_links() -> None:
     assert aligner.choice is None
 
 
-def test_what_is_known_is_left_out_and_the_rest_is_what_it_was() -> None:
-    sources, targets, _ = translations(0, 12)
-    pairs = list(zip([*sources, ["bad"]], [*targets, ["A"]], strict=True))
-    seen: list[int] = []
-
-    def counted(layer: int, head: int, read: Tensor, source: Tensor) -> Tensor:
-        seen.append(len(source))
-        return entries(layer, head, read, source)
-
-    def aligner() -> WordAligner:
-        return WordAligner(ToyModel(), ToyTokenizer(), ToyMethod(counted), 1, max_tokens=60)
-
-    def answers(known: Container[int] = ()) -> dict[int, Alignment | str]:
-        found = aligner().read_each(pairs, known)
-        return {
-            index: str(answer) if isinstance(answer, InvalidInputError) else answer.links for index, answer in found
-        }
-
-    whole = answers()
-    batches = seen[::2]  # of two heads
-    assert sorted(whole) == list(range(len(pairs)))
-    order = [index for index, answer in whole.items() if isinstance(answer, Alignment)]
-    assert len(batches) > 3
-    for count in range(len(order) + 1):
-        seen.clear()
-        known = set(order[:count])
-        assert {index: whole[index] for index in known} | answers(known) == whole
-        assert seen[::2] == [size for size, end in zip(batches, accumulate(batches), strict=True) if end > count]
-
-
 def test_pairs_that_cannot_be_used_are_told() -> None:
     sources, targets, links = translations(3, 3)
     bad: Any = [(["a", "bad"], ["A"]), (["a"] * 29, ["A"]), (["~"], ["A"]), (["a"], []), (sources[2], targets[2])]
@@ -331,16 +299,6 @@ def test_pairs_that_one_side_refuses(combine: str) -> None:
 def links_of(answer: ScoredAlignment | InvalidInputError) -> Alignment:
     assert isinstance(answer, ScoredAlignment)
     return answer.links
-
-
-def test_known_pairs_may_be_left_out() -> None:
-    options: Any = {"max_tokens": 30}
-    aligner = BidirectionalAligner(one(1, **options), one(2, **options))
-    whole = dict(aligner.read_each(PAIRS))
-    known = set(range(0, 12, 2)) | {1, 3}
-    some = dict(aligner.read_each(PAIRS, known))
-    assert set(range(12)) - known <= set(some) < set(range(12))
-    assert all(links_of(whole[index]) == links_of(answer) for index, answer in some.items())
 
 
 def lexical(pairs: Any, both: Any, lexicon: Lexicon, counted: bool) -> list[Alignment]:

@@ -13,7 +13,7 @@ Damage = Callable[[Path, random.Random], object]
 
 
 def files(folder: Path) -> list[Path]:
-    """Those with content: jobs, blocks and half blocks."""
+    """Those with content: job and blocks."""
     return sorted(path for path in folder.iterdir() if path.stat().st_size)
 
 

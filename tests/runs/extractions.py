@@ -19,7 +19,6 @@ import pytest
 from tqdm import tqdm
 
 from alignment import Alignment
-from alignment.links import ScoredAlignment
 from alignment.pipeline import extract
 from captum_norm import InvalidInputError
 
@@ -46,10 +45,6 @@ def align(pairs: Batch, delay: float = 0.0) -> list[Alignment | InvalidInputErro
         InvalidInputError("got a word that is refused") if "refused" in source else Alignment(links(source, target))
         for source, target in pairs
     ]
-
-
-def scored(answer: Alignment | InvalidInputError) -> ScoredAlignment | InvalidInputError:
-    return answer if isinstance(answer, InvalidInputError) else ScoredAlignment(answer)
 
 
 def text(lines: int, seed: int = 0) -> list[tuple[str, str]]:

@@ -4,15 +4,13 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from alignment.links import ScoredAlignment
 from captum_norm.errors import InvalidInputError
-from captum_norm.runs import journal
 from tests.fuzzing import FACTOR
 from tests.runs import extractions
 from tests.runs.damage import damages, tree
@@ -41,27 +39,8 @@ def in_seconds(limit: int) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is saved at once, and nothing waits for the disk: no power fails here."""
-    monkeypatch.setattr(journal, "SAVE_SECONDS", 0.0)
+    """Nothing waits for the disk: no power fails here."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
-class Letters:
-    """A slow aligner that hands over one alignment after the other, and may be interrupted."""
-
-    def __init__(self, most: int | None = None) -> None:
-        self.left = most
-
-    def read_each(
-        self, pairs: extractions.Batch, known: Container[int]
-    ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
-        for index, answer in enumerate(extractions.align(pairs)):
-            if index in known:
-                continue
-            if self.left == 0:
-                raise KeyboardInterrupt
-            self.left = None if self.left is None else self.left - 1
-            yield index, extractions.scored(answer)
 
 
 def test_extractions(tmp_path: Path) -> None:
@@ -71,15 +50,14 @@ def test_extractions(tmp_path: Path) -> None:
     template.mkdir()
     source = extractions.write_text(template / "text", pairs)
     options = {"block_lines": 6, "settings": {"layer": 1, "recipe": "paper", "é": None}}
-    with pytest.raises(KeyboardInterrupt):
-        extractions.run(source, template / "out", align=Letters(7), **options)
+    extractions.interrupt(source, template / "out", 3, **options)
     kept = [path.name for path in sorted((template / "out.parts").iterdir())]
-    assert kept == ["block-000000000", "block-000000001", "half-000000002", "job.json", "lock"]
+    assert kept == ["block-000000000", "block-000000001", "block-000000002", "job.json", "lock"]
 
     def refusal(folder: Path, *, restart: bool) -> str | None:
         with in_seconds(60):
             try:
-                extractions.run(folder / "text", folder / "out", align=Letters(), restart=restart, **options)
+                extractions.run(folder / "text", folder / "out", restart=restart, **options)
             except InvalidInputError as error:
                 return str(error)
         return None

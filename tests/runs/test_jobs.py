@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.runs import Attempt, Block, Job, Parts, Record, cut, run_job
+from captum_norm.runs import Block, Job, Parts, Record, cut, run_job
 from captum_norm.runs.job import FAN_IN
 
 
@@ -20,8 +20,8 @@ class Sum(Job[float]):
     def blocks(self) -> Iterator[Block]:
         return cut([self.output], 2)
 
-    def worker(self) -> Callable[[Attempt], Record]:
-        return lambda attempt: total(map(float, attempt.block.read()[0].split()))
+    def worker(self) -> Callable[[Block], Record]:
+        return lambda block: total(map(float, block.read()[0].split()))
 
     def combine(self, records: Iterable[Record]) -> Record:
         return total(np.frombuffer(record.content)[0] for record in records)
@@ -61,7 +61,7 @@ def plain(numbers: list[float]) -> float:
 
 def test_what_cannot_be_loaded_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     class Failing(Sum):
-        def worker(self) -> Callable[[Attempt], Record]:
+        def worker(self) -> Callable[[Block], Record]:
             raise InvalidInputError("no model")
 
     path = tmp_path / "text"

@@ -1,23 +1,19 @@
 """Runs that are killed, and go on as if nothing had happened."""
 
-import math
 import os
 import shutil
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
-from alignment.links import ScoredAlignment
-from alignment.pipeline import extract
 from captum_norm import InvalidInputError
 from captum_norm.runs import Journal, cut
 from captum_norm.text.files import Local
 from tests.runs import extractions
-from tests.runs.clock import Clock, killed_after
-from tests.runs.extractions import Batch, align, check_result, expected, interrupt, run, scored, write_text
+from tests.runs.extractions import check_result, expected, interrupt, run, write_text
 
 
 @pytest.mark.long
@@ -109,6 +105,17 @@ def test_torn_block_is_made_again(tmp_path: Path) -> None:
     check_result(source, out, pairs)
 
 
+def test_what_an_earlier_version_saved_of_an_unfinished_block_is_removed(tmp_path: Path) -> None:
+    pairs = extractions.text(12)
+    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
+    for blocks in (0, 2):
+        interrupt(source, out, blocks)
+        (tmp_path / "out.parts" / "half-000000002").write_text("of an earlier version")
+        run(source, out)
+        check_result(source, out, pairs)
+        out.unlink()
+
+
 def test_lines_not_read_yet_may_be_repaired(tmp_path: Path) -> None:
     pairs = [*[("a b", "c")] * 9, ("a", ""), ("a", "b")]
     source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
@@ -144,85 +151,6 @@ def test_what_a_run_left_is_named_if_the_output_is_another(tmp_path: Path, monke
 
 def failing(_: object) -> None:
     raise KeyboardInterrupt
-
-
-class Slow:
-    """Hands over the alignments of so many pairs at a time, after so many seconds."""
-
-    def __init__(self, clock: Clock, seconds: float, together: int) -> None:
-        self.clock, self.seconds, self.together = clock, seconds, together
-
-    def read_each(
-        self, pairs: Batch, known: Container[int]
-    ) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
-        answers = list(enumerate(map(scored, align(pairs))))
-        for start in range(0, len(pairs), self.together):
-            batch = answers[start : start + self.together]
-            if not all(index in known for index, _ in batch):
-                self.clock.work(self.seconds)
-                yield from batch
-
-
-@pytest.mark.parametrize(("seconds", "together"), [(0.02, 1), (2.0, 100), (4.9, 7)])
-def test_a_kill_costs_no_more_than_ten_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, together: int
-) -> None:
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    clock = Clock(monkeypatch)
-    pairs = [(f"a b c{line}", f"d{line} e") for line in range(3000)]
-    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
-
-    def go() -> None:
-        run(source, out, align=Slow(clock, seconds, together), block_lines=2048)
-
-    for kill in (20, 61, 33, 27, 45):
-        clock.kill_after(kill)
-        try:
-            go()
-        except KeyboardInterrupt:
-            continue
-        break
-    clock.end = math.inf
-    if not out.exists():
-        go()
-    check_result(source, out, pairs)
-    batches = math.ceil(2048 / together) + math.ceil(952 / together)
-    assert clock.worked <= batches + 5 * 10 / seconds
-
-
-def test_refused_pairs_are_refused_again_where_a_block_is_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch)
-    pairs = extractions.text(60, seed=2)
-    assert any("refused" in source for source, _ in pairs)
-    source, out, whole = write_text(tmp_path / "text", pairs), tmp_path / "out", tmp_path / "whole"
-    told: dict[Path, list[str]] = {out: [], whole: []}
-    killed_after(clock, 30, lambda: run(source, out, align=Slow(clock, 3, 1), block_lines=60))
-    (half,) = (tmp_path / "out.parts").glob("half-*")
-    assert half.stat().st_size
-    counts = [
-        extract(
-            source, None, Slow(clock, 3, 1), path, block_lines=60, max_words=8, settings={}, report=told[path].append
-        )
-        for path in (out, whole)
-    ]
-    assert counts[0] == counts[1]
-    assert told[out] == told[whole]
-    assert out.read_text() == whole.read_text() == expected(pairs)
-
-
-def test_text_that_is_repaired_is_not_given_the_alignments_of_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock(monkeypatch)
-    pairs = [("a b", "c")] * 9 + [("a", "b")]
-    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
-    killed_after(clock, 27, lambda: run(source, out, align=Slow(clock, 3, 1), block_lines=10))
-    pairs[0] = ("d e f", "g h")
-    write_text(source, pairs)
-    run(source, out, align=Slow(clock, 3, 1), block_lines=10)
-    assert out.read_text() == expected(pairs)
 
 
 def test_second_run_is_kept_out(tmp_path: Path) -> None:

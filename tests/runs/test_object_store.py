@@ -27,9 +27,9 @@ def test_a_block_costs_few_requests(object_store: ObjectStore) -> None:
         return object_store.requests.copy()
 
     _, before, after = requests(1), requests(2), requests(4)
-    # For each: is it finished, is it begun, its text, its result, and again its result.
-    assert len(after) - len(before) == 2 * 5
-    assert len(before) <= 2 * 5 + 30
+    # For each: is it finished, its text, its result, and again its result.
+    assert len(after) - len(before) == 2 * 4
+    assert len(before) <= 2 * 4 + 30
 
 
 def test_whichever_request_fails_nothing_is_lost(object_store: ObjectStore) -> None:

@@ -10,10 +10,10 @@ import pytest
 from alignment import Alignment
 from alignment.pipeline import ExtractionCounts, extract
 from captum_norm import InvalidInputError
-from captum_norm.runs import Journal, journal, published
+from captum_norm.runs import Journal, published
 from captum_norm.text.files import place_of
 from tests.runs import extractions
-from tests.runs.extractions import Batch, align, expected, interrupt, run, scored
+from tests.runs.extractions import Batch, align, expected, interrupt, run
 
 PAIRS = extractions.text(4 * extractions.BLOCK_LINES - 1)
 
@@ -136,29 +136,6 @@ def test_a_folder_of_the_user_is_left_alone(place: str, name: str, options: dict
     assert names(place) == sorted([*before, "out.parts"])
     assert names(f"{out}.parts") == [name.partition("/")[0]]
     assert place_of(f"{out}.parts/{name}").read() == b"of the user"
-
-
-def test_unfinished_blocks_are_continued(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "SAVE_SECONDS", 0.0)
-    source, out, left = put_text(f"{place}/text", PAIRS), f"{place}/out", 3
-
-    class Letters:
-        def read_each(self, pairs: Batch, known: Any) -> Any:
-            nonlocal left
-            for index, answer in enumerate(align(pairs)):
-                if index not in known:
-                    if left == 0:
-                        raise KeyboardInterrupt
-                    left -= 1
-                    yield index, scored(answer)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(source, out, align=Letters(), block_lines=20)
-    assert names(f"{out}.parts") == ["half-000000000", "job.json"]
-    left = sum(answer != "" for answer in expected(PAIRS).splitlines()) - 3
-    left += sum("refused" in source for source, _ in PAIRS)
-    run(source, out, align=Letters(), block_lines=20)
-    check_result(place, PAIRS)
 
 
 @pytest.mark.parametrize("lines", [1, 15, 100])

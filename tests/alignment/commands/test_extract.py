@@ -151,11 +151,11 @@ def test_a_run_is_continued_only_as_it_was_begun(
     with monkeypatch.context() as patch:
         calls: list[int] = []
 
-        def failing(aligner: WordAligner, pairs: Any, known: Any) -> Any:
+        def failing(aligner: WordAligner, pairs: Any) -> Any:
             if len(calls) == 2:
                 raise KeyboardInterrupt
             calls.append(len(pairs))
-            return align(aligner, pairs, known)
+            return align(aligner, pairs)
 
         patch.setattr(WordAligner, "read_each", failing)
         assert cli.main(["extract", "pairs", "--out=links", "--quiet", PAPER]) == 130

@@ -17,7 +17,7 @@ from alignment.formats.output import Output
 from alignment.pipeline import extract
 from alignment.pipeline.blocks import BlockAligner, ExtractionCounts, LinkWriting
 from captum_norm import InvalidInputError
-from captum_norm.runs import Attempt, Block, Record, cut
+from captum_norm.runs import cut
 from tests.runs import extractions
 from tests.runs.extractions import Batch, align, expected, run, write_text
 
@@ -208,17 +208,13 @@ def diagonal(pairs: Batch) -> list[Alignment | InvalidInputError]:
     ]
 
 
-def aligned(aligner: BlockAligner, block: Block, told: list[str] | None = None) -> Record:
-    return aligner(Attempt(block, None, lambda *_: None, [] if told is None else told))
-
-
 @pytest.mark.parametrize("size", [1, 3, 5, 10, 11])
 def test_bad_lines_are_reported_in_order_and_become_empty_lines(size: int) -> None:
-    told: list[str] = []
     aligner = BlockAligner(diagonal, PHARAOH, 3, stop=False)
     blocks = list(cut([io.BytesIO(b"\n".join(LINES))], size))
     assert [block.first for block in blocks] == list(range(1, 11, size))
-    records = [aligned(aligner, block, told) for block in blocks]
+    records = [aligner(block) for block in blocks]
+    told = [message for record in records for message in record.messages]
     assert b"".join(record.content for record in records) == b"0-0 1-1" + b"\n" * 9 + b"0-0\n"
     assert sum((ExtractionCounts(**record.notes["counts"]) for record in records), ExtractionCounts()) == COUNTS
     assert COUNTS.bad_lines == len(told) == len(REASONS)
@@ -231,26 +227,25 @@ def test_first_bad_line_stops_if_told_to(number: int) -> None:
     aligner = BlockAligner(diagonal, PHARAOH, 3, stop=True)
     first, second = cut([io.BytesIO(b"\n".join([LINES[0], LINES[number - 1], LINES[4]]))], 2)
     with pytest.raises(InvalidInputError, match=f"<stream>, line 2: {re.escape(REASONS[number])}.*--bad-lines empty"):
-        aligned(aligner, first)
+        aligner(first)
     with pytest.raises(InvalidInputError, match="<stream>, line 3: got no word"):
-        aligned(aligner, second)
+        aligner(second)
 
 
 def test_messages_name_the_file_of_the_side() -> None:
     streams = io.BytesIO(b"a\na\na b\na\nrefused\n"), io.BytesIO(b"\n\xff\nx\nx y\nx\n")
     for stream, name in zip(streams, ("text.de", "text.en"), strict=True):
         stream.name = name
-    told: list[str] = []
     (block,) = cut(streams, 9)
-    record = aligned(BlockAligner(diagonal, PHARAOH, 1, stop=False), block, told)
+    record = BlockAligner(diagonal, PHARAOH, 1, stop=False)(block)
     assert record.content == b"\n" * 5
-    assert [message.split(": got")[0] for message in told[:4]] == [
+    assert [message.split(": got")[0] for message in record.messages[:4]] == [
         "text.en, line 1",
         "text.en, line 2",
         "text.de, line 3",
         "text.en, line 4",
     ]
-    assert told[4] == "text.de, line 5: refused by the model"
+    assert record.messages[4] == "text.de, line 5: refused by the model"
 
 
 @pytest.mark.parametrize("utf16", ["text.de", "text.en"])
@@ -268,13 +263,13 @@ def test_aligner_is_not_asked_about_nothing() -> None:
         raise AssertionError
 
     (block,) = cut([io.BytesIO(b"a |||\n||| b\n")], 2)
-    assert aligned(BlockAligner(never, PHARAOH, 3, stop=False), block).content == b"\n\n"
+    assert BlockAligner(never, PHARAOH, 3, stop=False)(block).content == b"\n\n"
 
 
 def test_aligner_that_loses_a_pair_is_caught() -> None:
     (block,) = cut([io.BytesIO(b"a ||| b\nc ||| d\n")], 2)
     with pytest.raises(ValueError, match="zip"):
-        aligned(BlockAligner(lambda pairs: diagonal(pairs)[:1], PHARAOH, 3, stop=False), block)
+        BlockAligner(lambda pairs: diagonal(pairs)[:1], PHARAOH, 3, stop=False)(block)
 
 
 def test_counts_say_what_they_are() -> None:
