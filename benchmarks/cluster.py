@@ -16,7 +16,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice, pairwise
 from pathlib import Path
@@ -27,7 +27,7 @@ from rich.table import Table
 from alignment.corpora import ALIBI_STORIES, load_alibi
 from alignment.formats.output import Output
 from alignment.pipeline.blocks import BlockAligner, LinkWriting
-from captum_norm.runs import Backend, Block, Job, Part, Parts, RayBackend, Record, Work, cut, run_job
+from captum_norm.runs import Backend, Block, Job, Journal, Part, RayBackend, Record, cut, run_job
 
 BLOCK_LINES = 2000
 POWERS = (6, 9, 11)
@@ -90,7 +90,7 @@ class Run:
         return sum(gaps) / len(gaps)
 
 
-class TimedAlignments(Job[Run]):
+class TimedAlignments(Job):
     """Aligns a text and notes when each block began and ended."""
 
     title = "benchmark"
@@ -103,7 +103,7 @@ class TimedAlignments(Job[Run]):
         """Find the blocks of the text."""
         return cut(self._files, BLOCK_LINES)
 
-    def worker(self) -> Work:
+    def worker(self) -> Callable[[Block], Record]:
         """Return a function that aligns a block in one thread."""
         import torch
 
@@ -112,22 +112,23 @@ class TimedAlignments(Job[Run]):
         def work(block: Block) -> Record:
             start = time.time()
             content = self._align(block).content
-            notes = {"worker": os.getpid(), "start": start, "end": time.time(), "lines": block.texts}
+            notes = {"worker": os.getpid(), "start": start, "end": time.time(), "lines": block.lines}
             return Record(notes, content)
 
         return work
 
-    def finish(self, parts: Parts) -> Run:
+    def finish(self, journal: Journal, blocks: int) -> Run:
         """Return the times of all blocks."""
         names = ("worker", "start", "end", "lines")
         spans = [
-            Span(**{name: record.notes[name] for name in names}, links=len(record.content)) for record in parts.blocks()
+            Span(**{name: record.notes[name] for name in names}, links=len(record.content))
+            for record in journal.records(blocks)
         ]
-        stored = sum(path.stat().st_size for path in Path(parts.journal.folder).iterdir())
+        stored = sum(path.stat().st_size for path in Path(journal.folder).iterdir())
         return Run(sorted(spans, key=lambda span: span.end), stored)
 
 
-class EmptyBlocks(Job[int]):
+class EmptyBlocks(Job):
     """Blocks of no file, which take no work."""
 
     title = "bookkeeping"
@@ -142,21 +143,16 @@ class EmptyBlocks(Job[int]):
         self.start, self.before = time.perf_counter(), peak()
         for index in range(self._number):
             part = Part("corpus.txt", index * 1000, 1000, None)
-            yield Block(index, index + 1, index + 1, 1, (part,), f"{index:032x}", (index + 1) / self._number)
+            yield Block(index, index + 1, index + 1, (part,), f"{index:032x}", (index + 1) / self._number)
         self.end = time.perf_counter()
 
-    def worker(self) -> Work:
+    def worker(self) -> Callable[[Block], Record]:
         """Return a function that does nothing."""
-        return lambda block: Record({"number": block.texts}, b"")
+        return lambda block: Record({"number": block.lines}, b"")
 
-    def combine(self, records: Iterable[Record]) -> Record:
-        """Add up the numbers of blocks."""
-        return Record({"number": sum(record.notes["number"] for record in records)}, b"")
-
-    def finish(self, parts: Parts) -> int:
+    def finish(self, journal: Journal, blocks: int) -> int:
         """Return the number of blocks."""
-        number: int = parts.combined().notes["number"]
-        return number
+        return sum(record.notes["number"] for record in journal.records(blocks))
 
 
 def peak() -> float:
@@ -218,17 +214,18 @@ def bookkeeping(blocks: int) -> None:
     """Print speed and memory of a job of many blocks."""
     with tempfile.TemporaryDirectory() as folder:
         job = EmptyBlocks(f"{folder}/output", blocks)
-        total = run_job(job, RayBackend(workers=2), save=lambda _: print_bookkeeping(job))
+        total = run_job(job, RayBackend(workers=2))
     if total != blocks:
         raise AssertionError(f"got {total} blocks, expected {blocks}")
+    print_bookkeeping(job)
 
 
 def print_bookkeeping(job: EmptyBlocks) -> None:
-    """Print what the driver took; its journal is still there."""
+    """Print what the driver took."""
     seconds, number = job.end - job.start, job.identity["blocks"]
     assert isinstance(number, int)
     print(f"{number:,} blocks without work: {number / seconds:,.0f} blocks/s")
-    print(f"  combining them in a tree: {time.perf_counter() - job.end:.1f} s")
+    print(f"  reading and removing them: {time.perf_counter() - job.end:.1f} s")
     grown = peak() - job.before
     each = f"{1e6 * grown / number:,.0f} bytes each"
     print(f"  driver: {peak():.0f} MB at most, of which {grown:.0f} MB for blocks, {each}")

@@ -98,10 +98,11 @@ def test_an_interrupted_job_can_begin_again_at_once(tmp_path: Path) -> None:
 
     def job() -> float:
         try:
-            return run_job(Sum(str(path)))
+            total: float = run_job(Sum(str(path)))
         except KeyboardInterrupt as error:
             kept.append(error)
             raise
+        return total
 
     runs = str(Path(captum_norm.__file__).parent / "runs")
     for roots in (ROOTS, (runs, str(Path(filelock.__file__).parent))):

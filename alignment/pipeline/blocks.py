@@ -264,7 +264,7 @@ class BlockAligner:
             else:
                 written[number] = answer
         self._stop_at_first(bad)
-        counts = ExtractionCounts(lines=block.texts, links=sum(links for _, links in written.values()))
+        counts = ExtractionCounts(lines=block.lines, links=sum(links for _, links in written.values()))
         reasons = [bad[number] for number in sorted(bad)]
         counts = sum((ExtractionCounts(**{reason: 1}) for reason, _ in reasons), counts)
         numbers = range(block.first, block.last + 1)

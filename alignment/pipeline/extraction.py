@@ -25,10 +25,8 @@ from captum_norm.runs import (
     Identity,
     Job,
     Journal,
-    Parts,
     Record,
     cut,
-    published,
     run_job,
 )
 from captum_norm.text.files import Local, check_file, place_of
@@ -64,9 +62,8 @@ def extract(
 
     From files to a file, a run that was killed at any moment continues where it stopped when it is started again, with
     the same output as an uninterrupted run. The folder ``OUT.parts`` keeps finished blocks; ``OUT`` appears when it is
-    complete. Workers on Ray can share the blocks, and a run may
-    be continued with another number of workers. If the input or output is a stream, this process aligns the text
-    straight through, and an interrupted run starts over.
+    complete. Workers on Ray can share the blocks, and a run may be continued with another number of workers. If the
+    input or output is a stream, this process aligns the text straight through, and an interrupted run starts over.
 
     An aligner with ``count_text=True`` reads the text once; its maps are kept on disk until all word pairs are counted,
     then links are read off them.
@@ -147,7 +144,8 @@ def extract(
             return done
         output_file(out, inputs, replace=overwrite)
         with bars.progress(0) if shown else bars.hidden():
-            return run_job(job, backend, restart=restart, report=report)
+            counted: ExtractionCounts = run_job(job, backend, restart=restart, report=report)
+        return counted
     if backend != "local":
         raise InvalidInputError("got a stream; several workers need files or URLs as input and output")
     report("a run from or to a stream cannot be resumed: if interrupted, it starts over")
@@ -155,7 +153,7 @@ def extract(
         return _align_through(cut(inputs, block_lines), aligner, counting, file, out, report, advance)
 
 
-class Extraction(Job[ExtractionCounts]):
+class Extraction(Job):
     """The job of :func:`extract` from files to a file; ``counting`` does the second pass, if there is one."""
 
     title = "aligning"
@@ -191,7 +189,7 @@ class Extraction(Job[ExtractionCounts]):
         """Return the number of bad lines."""
         return {"bad": _counts(notes).bad_lines}
 
-    def finish(self, parts: Parts) -> ExtractionCounts:
+    def finish(self, journal: Journal, blocks: int) -> ExtractionCounts:
         """Write the output, and return the counts of all lines."""
         notes, digests = dict[str, Any](), list[str]()
 
@@ -200,8 +198,9 @@ class Extraction(Job[ExtractionCounts]):
                 digests.append(record.notes["digest"])
                 yield record
 
-        with published(self.output, parts.journal, notes, overwrite=self._overwrite) as file:
-            records = parts.blocks() if self._counting is None else self._counting.reread(parts.blocks)
+        with journal.publishing(notes, overwrite=self._overwrite) as file:
+            read = partial(journal.records, blocks)
+            records = read() if self._counting is None else self._counting.reread(read)
             counts = _write(noted(records), partial(write_parts, file, suffix_of(self.output)))
             notes.update(counts=asdict(counts), text=_text_digest(digests))
         return counts
@@ -284,7 +283,7 @@ def _align_through(
             for message in record.messages:
                 report(message)
             yield record
-            done(block.texts, _counts(record.notes).bad_lines)
+            done(block.lines, _counts(record.notes).bad_lines)
 
     def stream(contents: Iterator[bytes]) -> None:
         with Path(out).open("wb") if isinstance(out, str | PathLike) else nullcontext(out) as opened:

@@ -28,13 +28,12 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive texts of an input, or of several that are read in parallel.
+    """Consecutive lines of an input, or of several that are read in parallel.
 
     Attributes:
         index: its index in the input, from 0.
         first: the number of its first line, from 1.
         last: the number of its last line.
-        texts: the number of its texts.
         parts: where its lines are, in each file.
         digest: identifies its lines and their numbers.
         share: the share of the input that ends with this block; None if unknown.
@@ -43,10 +42,14 @@ class Block:
     index: int
     first: int
     last: int
-    texts: int
     parts: tuple[Part, ...]
     digest: str
     share: float | None = None
+
+    @property
+    def lines(self) -> int:
+        """The number of its lines."""
+        return self.last - self.first + 1
 
     def read(self) -> list[bytes]:
         """Read its lines in each file.
@@ -72,13 +75,8 @@ def _digest(first: int, contents: Sequence[bytes]) -> str:
     return digest.hexdigest()
 
 
-class LineReader:
-    """Reads the lines of a text and remembers where they are.
-
-    Attributes:
-        name: the path or URL of the text, or the name of the stream.
-        lines: its lines with their ends.
-    """
+class _LineReader:
+    """Reads the lines of a text with their ends, and remembers where they are."""
 
     def __init__(self, source: TextSource) -> None:
         self.name = source_name(source)
@@ -98,15 +96,6 @@ class LineReader:
         return self._offset / self._size if self._size else None
 
 
-def block_of(
-    index: int, first: int, texts: int, sides: Sequence[Sequence[bytes]], readers: Sequence[LineReader]
-) -> Block:
-    """Make a block of the lines that were read from each reader since the last block."""
-    contents = [b"".join(lines) for lines in sides]
-    parts = tuple(reader.part(content) for reader, content in zip(readers, contents, strict=True))
-    return Block(index, first, first + len(sides[0]) - 1, texts, parts, _digest(first, contents), readers[0].share)
-
-
 def cut(sources: Sequence[TextSource], size: int) -> Iterator[Block]:
     """Cut a text, or several that are read in parallel, into blocks of ``size`` lines; the last one may be shorter.
 
@@ -116,7 +105,7 @@ def cut(sources: Sequence[TextSource], size: int) -> Iterator[Block]:
         InvalidInputError: a source cannot be read, see :func:`~captum_norm.text.lines.raw_lines`; or one ends
             before another.
     """
-    readers = [LineReader(source) for source in sources]
+    readers = [_LineReader(source) for source in sources]
     first = 1
     for index in count():
         sides = [list(islice(reader.lines, size)) for reader in readers]
@@ -129,15 +118,18 @@ def cut(sources: Sequence[TextSource], size: int) -> Iterator[Block]:
             raise error_at(sources[shortest], first + lengths[shortest], message)
         if not sides[0]:
             return
-        yield block_of(index, first, len(sides[0]), sides, readers)
-        first += len(sides[0])
+        contents = [b"".join(lines) for lines in sides]
+        parts = tuple(reader.part(content) for reader, content in zip(readers, contents, strict=True))
+        last = first + len(sides[0]) - 1
+        yield Block(index, first, last, parts, _digest(first, contents), readers[0].share)
+        first = last + 1
 
 
 def _encoded(line: str | bytes) -> bytes:
     return line.encode(errors="surrogatepass") if isinstance(line, str) else line
 
 
-def _check_encoding(readers: Sequence[LineReader], sides: Sequence[Sequence[bytes]]) -> None:
+def _check_encoding(readers: Sequence[_LineReader], sides: Sequence[Sequence[bytes]]) -> None:
     """Raise an error about a text none of whose lines is UTF-8: one in another encoding is split into other lines."""
     for reader, lines in zip(readers, sides, strict=True):
         texts = [decoded(line, reader.name, number) for number, line in enumerate(lines, 1)]

@@ -1,15 +1,13 @@
-"""What a job is: blocks of text, work on each, a result of all; where it runs, and how far it is."""
+"""Describes a job: blocks of text, work on each, a result of all; where it runs, and how far it is."""
 
-import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Never, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Never
 
 from captum_norm import bars
-from captum_norm.checks import check_index, check_number
+from captum_norm.checks import check_count, check_index, check_number, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.runs.blocks import Block
 from captum_norm.runs.journal import Identity, Journal, Record
@@ -17,13 +15,8 @@ from captum_norm.runs.journal import Identity, Journal, Record
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-Result = TypeVar("Result")
-
 MOST_CORES = 1024
 """The most cores of a worker, and the most threads: torch ends a process that asks for many more."""
-
-FAN_IN = 64
-"""The number of records that are combined at a time."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +32,7 @@ class RayBackend:
         retries: how often a block is begun again whose worker died.
 
     Raises:
-        InvalidInputError: a number is out of range.
+        InvalidInputError: a number is out of range, or the address is no string.
     """
 
     workers: int | None = None
@@ -49,8 +42,12 @@ class RayBackend:
     retries: int = 2
 
     def __post_init__(self) -> None:
-        if self.workers is not None and check_index("workers", self.workers) < 1:
-            raise InvalidInputError(f"got {self.workers} workers; expected at least 1")
+        if self.workers is not None:
+            check_count("workers", self.workers)
+        address: Any = self.address
+        if not isinstance(address, str | None):
+            expected = 'expected that of a cluster, such as "auto", or None'
+            raise InvalidInputError(f"got address={quoted(address)}; {expected}")
         cores, gpus = (check_number(name, getattr(self, name)) for name in ("cpus_per_worker", "gpus_per_worker"))
         if not 0 < cores <= MOST_CORES or gpus < 0:
             numbers = f"cpus_per_worker={self.cpus_per_worker} and gpus_per_worker={self.gpus_per_worker}"
@@ -64,11 +61,7 @@ Backend = Literal["local", "ray"] | RayBackend
 """Where a job runs: in this process, or by workers on Ray; ``"ray"`` is ``RayBackend()``."""
 
 
-Work = Callable[[Block], Record]
-"""Computes the record of a block; it depends on the block and the job alone."""
-
-
-class Job(ABC, Generic[Result]):
+class Job(ABC):
     """Work on text of any size, for :func:`captum_norm.runs.run_job`.
 
     A job may be pickled and run by many processes; each calls :meth:`worker` once.
@@ -79,11 +72,9 @@ class Job(ABC, Generic[Result]):
 
     Attributes:
         title: a name for progress bars and for Ray's dashboard.
-        unit: what its texts are.
     """
 
     title = "running"
-    unit = "lines"
 
     def __init__(self, output: str, identity: Identity) -> None:
         self.output = output
@@ -94,16 +85,12 @@ class Job(ABC, Generic[Result]):
         """Find the blocks of the text; see :func:`captum_norm.runs.cut`."""
 
     @abstractmethod
-    def worker(self) -> Work:
-        """Load what the work needs and return a function that does it."""
+    def worker(self) -> Callable[[Block], Record]:
+        """Load what the work needs and return a function that does it, which depends on block and job alone."""
 
     @abstractmethod
-    def finish(self, parts: "Parts") -> Result:
-        """Make the result of the records of all blocks; called in one process, which may be a worker."""
-
-    def combine(self, records: Iterable[Record]) -> Record:
-        """Combine all the records, of consecutive blocks or combined before, for :meth:`Parts.combined`."""
-        raise NotImplementedError
+    def finish(self, journal: Journal, blocks: int) -> Any:
+        """Make the result of ``journal.records(blocks)``, the records of all blocks; called in one process."""
 
     def redo(self, notes: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Whether to compute a finished block again, by its notes."""
@@ -114,43 +101,6 @@ class Job(ABC, Generic[Result]):
         return {}
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The records of all blocks of a job.
-
-    Attributes:
-        job: the job.
-        journal: stores them.
-        number: the number of blocks.
-    """
-
-    job: Job[Any]
-    journal: Journal
-    number: int
-
-    def blocks(self) -> Iterator[Record]:
-        """Read the records of the blocks in their order."""
-        return self.journal.records(range(self.number))
-
-    def combined(self) -> Record:
-        """Combine the records of all blocks with :meth:`Job.combine`.
-
-        They are combined in a tree, :data:`~captum_norm.runs.job.FAN_IN` at a time, whose shape depends on their number
-        alone. The result is therefore the same, bit for bit, whoever does it.
-        """
-
-        def above(records: Iterator[Record], number: int) -> Iterator[Record]:
-            return (self.job.combine(islice(records, FAN_IN)) for _ in range(number))
-
-        number = max(1, math.ceil(self.number / FAN_IN))
-        records = above(self.blocks(), number)
-        while number > 1:
-            number = math.ceil(number / FAN_IN)
-            records = above(records, number)
-        (record,) = records
-        return record
-
-
 class Step(NamedTuple):
     """A finished block, as the worker reports it; not ``fresh`` if it was finished before."""
 
@@ -159,7 +109,7 @@ class Step(NamedTuple):
     messages: Sequence[str] = ()
 
 
-def finished_step(job: Job[Any], journal: Journal, block: Block) -> Step | None:
+def finished_step(job: Job, journal: Journal, block: Block) -> Step | None:
     """Return a block's step if it is finished, and not to be computed again."""
     notes = journal.finished(block)
     if notes is None or job.redo(notes):
@@ -167,7 +117,7 @@ def finished_step(job: Job[Any], journal: Journal, block: Block) -> Step | None:
     return Step(notes, fresh=False)
 
 
-def finish_block(job: Job[Any], journal: Journal, work: Work, block: Block) -> Step:
+def finish_block(job: Job, journal: Journal, work: Callable[[Block], Record], block: Block) -> Step:
     """Finish a block, unless it is finished."""
     if (step := finished_step(job, journal, block)) is not None:
         return step
@@ -179,7 +129,7 @@ def finish_block(job: Job[Any], journal: Journal, work: Work, block: Block) -> S
 class Monitor:
     """Counts what is done of a job, and shows it in the bar; ``report`` is called with messages for the user."""
 
-    def __init__(self, job: Job[Any], report: Callable[[str], None], bar: "tqdm[Never]") -> None:
+    def __init__(self, job: Job, report: Callable[[str], None], bar: "tqdm[Never]") -> None:
         self.job, self.report, self._bar = job, report, bar
         self.workers = 1
         self.blocks = self.retries = 0
@@ -188,7 +138,7 @@ class Monitor:
 
     def handed(self, block: Block) -> None:
         """A block was found and handed to a worker."""
-        self._handed += block.texts
+        self._handed += block.lines
         if block.share:
             self._bar.total = round(self._handed / block.share)
 
@@ -198,7 +148,7 @@ class Monitor:
         self._counts.update(self.job.counts(step.notes))
         for message in step.messages:
             self.report(message)
-        bars.advance(self._bar, block.texts, fresh=step.fresh)
+        bars.advance(self._bar, block.lines, fresh=step.fresh)
         self.tick()
 
     def retry(self, what: str, reason: str) -> None:

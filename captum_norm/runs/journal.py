@@ -10,10 +10,9 @@ import errno
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import islice
 from secrets import token_hex
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -82,7 +81,7 @@ class Journal:
                 names = self.check()
                 blocks = sum(name.startswith("block-") for name in names)
                 if blocks and not restart:
-                    self.check_job()
+                    self._check_job()
                     self._remove(lambda name: name.endswith(".tmp"))
                     self.report(f"{self.folder}: {blocks:,} blocks are finished already")
                 else:
@@ -153,10 +152,6 @@ class Journal:
                 return notes
         return None
 
-    def publish(self, sha256: str, notes: Mapping[str, Any]) -> None:
-        """Note the output that is about to be published."""
-        (self._folder / _PUBLISHED).write(json.dumps({**notes, "job": self.job, "sha256": sha256}).encode())
-
     def tidy(self) -> None:
         """Remove what a run left that was killed when it had published the output."""
         with self._lock():
@@ -169,10 +164,9 @@ class Journal:
                 message = f"{self.folder} is not there, where the run keeps its work"
                 raise InvalidInputError(f"{message}; give a folder that all nodes reach, or a URL such as s3://…")
 
-    def check_job(self) -> None:
+    def _check_job(self) -> None:
         """Raise InvalidInputError if the blocks in the folder belong to another job."""
-        with self.as_input_error():
-            before = self._read_job() or {}
+        before = self._read_job() or {}
         for name in {**before, **self.job}:
             was, now = (json.dumps(job.get(name), ensure_ascii=False) for job in (before, self.job))
             if was != now:
@@ -200,8 +194,8 @@ class Journal:
         with self.as_input_error():
             (self._folder / name).write(_label(content, self._key(name)) + content)
 
-    def records(self, indices: Iterable[int]) -> Iterator[Record]:
-        """Read the records of finished blocks in order; several at a time, since in object stores each takes its time.
+    def records(self, blocks: int) -> Iterator[Record]:
+        """Read the records of so many blocks in order; several at a time, since in object stores each takes its time.
 
         Raises:
             InvalidInputError: one was damaged since it was saved.
@@ -214,10 +208,34 @@ class Journal:
                 raise InvalidInputError(f"{message}; start the run again to repeat that block")
             return record
 
-        left = iter(indices)
         with ThreadPoolExecutor(_READ_AHEAD) as pool:
-            while indices := list(islice(left, _READ_AHEAD)):
-                yield from pool.map(read, indices)
+            for first in range(0, blocks, _READ_AHEAD):
+                yield from pool.map(read, range(first, min(first + _READ_AHEAD, blocks)))
+
+    @contextmanager
+    def publishing(self, notes: Mapping[str, Any], *, overwrite: bool) -> Iterator[BinaryIO]:
+        """Open the output for writing; it appears when the context ends.
+
+        Args:
+            notes: what :meth:`published` returns if the run is killed before its end; read when the context ends.
+            overwrite: whether it may exist.
+
+        Raises:
+            InvalidInputError: it has come to exist, with other content, and may not; or it cannot be written.
+        """
+        place = place_of(self._output)
+        # In the folder of the run, which a later run clears; another name for each process, since one that was believed
+        # dead may still be writing.
+        temporary: Any = self._folder / f"merged-{token_hex(4)}"
+        with self.as_input_error(), place.replacing(temporary) as stream:
+            yield stream
+            stream.flush()
+            sha256 = stream.sha256.hexdigest() if isinstance(stream, Writer) else _sha256(temporary)
+            # A worker that died when it had published the output leaves the same content.
+            if not overwrite and place.kind() is not None and _sha256(place) != sha256:
+                message = f"{self._output} has come to exist; move it away and start again: no work is lost"
+                raise InvalidInputError(message)
+            (self._folder / _PUBLISHED).write(json.dumps({**notes, "job": self.job, "sha256": sha256}).encode())
 
     def remove(self) -> None:
         """Remove the files of the run, and the folder if it is then empty; call this while it is open."""
@@ -276,34 +294,6 @@ class Journal:
     def _foreign(self, reason: str) -> InvalidInputError:
         message = f"{self.folder} is in the way of {self._output}, and not an unfinished run: {reason}"
         return InvalidInputError(f"{message}; move it away")
-
-
-@contextmanager
-def published(output: str, journal: Journal, notes: Mapping[str, Any], *, overwrite: bool) -> Iterator[BinaryIO]:
-    """Open the output for writing; it appears when the context ends.
-
-    Args:
-        output: its path or URL.
-        journal: the journal of the run.
-        notes: what :meth:`Journal.published` returns if the run is killed before its end; read when the context ends.
-        overwrite: whether it may exist.
-
-    Raises:
-        InvalidInputError: it has come to exist, with other content, and may not; or it cannot be written.
-    """
-    place = place_of(output)
-    # In the folder of the run, which a later run clears; another name for each process, since one that was believed
-    # dead may still be writing.
-    temporary: Any = place_of(journal.folder) / f"merged-{token_hex(4)}"
-    with journal.as_input_error(), place.replacing(temporary) as stream:
-        yield stream
-        stream.flush()
-        sha256 = stream.sha256.hexdigest() if isinstance(stream, Writer) else _sha256(temporary)
-        # A worker that died when it had published the output leaves the same content.
-        if not overwrite and place.kind() is not None and _sha256(place) != sha256:
-            message = f"{output} has come to exist; move it away and start again: no work is lost"
-            raise InvalidInputError(message)
-        journal.publish(sha256, notes)
 
 
 def _sha256(place: Place) -> str:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.runs.blocks import Block
-from captum_norm.runs.job import Job, Monitor, Parts, RayBackend, Step, finish_block, finished_step
+from captum_norm.runs.job import Job, Monitor, RayBackend, Step, finish_block, finished_step
 from captum_norm.runs.journal import Journal
 from captum_norm.versions import versions
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Arrays = list[NDArray[np.uint8]]
-
-Result = TypeVar("Result")
 
 _POLL_SECONDS = 1.0
 _SCALE_SECONDS = 5.0
@@ -69,7 +67,7 @@ class WorkerHandle:
         self.answer = self.actor.call.remote(call.method, *call.arguments)
 
 
-def run_on_ray(job: Job[Result], backend: RayBackend, journal: Journal, monitor: Monitor) -> Result:
+def run_on_ray(job: Job, backend: RayBackend, journal: Journal, monitor: Monitor) -> Any:
     """Run a job by workers on Ray; its journal is open."""
 
     def calls() -> Iterator[_Call]:
@@ -82,16 +80,16 @@ def run_on_ray(job: Job[Result], backend: RayBackend, journal: Journal, monitor:
         try:
             for call, step in driver.answers(calls()):
                 monitor.done(call.arguments[0], step)
-            results: list[Result] = [result for _, result in driver.answers([_Call("finish", (monitor.blocks,))])]
+            (finished,) = driver.answers([_Call("finish", (monitor.blocks,))])
         finally:
             driver.kill_workers()
-    return results[0]
+    return finished[1]
 
 
 class _Driver:
     """Gives calls to workers, one at a time, and again to others if a worker dies."""
 
-    def __init__(self, ray: Any, job: Job[Any], journal: Journal, monitor: Monitor, backend: RayBackend) -> None:
+    def __init__(self, ray: Any, job: Job, journal: Journal, monitor: Monitor, backend: RayBackend) -> None:
         self._ray, self._job, self._journal, self._monitor, self._backend = ray, job, journal, monitor, backend
         content, arrays = dumps(job)
         threads = max(1, int(backend.cpus_per_worker))
@@ -291,7 +289,7 @@ class Worker:
                 message = f"got {name} {here.get(name)}, expected {version} as in the process that started the job"
                 raise InvalidInputError(f"{message}; install the same versions on all nodes")
         try:
-            self._job: Job[Any] = loads(self._content, self._arrays)
+            self._job: Job = loads(self._content, self._arrays)
         except Exception as error:
             reason = f"cannot load the job ({type(error).__name__}: {error})"
             raise InvalidInputError(f"{reason}; its code must be installed on all nodes") from error
@@ -305,7 +303,7 @@ class Worker:
 
     def _finish(self, number: int) -> Any:
         """Make the result of the job, of so many blocks."""
-        return self._job.finish(Parts(self._job, self._journal, number))
+        return self._job.finish(self._journal, number)
 
 
 def dumps(value: object) -> "tuple[bytes, Arrays]":

@@ -2,25 +2,23 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 from captum_norm import bars
 from captum_norm.errors import InvalidInputError
-from captum_norm.runs.job import Backend, Job, Monitor, Parts, RayBackend, Work, finish_block
-from captum_norm.runs.journal import Journal
+from captum_norm.runs.blocks import Block
+from captum_norm.runs.job import Backend, Job, Monitor, RayBackend, finish_block
+from captum_norm.runs.journal import Journal, Record
 from captum_norm.runs.ray_workers import run_on_ray
-
-Result = TypeVar("Result")
 
 
 def run_job(
-    job: Job[Result],
+    job: Job,
     backend: Backend = "local",
     *,
     restart: bool = False,
-    save: Callable[[Result], object] = lambda _: None,
     report: Callable[[str], None] = lambda _: None,
-) -> Result:
+) -> Any:
     r"""Finish all blocks of a job exactly once, even if processes are killed, and return its result.
 
     The folder ``OUTPUT.parts`` keeps finished blocks, with checksums. A run that was killed at any moment continues
@@ -32,7 +30,6 @@ def run_job(
         job: the job.
         backend: where it runs.
         restart: whether to discard the work of an unfinished run.
-        save: called with the result; unfinished work is removed once it returns.
         report: called with messages about the run.
 
     Raises:
@@ -44,13 +41,13 @@ def run_job(
         >>> import tempfile
         >>> from pathlib import Path
         >>> from captum_norm.runs import Job, Record, cut
-        >>> class Letters(Job[int]):
+        >>> class Letters(Job):
         ...     def blocks(self):
         ...         return cut([self.output], 2)
         ...     def worker(self):
         ...         return lambda block: Record({"letters": sum(map(len, block.read()))}, b"")
-        ...     def finish(self, parts):
-        ...         return sum(record.notes["letters"] for record in parts.blocks())
+        ...     def finish(self, journal, blocks):
+        ...         return sum(record.notes["letters"] for record in journal.records(blocks))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     text = Path(folder, "text")
         ...     _ = text.write_text("one\ntwo\nthree\n")
@@ -67,15 +64,14 @@ def run_job(
         raise InvalidInputError(f'got the backend {backend!r}; expected "local", "ray" or a RayBackend')
     journal = Journal(job.output, job.identity, report)
     with journal.locked(restart=restart):
-        with bars.bar(job.title, None, job.unit) as bar, bars.hidden():
+        with bars.bar(job.title, None, "lines") as bar, bars.hidden():
             result = run(journal, Monitor(job, report, bar))
-            save(result)
         journal.remove()
     return result
 
 
-def _run_here(job: Job[Result], work: Work, journal: Journal, monitor: Monitor) -> Result:
+def _run_here(job: Job, work: Callable[[Block], Record], journal: Journal, monitor: Monitor) -> Any:
     for block in job.blocks():
         monitor.handed(block)
         monitor.done(block, finish_block(job, journal, work, block))
-    return job.finish(Parts(job, journal, monitor.blocks))
+    return job.finish(journal, monitor.blocks)

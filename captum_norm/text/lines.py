@@ -98,9 +98,9 @@ def read_text(source: str | PathLike[str] | IO[bytes], name: str | None = None) 
     return text.removeprefix(_BOM)
 
 
-def read_lines(source: TextSource, name: str | None = None, first: int = 1) -> Iterator[tuple[int, str]]:
+def read_lines(source: TextSource, name: str | None = None) -> Iterator[tuple[int, str]]:
     """Yield the numbered lines of a text like :func:`scan_lines`, but raise for a line that is not UTF-8."""
-    for number, line in scan_lines(source, name, first):
+    for number, line in scan_lines(source, name):
         if isinstance(line, InvalidInputError):
             raise line
         yield number, line

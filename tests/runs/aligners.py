@@ -10,7 +10,7 @@ from typing import Any
 
 from alignment.pipeline import Answer, ExtractionCounts
 from alignment.pipeline.extraction import Extraction
-from captum_norm.runs import Parts
+from captum_norm.runs import Journal
 from tests.runs.extractions import Batch, align
 
 
@@ -50,8 +50,8 @@ class DyingAtTheEnd(Extraction):
         super().__init__(*arguments, **options)
         self.lives = lives
 
-    def finish(self, parts: Parts) -> ExtractionCounts:
-        counts = super().finish(parts)
+    def finish(self, journal: Journal, blocks: int) -> ExtractionCounts:
+        counts = super().finish(journal, blocks)
         die(self.lives)
         return counts
 

@@ -34,7 +34,7 @@ def test_blocks_are_the_text(tmp_path: Path, seed: int) -> None:
     blocks = list(cut([path], size))
     assert joined(blocks) == joined(cut([packed], size)) == joined(cut([io.BytesIO(content)], size)) == content
     lines = content.split(b"\n")[: content.count(b"\n") + (not content.endswith(b"\n"))]
-    assert [block.texts for block in blocks] == [len(lines[at : at + size]) for at in range(0, len(lines), size)]
+    assert [block.lines for block in blocks] == [len(lines[at : at + size]) for at in range(0, len(lines), size)]
     assert [(block.index, block.first) for block in blocks] == [(i, i * size + 1) for i in range(len(blocks))]
     assert blocks == [block for block in blocks if block.parts[0].content is None]
     assert blocks[-1].share == 1

@@ -6,12 +6,11 @@ import subprocess
 import sys
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from captum_norm.runs import Parts, RayBackend, run_job
+from captum_norm.runs import Journal, RayBackend, run_job
 from tests.runs.test_jobs import Sum
 
 SCRIPT = """
@@ -24,8 +23,8 @@ print(json.dumps(run(sys.argv[1])))
 class Listening(Sum):
     """Finds the addresses that the processes of the run listen on while it runs, in a worker."""
 
-    def finish(self, parts: Parts) -> list[tuple[str, str]]:  # type: ignore[override]
-        assert super().finish(parts) == 6
+    def finish(self, journal: Journal, blocks: int) -> list[tuple[str, str]]:
+        assert super().finish(journal, blocks) == 6
         driver = psutil.Process(int(os.environ["DRIVER"]))
         return [
             (process.name(), socket.laddr.ip)
@@ -41,8 +40,7 @@ def run(path: str) -> list[tuple[str, str]]:
 
     os.environ["DRIVER"] = str(os.getpid())
     before = ray_constants.ENABLE_RAY_CLUSTER
-    job: Any = Listening(path)
-    found: list[tuple[str, str]] = run_job(job, RayBackend(workers=2))
+    found: list[tuple[str, str]] = run_job(Listening(path), RayBackend(workers=2))
     assert ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR not in os.environ
     assert before == ray_constants.ENABLE_RAY_CLUSTER
     return found

@@ -10,7 +10,7 @@ import pytest
 from alignment import Alignment
 from alignment.pipeline import ExtractionCounts, extract
 from captum_norm import InvalidInputError
-from captum_norm.runs import Journal, published
+from captum_norm.runs import Journal
 from captum_norm.text.files import place_of
 from tests.runs import extractions
 from tests.runs.extractions import Batch, align, expected, interrupt, run
@@ -186,7 +186,7 @@ def test_an_output_with_the_same_content_is_no_other(place: str) -> None:
     place_of(f"{out}.parts").make()
     for content in (b"links", b"links", b"other"):
         refused = pytest.raises(InvalidInputError, match="has come to exist") if content == b"other" else nullcontext()
-        with refused, published(out, Journal(out, {}), {}, overwrite=False) as file:
+        with refused, Journal(out, {}).publishing({}, overwrite=False) as file:
             file.write(content)
         assert place_of(out).read() == b"links"
     assert names(f"{out}.parts") == ["published.json"]

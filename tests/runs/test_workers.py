@@ -16,7 +16,6 @@ from tests.object_store import free_port
 from tests.runs import extractions
 from tests.runs.aligners import Deadly, DeadlyAfterwards, DyingAtTheEnd, Unloadable
 from tests.runs.extractions import align, check_result, expected, interrupt, run, write_text
-from tests.runs.test_jobs import Sum
 
 
 @pytest.mark.parametrize("lines", [0, 1, 150])
@@ -147,14 +146,6 @@ def test_bad_input_is_told_by_the_worker(tmp_path: Path, ray: RayBackend) -> Non
     run(source, out, backend=ray)
 
 
-def test_statistics_are_combined_in_a_tree(tmp_path: Path, ray: RayBackend) -> None:
-    path = tmp_path / "text"
-    path.write_text("".join(f"{number / 7}\n" for number in range(300)))
-    whole = run_job(Sum(str(path)))
-    assert run_job(Sum(str(path)), ray) == whole
-    assert {found.name for found in tmp_path.iterdir()} == {"text"}
-
-
 def test_ray_is_not_needed_by_one_process_and_named_if_it_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +174,8 @@ def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": 0}, "got 0 workers; expected at least 1"),
+        ({"workers": 0}, "got workers=0; expected at least 1"),
+        ({"address": 3}, 'got address=3; expected that of a cluster, such as "auto", or None'),
         ({"cpus_per_worker": 0}, "got cpus_per_worker=0 and gpus_per_worker=0; expected more than 0 cores"),
         ({"gpus_per_worker": -1}, "got cpus_per_worker=1 and gpus_per_worker=-1; expected more than 0 cores"),
         ({"gpus_per_worker": float("nan")}, "got gpus_per_worker nan; expected a number"),
@@ -191,6 +183,6 @@ def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: py
         ({"retries": -1}, "got -1 retries"),
     ],
 )
-def test_numbers_that_cannot_be(options: dict[str, Any], message: str) -> None:
+def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         RayBackend(**options)
