@@ -40,6 +40,11 @@ from .links import GoldAlignment as GoldAlignment
 from .links import Link as Link
 from .links import ScoredAlignment as ScoredAlignment
 from .links import calibrated as calibrated
+from .markup import Markup as Markup
+from .markup import Span as Span
+from .markup import TextWord as TextWord
+from .markup import parse_markup as parse_markup
+from .markup import split_text as split_text
 from .normalization import NormalizedWords as NormalizedWords
 from .normalization import normalize_word as normalize_word
 from .recipes import RECIPES as RECIPES
@@ -57,12 +62,7 @@ from .symmetrization import grow_diag_final as grow_diag_final
 from .symmetrization import grow_diag_final_and as grow_diag_final_and
 from .symmetrization import intersection as intersection
 from .symmetrization import union as union
-from .tags import Markup as Markup
-from .tags import Span as Span
-from .tags import TextWord as TextWord
-from .tags import parse_markup as parse_markup
 from .tags import project_spans as project_spans
-from .tags import split_text as split_text
 from .tags import transfer_tags as transfer_tags
 from .tokenization import EncodedSentence as EncodedSentence
 from .tokenization import TranslationTokenizer as TranslationTokenizer

@@ -13,8 +13,9 @@ from alignment.commands.aligners import AlignerOptions
 from alignment.formats import TextSource, split_words
 from alignment.formats.text import write_text
 from alignment.links import Alignment, Link
+from alignment.markup import Markup, TextWord, check_plain, parse_markup, split_text
 from alignment.normalization import NormalizedWords
-from alignment.tags import Markup, TextWord, check_plain, parse_markup, split_text, transfer_tags
+from alignment.tags import transfer_tags
 from alignment.tokenization import languages_of
 from captum_norm import InvalidInputError
 from captum_norm.bars import line_bar

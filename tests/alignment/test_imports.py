@@ -12,7 +12,7 @@ PACKAGE = ROOT / "alignment"
 
 LAYERS = (
     {"tokenization", "word_maps"},
-    {"inspection", "lexicon", "links", "normalization", "subwords"},
+    {"inspection", "lexicon", "links", "markup", "normalization", "subwords"},
     {"alignments", "decoding", "formats", "symmetrization", "tags"},
     {"aer", "corpora", "fairseq", "huggingface", "pipeline", "selection"},
     {"recipes", "teacher_forcing"},
@@ -35,6 +35,7 @@ WITHOUT_TORCH = {
     "inspection": {"numpy"},
     "lexicon": {"numpy"},
     "links": {"numpy"},
+    "markup": set(),
     "normalization": {"sacremoses"},
     "pipeline": {"tqdm"},
     "recipes": {"numpy"},

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from alignment import parse_markup, split_text, transfer_tags
 from alignment.aligner import BidirectionalAligner, WordAligner
 from alignment.commands import transfer_tags as command
 from alignment.fairseq.loading import load_shipped_model
-from alignment.tags import parse_markup, split_text, transfer_tags
 from tests.alignment.commands.conftest import Printed, Refused
 from tests.alignment.commands.texts import set_stdin, write
 
