@@ -9,7 +9,6 @@ from torch import Tensor
 from captum_norm import (
     ALTI,
     AttentionBlockAttribution,
-    AttentionRollout,
     AttentionWeights,
     DecompX,
     GlobEnc,
@@ -96,24 +95,12 @@ def test_nearness_is_that_of_sums_of_vectors(name: str) -> None:
             torch.testing.assert_close(maps[:, index], expected, rtol=0, atol=1e-5)
 
 
-def test_weights_are_added() -> None:
-    model, ids = families.build("llama"), families.inputs("llama", batch=2, length=LENGTH)
-    numbers = grouped(0, 2, LENGTH)
-    for method in (AttentionWeights(model), AttentionWeights(model, "attn_res"), AttentionRollout(model)):
-        whole = method.maps(ids, last=3).self_attention
-        expected = torch.stack([(whole * (numbers == g)[:, None, None]).sum(-1) for g in range(GROUPS)], -1)
-        torch.testing.assert_close(method.maps(ids, last=3, segments=numbers).decoder, expected)
-        summed = method.maps(ids, last=3, segments=numbers, together=True)
-        torch.testing.assert_close(summed.decoder, expected.sum(2, keepdim=True))
-        assert summed.mixing_ratio is None
-
-
 @pytest.mark.parametrize("name", ["bart", "t5"])
 def test_segments_of_single_keys_are_keys(name: str) -> None:
     """In all stacks of an encoder–decoder model; and a span of one position is its row."""
     model, inputs = randomized(ENCODER_DECODERS[name].build, 0, torch.float64), encoder_decoders.masked_inputs()
     mask = inputs["attention_mask"]
-    for method in (NormAttribution(model), AttentionBlockAttribution(model), ALTI(model), AttentionWeights(model)):
+    for method in (NormAttribution(model), AttentionBlockAttribution(model), ALTI(model)):
         whole = method.maps(inputs)
         for stack, keys in (("encoder", 6), ("decoder", 7), ("cross", 6)):
             numbers = torch.arange(keys).expand(2, -1)
@@ -179,6 +166,7 @@ def test_what_is_refused() -> None:
         (AttentionBlockAttribution(model, "atb_ff_res"), ids, {"segments": numbers}, 'scope "atb_ff_res"'),
         (GlobEnc(model), ids, {"together": True}, "got together=True; GlobEnc"),
         (DecompX(model), ids, {"segments": numbers}, "DecompX has no vectors to add"),
+        (AttentionWeights(model), ids, {"segments": numbers}, "AttentionWeights has no vectors to add"),
     ]
     for explain, inputs, options, message in refused:
         with pytest.raises(InvalidInputError, match=message):

@@ -13,16 +13,9 @@ import torch
 from torch import Tensor
 
 from captum_norm.forward.record import BlockTensors, FeedForwardTensors, Layer
-from captum_norm.functional import (
-    Baseline,
-    FrozenFeedForward,
-    apply_linear,
-    inverse_scale,
-    length,
-    ratio,
-    relative_error,
-)
+from captum_norm.functional import apply_linear, inverse_scale, length, ratio, relative_error
 from captum_norm.functional.carry import lose_digits
+from captum_norm.functional.feed_forward import Baseline, FrozenFeedForward
 from captum_norm.models.blocks import Block, FeedForwardBlock, multiplied
 from captum_norm.models.layouts import Scope
 from captum_norm.models.networks import Routing
@@ -35,13 +28,13 @@ VALUES_PER_VECTOR, STEPS_PER_VECTOR, NEURONS_PER_QUERY = 2, 9, 12
 
 
 def _frozen(
-    behind: FeedForwardBlock, stream: Tensor, constant: Tensor, routing: Routing | None, baseline: Baseline
+    behind: FeedForwardBlock,
+    stream: Tensor,
+    constant: Tensor,  # the streams' parts that belong to no key
+    routing: Routing | None,
+    baseline: Baseline,
 ) -> tuple[FrozenFeedForward, Callable[[Tensor, Tensor, int], Tensor]]:
-    """Freeze a block's norm and networks at n streams and their parts that belong to no key, (n, D).
-
-    Also return what carries parts of the streams, (m, D), at their queries, (m,), to the networks' output. Parts may
-    be wider than the streams: the networks read them in the streams' dtype.
-    """
+    """Freeze a block's norm and networks at n streams, (n, D); also return what carries parts of these through both."""
     norm, whole, unowned = None if behind.norm is None else behind.norm.read(stream.dtype), stream, constant
     if norm is not None:
         scale = inverse_scale(norm, stream)
@@ -50,6 +43,7 @@ def _frozen(
     frozen = FrozenFeedForward(list(behind.uses(whole, routing)), whole, unowned, baseline)
 
     def through(parts: Tensor, queries: Tensor, numbers: int) -> Tensor:
+        # Parts may be in float64: the networks read them in the streams' dtype.
         parts = parts if norm is None else apply_linear(norm, parts) * scale[queries]
         return frozen.through(parts.to(stream.dtype), queries, numbers)
 
@@ -70,10 +64,7 @@ def parallel_part(block: Block, tensors: BlockTensors, baseline: Baseline, dtype
 
 
 def feed_forward_norms(layer: Layer, scopes: Sequence[Scope]) -> tuple[dict[Scope, Tensor], dict[str, Tensor], Tensor]:
-    """Compute norms, (B, Q, K), and mixing ratios, (B, Q), at scopes beyond a layer's feed-forward network.
-
-    Also return the largest completeness error, (B,). The network must not be parallel to attention.
-    """
+    """Compute norms, (B, Q, K), mixing ratios, (B, Q), and error, (B,), beyond a network not parallel to attention."""
     block, tensors, dtype = layer.block, layer.recorded, layer.dtype
     network, behind = cast(FeedForwardBlock, block.feed_forward), cast(FeedForwardTensors, tensors.behind)
     batch, _, queries, _ = layer.call.query.shape
@@ -164,11 +155,9 @@ def _formed(
     projections: tuple[Tensor, Tensor],
     fitting: int,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor | None, bool]]:
-    """Yield Σ_h α_h f_h(x_j), (m, D), of the n queries, m of their indices and keys, and whether they are their own.
-
-    In cross-attention a query's own vector has no key. Vectors of weight zero are skipped. The queries' own, and those
-    that are lossy by the first projection, are formed by the second one, in float64.
-    """
+    """Yield Σ_h α_h f_h(x_j), (m, D), of the n queries, m of their indices and keys, and whether they are their own."""
+    # In cross-attention a query's own vector has no key. Vectors of weight zero are skipped. The queries' own, and
+    # those that are lossy by the first projection, are formed by the second one, in float64.
     projection, wide = projections
     everyone, live = torch.arange(len(weights), device=weights.device), weights.ne(0).any(1)
     keys = layer.call.key.shape[2]

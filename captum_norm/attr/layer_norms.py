@@ -14,11 +14,9 @@ from captum_norm.forward.record import BlockTensors, Layer
 from captum_norm.functional import (
     Carry,
     Scales,
-    estimated_length,
     head_norms,
     length,
     own_keys,
-    random_directions,
     relative_error,
     summed_norms,
     transformed_norms,
@@ -29,7 +27,9 @@ from captum_norm.functional.vectors import (
     DIRECTIONS,
     SMALL,
     chunks,
+    estimated_length,
     forms_of_keys,
+    random_directions,
     refined_channel_norms,
     refined_head_norms,
     refined_summed_norms,
@@ -54,16 +54,9 @@ EndOf = Callable[[Scope, BlockTensors], tuple[Tensor, Tensor]]
 
 @dataclass(eq=False)
 class LayerResults:
-    """Results of one layer: as in :class:`captum_norm.Measurements`, without the axis L.
+    """Results of one layer: as in :class:`captum_norm.Measurements`, without the axis L."""
 
-    Attributes:
-        block: the attention block; None for attention weights alone.
-        queries: Q.
-        deltas: completeness errors, (B,) each, and the precisions that set their tolerances.
-        discrepancy: difference of fast and directly computed norms, (B,), and the dtype that sets its tolerance.
-    """
-
-    block: Block | None = None
+    block: Block | None = None  # None for attention weights alone
     queries: int = 0
     weights: Tensor | None = None
     norms: dict[Scope, Tensor] = field(default_factory=dict)
@@ -72,33 +65,24 @@ class LayerResults:
     mixing_ratio: dict[str, Tensor] = field(default_factory=dict)
     residual_norm: Tensor | None = None
     norm_scale: Tensor | None = None
+    # Completeness errors, and the difference of fast and directly computed norms, (B,), with the dtypes that set their
+    # tolerances.
     deltas: list[tuple[Tensor, torch.dtype]] = field(default_factory=list)
     discrepancy: tuple[Tensor, torch.dtype] | None = None
 
 
 def layer_norms(
     layer: Layer,
-    carries: Mapping[Scope, Carry],
-    results: LayerResults,
+    carries: Mapping[Scope, Carry],  # the steps of each scope to measure
+    results: LayerResults,  # filled in
     *,
-    per_head: bool = False,
-    with_maps: bool = True,
-    consume: Callable[[Part, Tensor], object] | None = None,
-    scales_of: ScalesOf | None = None,
-    end_of: EndOf | None = None,
+    per_head: bool = False,  # also keep ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖ of each head
+    with_maps: bool = True,  # without them, only ‖f_h(x_j)‖ is kept per head
+    consume: Callable[[Part, Tensor], object] | None = None,  # also told the weights of each part, without a gate
+    scales_of: ScalesOf | None = None,  # by default, 1/σ of the norms of the attention block
+    end_of: EndOf | None = None,  # by default, what the model computed at a scope
 ) -> None:
-    """Compute the norms of what each query receives from each key, at one or more scopes.
-
-    Args:
-        layer: the layer.
-        carries: the steps of each scope to measure, each in the block's layout.
-        results: filled in.
-        per_head: also keep ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖ of each head.
-        with_maps: whether to keep maps; without them, only ‖f_h(x_j)‖ is kept per head.
-        consume: also told the attention weights of each part, without a gate.
-        scales_of: by default, 1/σ of the norms of the attention block.
-        end_of: by default, what the model computed at a scope.
-    """
+    """Compute the norms of what each query receives from each key, at one or more scopes."""
     values = layer.values.transpose(1, 2)
     batch, keys, heads, _ = values.shape
     queries = layer.call.query.shape[2]
@@ -173,17 +157,13 @@ def _finish(
     layer: Layer,
     carries: Mapping[Scope, Carry],
     pairs: Mapping[Combination, "_Pairs"],
-    formed: Tensor,
+    formed: Tensor,  # each query's weights of one key times that key's values, (B, Q, H·d)
     results: LayerResults,
     scales_of: ScalesOf,
     end_of: EndOf,
     limit: int,
 ) -> tuple[dict[Scope, Tensor], dict[Scope, Tensor]]:
-    """Fill in what needs the block's tensors, some queries at a time.
-
-    Return ‖v_ii‖ and ‖Σ_{j≠i} v_ij‖ at each scope, (B, Q).
-    ``formed`` is each query's weights of one key times that key's values, (B, Q, H·d).
-    """
+    """Fill in what needs the block's tensors; return ‖v_ii‖ and ‖Σ_{j≠i} v_ij‖ at each scope, (B, Q)."""
     tensors, dtype = layer.recorded, layer.dtype
     batch, queries, width = tensors.residual.shape
     weight, bias = layer.block.projection.read()
@@ -245,14 +225,11 @@ def _small_ends(
     carries: Mapping[Scope, Carry],
     pairs: Mapping[Combination, "_Pairs"],
     results: LayerResults,
-    own: tuple[Tensor, Tensor],
+    own: tuple[Tensor, Tensor],  # the key of each query that counts as its own, (Q,), and its weights, (B, H, Q)
     own_norms: Mapping[Scope, Tensor],
     others_norms: Mapping[Scope, Tensor],
 ) -> Tensor:
-    """Find the queries whose v_ii or mixing ratio has lost digits since its vectors are small beside their terms.
-
-    ``own`` has the key of each query that counts as its own, (Q,), and its weights, (B, H, Q).
-    """
+    """Find the queries whose v_ii or mixing ratio has lost digits since its vectors are small beside their terms."""
     (keys, weights), residual = own, cast(Tensor, results.residual_norm)
     small, least = torch.zeros_like(residual, dtype=torch.bool), SMALL * torch.finfo(residual.dtype).eps
     for pair in pairs.values():
@@ -386,15 +363,9 @@ class _Pairs:
         return maps.mul_(self.scale) if last else maps * self.scale
 
     def discrepancy(self, keys: Tensor, weights: Tensor) -> Tensor:
-        """Compare the norms at one key j of each query with the directly computed ones, (B,).
-
-        Squared norms, relative to (Σ_h ‖α_ij f_h(x_j)‖)² before means are subtracted, the scale of rounding errors of
-        the latter even if heads cancel.
-
-        Args:
-            keys: the key of each query, (Q,).
-            weights: its weights, (B, H, Q).
-        """
+        """Compare squared norms at a key of each query, (Q,), of weights (B, H, Q), with direct ones, (B,)."""
+        # Relative to (Σ_h ‖α_ij f_h(x_j)‖)² before means are subtracted, the scale of the rounding errors of directly
+        # computed ones even if heads cancel.
         maps = cast(Tensor, self.maps)
         fast = maps.gather(2, keys.expand(len(maps), -1).unsqueeze(2)).squeeze(2)
         size = (weights * torch.maximum(self._head_lengths, self.sizes)[..., keys]).sum(1)
@@ -406,11 +377,9 @@ _products: WeakKeyDictionary[Block, dict[Combination, tuple[object, Products]]] 
 
 
 def _weight_products(layer: Layer, carry: Carry) -> Products:
-    """Return a projection's carried rows times each other, (H·d, H·d), and on the directions, (H·d, k).
-
-    And before means are subtracted their lengths, (H, d), the root mean square of these, and that of the gains of the
-    residual stream. They are computed anew if a weight has changed.
-    """
+    """Return a projection's carried rows times each other, and on the directions, computed anew if a weight changed."""
+    # And before means are subtracted the rows' lengths, (H, d), the root mean square of these, and that of the gains of
+    # the residual stream.
     known = {} if torch.is_grad_enabled() else _products.setdefault(layer.block, {})
     state = layer.dtype, layer.block.version()
     if carry.norms not in known or known[carry.norms][0] != state:

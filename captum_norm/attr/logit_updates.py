@@ -23,7 +23,8 @@ from captum_norm.attr.output import Decomposition
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, layer_indices
-from captum_norm.functional import Normalization, apply_transposed, inverse_scale, own_keys
+from captum_norm.functional import Normalization, inverse_scale, own_keys
+from captum_norm.functional.carry import apply_transposed
 from captum_norm.models.blocks import Block, check_scopes, multiplied
 from captum_norm.models.call import ModelCall, Positions
 from captum_norm.models.projections import NormReader

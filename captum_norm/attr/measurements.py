@@ -10,7 +10,7 @@ from torch import Tensor
 
 from captum_norm.attr.layer_maps import real_positions_of, stacked
 from captum_norm.attr.layer_norms import LayerResults
-from captum_norm.functional import Baseline
+from captum_norm.functional.feed_forward import Baseline
 from captum_norm.models.call import ModelCall, Positions
 from captum_norm.models.layouts import Layout, Scope
 from captum_norm.models.stacks import Role

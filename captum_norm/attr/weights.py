@@ -19,7 +19,6 @@ from captum_norm.models.objects import Explainable
 from captum_norm.models.stacks import StackName
 from captum_norm.results.aggregation import (
     add_half_identity,
-    all_replaced,
     encoder_decoder_rollouts,
     replaced,
     rollouts,
@@ -52,7 +51,6 @@ class AttentionWeights(AttentionMapAttribution):
     name, title, units = "weights", "attention weights", MapUnits("attention weight")
     decomposes = False
     single_heads = True
-    segmented = True
 
     def __init__(
         self,
@@ -80,10 +78,7 @@ class AttentionWeights(AttentionMapAttribution):
             # The residual stream of cross-attention belongs to no key.
             weights = weights / 2 if layer.cross else add_half_identity(weights)
             ratio = results.mixing_ratio["weights_res"]
-        if request.segments is None:
-            return LayerMap(weights, mixing_ratio=ratio)
-        together = request.segments.together
-        return LayerMap(request.segments.summed(weights), mixing_ratio=None if together else ratio)
+        return LayerMap(weights, mixing_ratio=ratio)
 
 
 class AttentionRollout(AttentionWeights):
@@ -135,14 +130,7 @@ class AttentionRollout(AttentionWeights):
             if alone or requested is None or name in requested:
                 numbers[name] = layer_indices(layers, stack.shape[1])
                 rolled[name] = stack if layers is None else stack[:, numbers[name]]
-        maps, segments = of_last_rows(asked, maps_of_call(call, rolled, numbers)), request.segments
-        if segments is None:
-            return maps
-        encoder, decoder, cross = (
-            None if stack is None else segments.summed(stack) for stack in (maps.encoder, maps.decoder, maps.cross)
-        )
-        towers = {name: segments.summed(stack) for name, stack in maps.towers.items()}
-        return replace(maps, encoder=encoder, decoder=decoder, cross=cross, towers=towers, segmented=True)
+        return of_last_rows(asked, maps_of_call(call, rolled, numbers))
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Select rows of the last layer's map, the product of all layers."""
@@ -160,11 +148,14 @@ def _rolled(maps: AttributionMaps) -> dict[StackName, Tensor]:
     alone: dict[StackName, Tensor | None] = {"encoder": encoder, **maps.towers}
     if cross is None:
         alone["decoder"] = decoder
-    rolled = {name: replaced(stack, rollouts(stack)) for name, stack in alone.items() if stack is not None}
+    rolled = dict[StackName, Tensor]()
+    for name, stack in alone.items():
+        if stack is not None:
+            (rolled[name],) = replaced((stack,), ((layer,) for layer in rollouts(stack)))
     if cross is not None and decoder is not None:
         through_encoder = torch.eye(cross.shape[-1], dtype=cross.dtype, device=cross.device)
         if encoder is not None:
             through_encoder = rolled["encoder"][:, -1]
         chain = encoder_decoder_rollouts(through_encoder, decoder, cross)
-        rolled["cross"], rolled["decoder"] = all_replaced((cross, decoder), chain)
+        rolled["cross"], rolled["decoder"] = replaced((cross, decoder), chain)
     return rolled

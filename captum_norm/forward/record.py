@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import NotEnoughMemoryError, UnsupportedModelError
-from captum_norm.functional import Baseline, Carry, Scales, length, own_keys, random_directions, relative_error
-from captum_norm.functional.vectors import DIRECTIONS
+from captum_norm.functional import Carry, Scales, length, own_keys, relative_error
+from captum_norm.functional.feed_forward import Baseline
+from captum_norm.functional.vectors import DIRECTIONS, random_directions
 from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block, FeedForwardBlock, fold_gate, multiplied
@@ -335,11 +336,9 @@ class Layer:
 
 
 def _largest(error: Tensor, size: Tensor, real: Tensor | None) -> Tensor:
-    """Return the largest relative difference of two attention outputs at real queries, from lengths (B, Q).
-
-    Relative to a query's own output, or to the mean of all if that is larger: values may cancel. Queries whose own
-    output is not finite, as where every key is masked, are left out; where only the other one is not, it is infinite.
-    """
+    """Return the largest relative difference of two attention outputs at real queries, from lengths (B, Q)."""
+    # Relative to a query's own output, or to the mean of all if that is larger: values may cancel. Queries whose own
+    # output is not finite, as where every key is masked, are left out; where only the other one is not, it is infinite.
     compared = size.isfinite() if real is None else size.isfinite() & real.to(size.device)
     mean = size.where(compared, 0).sum() / compared.sum().clamp(min=1)
     error = error / torch.maximum(size, mean).clamp(min=torch.finfo(size.dtype).tiny)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.record import Layer
-from captum_norm.functional import length, segment_vectors
-from captum_norm.functional.segments import add_own, members
+from captum_norm.functional import length
+from captum_norm.functional.segments import add_own, members, segment_vectors
 from captum_norm.functional.vectors import SMALL, term_sizes
 
 
@@ -100,20 +100,13 @@ class Segments:
         squares = torch.zeros_like(weights[0])
         for alphas, size in zip(weights, sizes.unbind(1), strict=True):
             squares += (alphas * size.unsqueeze(1)).square_()
-        squares = self.summed(squares)
+        if not self.each:
+            places = self.numbers.masked_fill(self.numbers < 0, self.count).unsqueeze(1).expand(squares.shape)
+            sums = squares.new_zeros(*squares.shape[:2], self.count + 1)
+            squares = sums.scatter_add(-1, places, squares)[..., : self.count]
         if layer.carry.residual and not layer.cross:
             stream = replace(layer.scales, branch=None).divide(terms.linear_final(layer.tensors.residual))
             own = self.numbers[:, self.numbers.shape[1] - stream.shape[1] :]
             squares = add_own(squares.unsqueeze(-1), stream.square().sum(-1, keepdim=True), own, slice(0, self.count))
             squares = squares.squeeze(-1)
         return squares.sqrt()
-
-    def summed(self, maps: Tensor) -> Tensor:
-        """Add columns of each segment, and rows of queries together: (B, [H,] Q, K) -> (B, [H,] Q or 1, G)."""
-        groups, summed = self.among(len(maps), maps.shape[-1], maps.device), maps
-        if not groups.each:
-            places = groups.numbers.masked_fill(groups.numbers < 0, groups.count)
-            places = places.reshape(len(maps), *[1] * (maps.dim() - 2), -1).expand(maps.shape)
-            sums = maps.new_zeros(*maps.shape[:-1], groups.count + 1)
-            summed = sums.scatter_add(-1, places, maps)[..., : groups.count]
-        return summed.sum(-2, keepdim=True) if groups.together else summed

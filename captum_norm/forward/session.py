@@ -19,7 +19,7 @@ from captum_norm.errors import (
 )
 from captum_norm.forward.record import Layer, Options, Recording, no_bar, record
 from captum_norm.forward.request import Request, as_stacks, expect_room, layer_indices, total_queries
-from captum_norm.functional import Baseline
+from captum_norm.functional.feed_forward import Baseline
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
@@ -288,10 +288,6 @@ class Session:
         """
         if may_be_large(call):
             expect_room(call, request, self.sizes(call), self.options.accumulate)
-
-    def count_layers(self, call: ModelCall) -> int:
-        """Count the layers of the model, or of its largest stack."""
-        return max(size.layers for size in self.sizes(call).values())
 
     def _name_reason(self, error: CaptumNormError) -> None:
         """Refuse the model for the reason behind an error: NaN in a weight, or what is known of its architecture."""

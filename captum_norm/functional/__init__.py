@@ -1,19 +1,7 @@
-"""The mathematics: tensors in, tensors out, independent of models and Captum."""
+"""The mathematics: tensors in, tensors out, independent of models and Captum; what methods of one's own build on."""
 
-from captum_norm.functional.carry import (
-    Carry,
-    Normalization,
-    Scales,
-    apply_linear,
-    apply_transposed,
-    inverse_scale,
-    normalize,
-    scaled,
-)
+from captum_norm.functional.carry import Carry, Normalization, Scales, apply_linear, inverse_scale, normalize
 from captum_norm.functional.contributions import (
-    BIAS_SHARES,
-    add_bias,
-    average_ranks,
     centred_ranks,
     cosine_distance,
     head_nearness,
@@ -21,27 +9,11 @@ from captum_norm.functional.contributions import (
     nearness,
     spearman,
 )
-from captum_norm.functional.feed_forward import (
-    Affine,
-    Baseline,
-    Elementwise,
-    FrozenFeedForward,
-    Network,
-    Use,
-    derivative,
-    gate_slopes,
-    neuron_outputs,
-    secant_slope,
-    written_by,
-)
-from captum_norm.functional.segments import segment_vectors
 from captum_norm.functional.vectors import (
-    estimated_length,
     head_norms,
     key_gram,
     length,
     own_keys,
-    random_directions,
     ratio,
     relative_error,
     summed_norms,
@@ -51,25 +23,12 @@ from captum_norm.functional.vectors import (
 )
 
 __all__ = [
-    "BIAS_SHARES",
-    "Affine",
-    "Baseline",
     "Carry",
-    "Elementwise",
-    "FrozenFeedForward",
-    "Network",
     "Normalization",
     "Scales",
-    "Use",
-    "add_bias",
     "apply_linear",
-    "apply_transposed",
-    "average_ranks",
     "centred_ranks",
     "cosine_distance",
-    "derivative",
-    "estimated_length",
-    "gate_slopes",
     "head_nearness",
     "head_norms",
     "inverse_scale",
@@ -77,19 +36,13 @@ __all__ = [
     "l1_distances",
     "length",
     "nearness",
-    "neuron_outputs",
     "normalize",
     "own_keys",
-    "random_directions",
     "ratio",
     "relative_error",
-    "scaled",
-    "secant_slope",
-    "segment_vectors",
     "spearman",
     "summed_norms",
     "transformed_norms",
     "unit",
     "weight_gram",
-    "written_by",
 ]

@@ -194,10 +194,8 @@ class Carry:
 
 @torch.no_grad()
 def lose_digits(ends: Sequence[Carry], rows: Tensor, factors: Tensor, vectors: Tensor) -> bool:
-    """Return whether any of ``vectors``, (n, D), sums of rows (N, D) times factors (n, N), is small beside its terms.
-
-    At any of these ends; the terms as they are before means are subtracted.
-    """
+    """Return whether some vectors (n, D) = factors (n, N) @ rows (N, D) are at some end small beside their terms."""
+    # The terms as they are before means are subtracted.
     least, norm = SMALL * torch.finfo(vectors.dtype).eps, torch.linalg.vector_norm
     for end in ends:
         terms = norm(factors * norm(end.without_means().linear(rows), dim=-1), dim=-1)

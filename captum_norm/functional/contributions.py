@@ -152,40 +152,20 @@ BIAS_SHARES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType
 
 
 def add_bias(parts: Tensor, bias: Tensor, sharing: str) -> Tensor:
-    """Add to each part its share of a bias.
-
-    Args:
-        parts: K parts at R positions, (K, R, D).
-        bias: (D,), or one per position, (R, D).
-        sharing: one of :data:`captum_norm.functional.BIAS_SHARES`; where all its shares are 0, nonzero parts share
-            equally, or all parts if all are zero.
-
-    Returns:
-        (K, R, D); the sum over parts grows by the bias.
-
-    Example:
-        >>> add_bias(torch.tensor([[[1.0, 0.0]], [[-3.0, 0.0]]]), torch.tensor([4.0, 4.0]), "absdot")
-        tensor([[[2., 1.]],
-        <BLANKLINE>
-                [[0., 3.]]])
-    """
+    """Add to each of K parts at R positions, (K, R, D), its share of a bias, (D,) or (R, D), by :data:`BIAS_SHARES`."""
     weights = BIAS_SHARES[sharing](parts, bias)
     if not in_range(weights.sum(0)):
         # Scaling all parts of a position by one power of two changes no share.
         _, powers = balanced(parts.transpose(0, 1).flatten(1))
         weights = BIAS_SHARES[sharing](parts / powers, balanced(bias)[0])
+    # Where all shares are 0, nonzero parts share equally, or all parts if all are zero.
     for instead in (parts.any(-1).to(parts), torch.ones_like(weights)):
         weights = weights.where(weights.sum(0) > 0, instead)
     return parts + (weights / weights.sum(0)).unsqueeze(-1) * bias
 
 
 def average_ranks(values: Tensor) -> Tensor:
-    """Rank n values from 1; ties get their mean rank, (n,) -> (n,) in float64.
-
-    Example:
-        >>> average_ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()
-        [2.5, 1.0, 2.5]
-    """
+    """Rank n values from 1; ties get their mean rank, (n,) -> (n,) in float64."""
     _, places, counts = torch.unique(values, return_inverse=True, return_counts=True)
     ranks: Tensor = counts.cumsum(0) - (counts.double() - 1) / 2
     return ranks[places]

@@ -29,20 +29,7 @@ NODES = 16
 
 
 def secant_slope(function: Elementwise, origin: Tensor, point: Tensor) -> Tensor:
-    """Compute ∫₀¹ g′(o + t (z − o)) dt in closed form: (g(z) − g(o)) / (z − o).
-
-    Args:
-        function: g, elementwise.
-        origin: o, broadcastable to ``point``.
-        point: z, (...).
-
-    Returns:
-        (...); where o and z nearly coincide, g′ at their midpoint.
-
-    Example:
-        >>> secant_slope(torch.relu, torch.zeros(3), torch.tensor([1.0, 2.0, 3.0]))
-        tensor([1., 1., 1.])
-    """
+    """Compute ∫₀¹ g′(o + t (z − o)) dt = (g(z) − g(o)) / (z − o); where o and z nearly coincide, g′ at the midpoint."""
     step = point - origin
     # Below this step the derivative at the midpoint is more accurate than the difference quotient.
     near = step.abs() < math.sqrt(torch.finfo(origin.dtype).eps) * (1 + origin.abs())
@@ -53,19 +40,9 @@ def secant_slope(function: Elementwise, origin: Tensor, point: Tensor) -> Tensor
 def gate_slopes(
     function: Elementwise, factor: Elementwise | None, origins: tuple[Tensor, Tensor], points: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Compute the slopes of a gated pair g(u) h(w) along the straight path from the origins of u and w to their values.
-
-    Args:
-        function: g.
-        factor: h, or None for the identity.
-        origins: of u and of w, broadcastable to the points.
-        points: u and w, (...) each.
-
-    Returns:
-        c_u and c_w, (...) each, with c_u (u − u₀) + c_w (w − w₀) = g(u) h(w) − g(u₀) h(w₀). They are
-        ∫₀¹ g′(u(t)) h(w(t)) dt and ∫₀¹ g(u(t)) h′(w(t)) dt by quadrature; its error is assigned to the slope with the
-        longer step, so the sum holds regardless.
-    """
+    """Compute c_u and c_w with c_u (u − u₀) + c_w (w − w₀) = g(u) h(w) − g(u₀) h(w₀), of a gated pair, (...) each."""
+    # ∫₀¹ g′(u(t)) h(w(t)) dt and ∫₀¹ g(u(t)) h′(w(t)) dt along the straight path, by quadrature; its error goes to
+    # the slope with the longer step, so the sum holds regardless.
     (gate_origin, other_origin), (gate, other) = origins, points
     step, other_step = gate - gate_origin, other - other_origin
     gate_slope, other_slope = torch.zeros_like(step), torch.zeros_like(step)
@@ -111,15 +88,10 @@ def neuron_outputs(points: Sequence[Tensor], activation: Elementwise, factor: El
 
 @dataclass(frozen=True)
 class Affine:
-    """x ↦ x W + b.
+    """x ↦ x W + b."""
 
-    Attributes:
-        weight: W, (inputs, outputs), in the model's dtype.
-        bias: b, (outputs,), or None.
-    """
-
-    weight: Tensor
-    bias: Tensor | None = None
+    weight: Tensor  # (inputs, outputs), in the model's dtype
+    bias: Tensor | None = None  # (outputs,)
 
     def linear(self, part: Tensor) -> Tensor:
         """Return x W in the dtype of x, (..., inputs) -> (..., outputs)."""
@@ -133,19 +105,12 @@ class Affine:
 
 @dataclass(frozen=True)
 class Network:
-    """One feed-forward network, or one expert.
+    """One feed-forward network, or one expert."""
 
-    Attributes:
-        inner: the map into the F neurons; if gated, those of the gate and of the other factor.
-        outer: the map out of the neurons.
-        activation: g.
-        factor: h, on the other factor of a gated network; None for the identity.
-    """
-
-    inner: tuple[Affine, ...]
+    inner: tuple[Affine, ...]  # the map into the F neurons; if gated, those of the gate and of the other factor
     outer: Affine
-    activation: Elementwise
-    factor: Elementwise | None = None
+    activation: Elementwise  # g
+    factor: Elementwise | None = None  # h, on the other factor of a gated network; None for the identity
 
     def hidden(self, points: Sequence[Tensor]) -> Tensor:
         """Compute the neurons' outputs from their pre-activations, (..., F)."""
@@ -163,19 +128,12 @@ class Network:
 
 
 class Use(NamedTuple):
-    """A network and the queries it acts on.
-
-    Attributes:
-        network: the network.
-        queries: indices of its n queries; None for all, in order.
-        coefficient: factor of its output, (n, 1), or None.
-        scale: factor of its input, (n, 1), or None.
-    """
+    """A network and the queries it acts on."""
 
     network: Network
-    queries: Tensor | None = None
-    coefficient: Tensor | None = None
-    scale: Tensor | None = None
+    queries: Tensor | None = None  # indices of its n queries; None for all, in order
+    coefficient: Tensor | None = None  # factor of its output, (n, 1)
+    scale: Tensor | None = None  # factor of its input, (n, 1)
 
     def reads(self, inputs: Tensor) -> Tensor:
         """Select and scale its inputs from those of all queries, (N, D) -> (n, D)."""
@@ -198,17 +156,7 @@ _Share = tuple[Network, tuple[Tensor, ...], Tensor | None]
 
 
 class FrozenFeedForward:
-    """A feed-forward network, or a sum of several, linearised at each of N queries.
-
-    Args:
-        uses: the networks to sum.
-        inputs: the whole input of each query, (N, D).
-        constant: the part of it that belongs to no key, from biases of norms and projections, (N, D).
-        baseline: start of the path.
-
-    Attributes:
-        constant: the output that belongs to no part, (N, D): the biases' share, and the output at the path's start.
-    """
+    """A sum of feed-forward networks, linearised at N inputs, (N, D), whose ``constant`` part belongs to no key."""
 
     def __init__(self, uses: Iterable[Use], inputs: Tensor, constant: Tensor, baseline: Baseline) -> None:
         total, self._shares = torch.zeros_like(inputs), list[_Share]()
@@ -234,7 +182,7 @@ class FrozenFeedForward:
                 rows = torch.full((len(inputs),), -1, device=inputs.device)  # −1: the network does not act on it
                 rows[use.queries] = torch.arange(len(use.queries), device=inputs.device)
             self._shares.append((use.network, slopes, rows))
-        self.constant = total
+        self.constant = total  # the output of no part, (N, D): the biases' share, and the output at the path's start
 
     @property
     def numbers_per_part(self) -> int:
@@ -243,17 +191,7 @@ class FrozenFeedForward:
         return self.constant.shape[-1] + 2 * max(neurons, default=0)
 
     def through(self, parts: Tensor, queries: Tensor, numbers: int) -> Tensor:
-        """Carry parts of the input to the output.
-
-        Args:
-            parts: (n, D), grouped by query.
-            queries: the query of each part, (n,).
-            numbers: maximum number of elements for one query's matrix and its intermediates; parts of queries that
-                need more go through the neurons one by one.
-
-        Returns:
-            (n, D).
-        """
+        """Carry parts of the inputs, (n, D), grouped by query, (n,), to the output; a query's matrix within a limit."""
         here, counts = torch.unique_consecutive(queries, return_counts=True)
         output, singly, start = None, torch.ones_like(queries, dtype=torch.bool), 0
         for query, count in zip(here.tolist(), counts.tolist(), strict=True):

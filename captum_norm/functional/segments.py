@@ -26,31 +26,13 @@ def members(numbers: Tensor, count: int) -> list[list[Tensor]]:
 
 
 def segment_vectors(
-    weights: Tensor,
-    values: Tensor,
-    projection: Tensor,
-    keys: Sequence[Sequence[Tensor]] | None,
-    most: int = CACHED_ELEMENTS,
+    weights: Tensor,  # α, over σ where vectors are, (B, H, Q, K)
+    values: Tensor,  # v, (B, H, K, d)
+    projection: Tensor,  # W, (H, d, D)
+    keys: Sequence[Sequence[Tensor]] | None,  # of each segment of each example; None if each key is a segment
+    most: int = CACHED_ELEMENTS,  # of elements of an intermediate result; a single row may exceed it
 ) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield v_ig for some queries and segments at a time.
-
-    Args:
-        weights: α, over σ where vectors are, (B, H, Q, K).
-        values: v, (B, H, K, d).
-        projection: W, (H, d, D).
-        keys: those of each segment of each example; None if each key is a segment of its own.
-        most: maximum number of elements of an intermediate result; a single row may exceed it.
-
-    Yields:
-        the queries, the segments, and their vectors, (B, queries, segments, D).
-
-    Example:
-        >>> weights, values = torch.tensor([[[[0.5, 0.25, 0.25]]]]), torch.tensor([[[[1.0], [2.0], [4.0]]]])
-        >>> keys = members(torch.tensor([[0, 1, 1]]), 2)
-        >>> [vectors for _, _, vectors in segment_vectors(weights, values, torch.ones(1, 1, 1), keys)]
-        [tensor([[[[0.5000],
-                  [1.5000]]]])]
-    """
+    """Yield some queries, some segments, and their vectors v_ig, (B, queries, segments, D)."""
     batch, heads, queries, _ = weights.shape
     matrix, width = projection.flatten(0, 1), max(heads * values.shape[-1], projection.shape[-1])
     count = weights.shape[3] if keys is None else len(keys[0])
@@ -71,10 +53,7 @@ def segment_vectors(
 
 
 def add_own(vectors: Tensor, stream: Tensor, numbers: Tensor, columns: slice) -> Tensor:
-    """Add the residual connections' contributions, (B, Q, D), to the segments that hold their queries, (B, Q).
-
-    Vectors are (B, Q, segments, D) of some columns, or (B, 1, segments, D) for all queries together.
-    """
+    """Add residual streams, (B, Q, D), to the vectors, (B, Q or 1, segments, D), of their queries' segments, (B, Q)."""
     inside = (numbers >= columns.start) & (numbers < columns.stop)
     example, query = inside.nonzero(as_tuple=True)
     row = query if vectors.shape[1] == stream.shape[1] else torch.zeros_like(query)

@@ -274,19 +274,14 @@ def root(squares: Tensor) -> Tensor:
 
 
 def term_sizes(values: Tensor, lengths: Tensor) -> Tensor:
-    """Compute s_h = √Σ_r (v_r ‖w_r‖)², to which rounding errors of f_h are in proportion, however its terms cancel.
-
-    From values (B, K, H, d) and the lengths of the projection's rows before means are subtracted, (H, d): (B, H, K).
-    """
+    """Compute √Σ_r (v_r ‖w_r‖)², the scale of f_h's rounding errors, (B, H, K), of (B, K, H, d) and lengths (H, d)."""
     # Those that underflow belong to norms that are out of range.
     return torch.linalg.vector_norm(values.detach() * lengths, dim=-1).transpose(1, 2)  # type: ignore[no-any-return]
 
 
 def cancelling_keys(form: Tensor, sizes: Tensor) -> Tensor:
-    """Find the keys, (n,), at which ‖Σ_h a_h f_h‖ may be small beside √Σ_h (a_h s_h)² for some weights a_h ≥ 0.
-
-    With b_h = a_h s_h and 2 b_h b_g ≤ b_h² + b_g², negative products of heads take at most so much of Σ_h b_h².
-    """
+    """Find the keys, (n,), at which ‖Σ_h a_h f_h‖ may be small beside √Σ_h (a_h s_h)² for some weights a_h ≥ 0."""
+    # With b_h = a_h s_h and 2 b_h b_g ≤ b_h² + b_g², negative products of heads take at most so much of Σ_h b_h².
     sizes = sizes.clamp(min=torch.finfo(sizes.dtype).tiny)
     cosines = (form.detach() / sizes.unsqueeze(1)).div_(sizes.unsqueeze(2))
     negative = cosines.clamp(max=0)
@@ -300,11 +295,8 @@ def cancelling_keys(form: Tensor, sizes: Tensor) -> Tensor:
 def forms_of_keys(
     values: Tensor, gram: Tensor, lengths: Tensor, limit: int, *, maps: bool, signed: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Compute :func:`key_gram`, :func:`term_sizes` and :func:`cancelling_keys`: all keys if weights are signed.
-
-    If no maps are wanted, or every channel is a head of its own and vectors are smaller than their inner products,
-    there is no form.
-    """
+    """Compute :func:`key_gram`, :func:`term_sizes` and :func:`cancelling_keys`: all keys if weights are signed."""
+    # Where every channel is a head of its own, vectors are smaller than their inner products.
     form = key_gram(values, gram, limit) if maps and values.shape[-1] > 1 else None
     sizes = term_sizes(values, lengths)
     if form is None or signed:
@@ -318,23 +310,14 @@ def cancelled(norms: Tensor, weights: Tensor, sizes: Tensor, least: float) -> Te
 
 
 def refined_summed_norms(
-    norms: Tensor,
-    weights: Tensor,
-    values: Tensor,
-    sizes: Tensor,
-    keys: Tensor,
-    projection: Callable[[], Tensor],
+    norms: Tensor,  # (B, Q, K)
+    weights: Tensor,  # α, (B, H, Q, K)
+    values: Tensor,  # v, (B, K, H, d)
+    sizes: Tensor,  # see term_sizes
+    keys: Tensor,  # at which heads may cancel
+    projection: Callable[[], Tensor],  # makes W, (H, d, D), in float64
 ) -> Tensor:
-    """Recompute norms that are out of range or small beside their terms, in float64.
-
-    Args:
-        norms: :func:`summed_norms`, (B, Q, K).
-        weights: α, (B, H, Q, K).
-        values: v, (B, K, H, d).
-        sizes: :func:`term_sizes`, (B, H, K).
-        keys: those at which heads may cancel: :func:`cancelling_keys`.
-        projection: makes W, (H, d, D), in float64.
-    """
+    """Recompute norms of :func:`summed_norms` that are out of range or small beside their terms, in float64."""
     ranged = in_range(norms)
     if ranged and not len(keys):
         return norms

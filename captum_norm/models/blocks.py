@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedScopeError
-from captum_norm.functional import Carry, Normalization, Use, scaled
+from captum_norm.functional import Carry, Normalization
+from captum_norm.functional.carry import scaled
+from captum_norm.functional.feed_forward import Use
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.layouts import FEED_FORWARD_SCOPES, Layout, Scope, Site
 from captum_norm.models.networks import DenseReader, ExpertsReader, Routing

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.functional import Affine, Elementwise, Network, Use, written_by
+from captum_norm.functional.feed_forward import Affine, Elementwise, Network, Use, written_by
 from captum_norm.models.hooks import Received, first_tensor, tensors_in
 from captum_norm.models.offloading import loaded
 from captum_norm.models.precision import accumulation_dtype

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from captum_norm.functional import Elementwise, Normalization, normalize
+from captum_norm.functional import Normalization, normalize
+from captum_norm.functional.feed_forward import Elementwise
 from captum_norm.models.hooks import evaluation, unobserved
 from captum_norm.models.layouts import Site
 from captum_norm.models.offloading import is_sharded, loaded_tensors, tensor_of, version_of, versions_of

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from captum_norm import functional as F
-from captum_norm.functional.carry import measure_end
+from captum_norm.functional.carry import measure_end, scaled
+from captum_norm.functional.vectors import random_directions
 from tests import oracle
 
 
@@ -49,7 +50,7 @@ def test_carried_norms_equal_the_direct_ones(
     scales = carry.scales(projected, before_sum + stream if residual else before_sum)
     own_weights = weights.diagonal(dim1=-2, dim2=-1)
     own = torch.einsum("bhq,bhqd,hde->bqe", own_weights, values, projection)
-    directions = F.random_directions(model_width, stream)
+    directions = random_directions(model_width, stream)
 
     form = F.key_gram(values.transpose(1, 2), F.weight_gram(carry.linear(projection)))
     fast = scales.divide(F.summed_norms(weights, form))
@@ -92,10 +93,10 @@ def test_scaled_is_the_factor_times_the_normalisation(seed: int, factor: Tensor)
     generator = torch.Generator().manual_seed(seed)
     whole, gain, bias = (torch.randn(*shape, 6, generator=generator).double() for shape in ((2, 5), (), ()))
     for norm in (F.Normalization(True, gain, bias, 1e-5), F.Normalization(False, gain, None, 1e-6)):
-        torch.testing.assert_close(F.normalize(F.scaled(norm, factor), whole), factor * F.normalize(norm, whole))
+        torch.testing.assert_close(F.normalize(scaled(norm, factor), whole), factor * F.normalize(norm, whole))
     bare = F.Normalization(False, None, None, 1e-6)
-    torch.testing.assert_close(F.normalize(F.scaled(bare, factor), whole), factor * F.normalize(bare, whole))
-    alone = F.scaled(None, factor)
+    torch.testing.assert_close(F.normalize(scaled(bare, factor), whole), factor * F.normalize(bare, whole))
+    alone = scaled(None, factor)
     assert torch.equal(F.normalize(alone, whole), factor * whole)
     assert torch.equal(F.apply_linear(alone, whole), factor * whole)
     assert torch.equal(F.inverse_scale(alone, whole), torch.ones(2, 5, 1).double())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from captum_norm.functional import (
+from captum_norm.functional.feed_forward import (
     Affine,
     Baseline,
     FrozenFeedForward,

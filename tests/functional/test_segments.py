@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from captum_norm.functional import segment_vectors
-from captum_norm.functional.segments import add_own, members
+from captum_norm.functional.segments import add_own, members, segment_vectors
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -22,7 +22,8 @@ from torch.overrides import TorchFunctionMode, wrap_torch_function
 
 from captum_norm.attr.frozen.rules import ACTIVATIONS, DECOMPX, AttentionRules, RuleSet, with_rules
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
-from captum_norm.functional import Elementwise, Network, Normalization, Use, apply_linear, inverse_scale
+from captum_norm.functional import Normalization, apply_linear, inverse_scale
+from captum_norm.functional.feed_forward import Elementwise, Network, Use
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall

@@ -9,16 +9,9 @@ from torch import Tensor, nn
 
 from captum_norm.attr.frozen.network import FrozenNetwork, HookedModules
 from captum_norm.errors import NotEnoughMemoryError, UnsupportedModelError
-from captum_norm.functional import (
-    Affine,
-    Elementwise,
-    Network,
-    Normalization,
-    Use,
-    add_bias,
-    apply_linear,
-    inverse_scale,
-)
+from captum_norm.functional import Normalization, apply_linear, inverse_scale
+from captum_norm.functional.contributions import add_bias
+from captum_norm.functional.feed_forward import Affine, Elementwise, Network, Use
 from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.call import ModelCall

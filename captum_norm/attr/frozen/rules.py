@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, wrap_torch_function
 
-from captum_norm.functional import Elementwise, derivative, gate_slopes, secant_slope
+from captum_norm.functional.feed_forward import Elementwise, derivative, gate_slopes, secant_slope
 from captum_norm.models.hooks import tensors_in
 from captum_norm.models.libraries.own_code import SOFTMAX
 from captum_norm.models.precision import accumulation_dtype

@@ -14,7 +14,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor, nn
 
-from captum_norm.functional import Elementwise, neuron_outputs
+from captum_norm.functional.feed_forward import Elementwise, neuron_outputs
 from captum_norm.models.blocks import Block, FeedForwardBlock, multiplied
 from captum_norm.models.hooks import Received
 from captum_norm.models.layouts import Site

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm.functional import average_ranks, spearman
+from captum_norm.functional import spearman
+from captum_norm.functional.contributions import average_ranks
 from captum_norm.lab.analysis.results import cell
 from captum_norm.lab.analysis.statistics import GREATEST, LEAST, Counts, Grid, Moments, RankedCounts
 
