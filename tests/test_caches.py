@@ -181,7 +181,7 @@ def test_an_encoder_decoder_model_goes_on(name: str, given: str) -> None:
         torch.testing.assert_close(source, expected_source, rtol=0, atol=atol)
         torch.testing.assert_close(prefix, expected_prefix[:, 4:], rtol=0, atol=atol)
         with pytest.raises(InvalidInputError, match="without rows of the first 4 positions"):
-            ALTI(model).source_and_prefix(inputs)
+            ALTI(model).attribute(inputs)
         with pytest.raises(UnsupportedModelError, match="the cache holds what it reads of the encoder"):
             relevance.maps(inputs, target=3)
 

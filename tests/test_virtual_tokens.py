@@ -238,7 +238,7 @@ def test_an_encoder_decoder_model(kind: str) -> None:
         for stack, expected in zip(maps.of_three_stacks, alone.of_three_stacks, strict=True):
             rows, columns = expected.shape[2:]
             torch.testing.assert_close(stack[1:, :, :rows, :columns], expected, rtol=0, atol=1e-11)
-    shares = ALTI(model).source_and_prefix(inputs)
+    shares = ALTI(model).chain(ALTI(model).maps(inputs))
     total = shares.source.sum(-1) + shares.prefix.sum(-1)
     torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-11)
     source_scores, prefix_scores = ALTI(model).attribute(inputs)

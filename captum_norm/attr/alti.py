@@ -1,21 +1,14 @@
 """Computes ALTI and ALTI+: how close each token's vector is to the attention block's output, rolled out."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from captum_norm.attr.base import AttentionMapAttribution
-from captum_norm.errors import InvalidInputError
 from captum_norm.forward.record import Layer
 from captum_norm.forward.segments import Segments
 from captum_norm.functional import l1_distances, nearness, own_keys
-from captum_norm.models.caches import refuse_chains
-from captum_norm.models.inputs import Inputs
-from captum_norm.models.model import refuse_mixing
-from captum_norm.results.aggregation import encoder_decoder_rollout, normalize_rows
-from captum_norm.results.maps import MapUnits, SourceAndPrefix
+from captum_norm.results.aggregation import normalize_rows
+from captum_norm.results.maps import MapUnits
 
 
 class ALTI(AttentionMapAttribution):
@@ -27,7 +20,7 @@ class ALTI(AttentionMapAttribution):
     the residual connection is a further vector, of no key: rows of ``cross`` sum to 1 minus its share.
 
     In an encoder–decoder model (ALTI+), ``attribute`` returns the shares of source and target prefix in one decoder
-    position, which sum to 1; :meth:`source_and_prefix` those in all positions.
+    position, which sum to 1; :func:`captum_norm.results.aggregation.encoder_decoder_rollout` of the maps those in all.
 
     Args:
         model: a Hugging Face model or a fairseq translation model; left unchanged.
@@ -47,33 +40,6 @@ class ALTI(AttentionMapAttribution):
     name, title, units = "alti", "ALTI", MapUnits("contribution")
     segmented = True
     chained = True
-
-    def source_and_prefix(
-        self, inputs: Inputs, additional_forward_args: Any = None, *, layers: Sequence[int] | None = None
-    ) -> SourceAndPrefix:
-        """Compute ALTI+: shares of the source and of the target prefix in every decoder position.
-
-        Args:
-            inputs: as for :meth:`~captum_norm.NormAttribution.maps`, of an encoder–decoder model.
-            additional_forward_args: as for :meth:`~captum_norm.NormAttribution.maps`.
-            layers: the layers to roll out, of encoder and decoder; all if None.
-
-        Returns:
-            the shares, 0 at padding.
-
-        Raises:
-            InvalidInputError: if the model is not an encoder–decoder.
-            CaptumNormError: see :meth:`~captum_norm.NormAttribution.maps`.
-        """
-        maps = self.maps(inputs, additional_forward_args, layers=layers)
-        if maps.cross is None:
-            raise InvalidInputError(
-                f"got {type(self.model).__name__}, which is not an encoder–decoder model; use attribute or maps"
-            )
-        refuse_mixing(self.model)
-        refuse_chains(maps.cached)
-        with torch.set_grad_enabled(self.session.differentiable):
-            return SourceAndPrefix(*encoder_decoder_rollout(*maps.of_three_stacks))
 
     def layer_map(self, layer: Layer) -> Tensor:
         """Compute c_ij of one layer, (B, Q, K)."""

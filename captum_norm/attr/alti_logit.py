@@ -1,6 +1,5 @@
 """Attributes the updates of a logit to the input tokens: ALTI-Logit, and direct logit attribution."""
 
-from collections.abc import Collection, Sequence
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -32,7 +31,7 @@ from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Position, Readout
-from captum_norm.models.stacks import Place, StackName
+from captum_norm.models.stacks import Place
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 
 Spread = Literal["all", "attention"]
@@ -54,6 +53,10 @@ class ALTILogit(OutputAttribution):
     have the statistics of the whole input; in post-norm layers g is carried back through all of them. Where no vector
     is near the attention block's output in ALTI, the position keeps standing for what it stood for. So the scores and
     the biases' part add up to the value.
+
+    ``maps`` holds what each token adds through each layer's updates, in the first layer with the embedding's part: in
+    rows of the positions that the head reads, in general one; all others are 0. In an encoder–decoder model the
+    source's parts are in ``cross``, those of the target prefix in ``decoder``.
 
     Args:
         model: a Hugging Face or fairseq model, or one built with torch.nn's attention; left unchanged.
@@ -115,48 +118,6 @@ class ALTILogit(OutputAttribution):
         return finite_results(
             self.model, self._traced(call, self._values(call, request, several=True), maps=False).logit_updates()
         )
-
-    def maps(
-        self,
-        inputs: Inputs,
-        additional_forward_args: Any = None,
-        *,
-        layers: Sequence[int] | None = None,
-        per_head: bool = False,
-        stacks: Collection[StackName] | None = None,
-        last: int | None = None,
-        segments: Tensor | None = None,
-        together: bool = False,
-        target: Any = None,
-        position: Position = None,
-    ) -> AttributionMaps:
-        """Compute what each token adds to the output value through each layer's updates.
-
-        Rows are the positions that the head reads, in general one; all others are 0. The first layer includes the
-        embedding's part. In an encoder–decoder model the source's parts are in ``cross``, those of the target prefix in
-        ``decoder``.
-
-        Args:
-            inputs: as for every method: see :meth:`captum_norm.NormAttribution.maps`.
-            additional_forward_args: the model's further positional arguments (attention mask first).
-            layers: as for every method.
-            per_head: refused.
-            stacks: as for every method.
-            last: refused.
-            segments: refused.
-            together: refused.
-            target: which output to explain: see :meth:`~captum_norm.NormAttribution.attribute`.
-            position: its position, if the model has outputs at each.
-
-        Returns:
-            the maps, whose sum is the scores.
-
-        Raises:
-            CaptumNormError: see :meth:`decompose`.
-        """
-        request = Request(layers, stacks, per_head, target, position, last=last)
-        call, request = self.call_of(inputs, additional_forward_args, request, segments, together=together)
-        return finite_results(self.model, self.session.explain(self.maps_of, call, request))
 
     def decomposition(self, call: ModelCall, values: OutputValues, *, together: bool = False) -> Decomposition:
         """Decompose the values by what each block adds to them, traced to the tokens."""

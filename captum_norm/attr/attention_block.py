@@ -93,11 +93,19 @@ class GlobEnc(AttentionMapAttribution):
     """
 
     name, title, units = "globenc", "GlobEnc", MapUnits("norm")
-    one_stack = True
     text_alone = True
 
     def __init__(self, model: Explainable, aggregation: str = "product", **options: Unpack[MeterOptions]) -> None:
         super().__init__(model, aggregation, **options)
+
+    def check_model(self, call: ModelCall) -> None:
+        """Refuse encoder–decoder models."""
+        if call.facts.decoder is not None:
+            raise UnsupportedModelError(
+                f"got the encoder–decoder model {self.session.name}; {type(self).__name__} explains one stack of "
+                "layers: pass the encoder alone, as model.get_encoder()"
+            )
+        super().check_model(call)
 
     def request_of(self, call: ModelCall, request: Request) -> Request:
         """Request the feed-forward blocks, too."""

@@ -16,9 +16,8 @@ from captum_norm.forward.session import check_seen
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import evaluating
-from captum_norm.models.inputs import Inputs
 from captum_norm.models.objects import Explainable
-from captum_norm.models.outputs import Position, Readout, chosen_target, explained_number, output_scores
+from captum_norm.models.outputs import Readout, chosen_target, explained_number, output_scores
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.stacks import Role
 from captum_norm.results.aggregation import encoder_decoder_relevance
@@ -70,37 +69,6 @@ class AttentionTimesGradient(AttentionMapAttribution):
     ) -> None:
         super().__init__(model, aggregation, differentiable=differentiable, tokenizer=tokenizer)
         self._readout = readout
-
-    def maps(
-        self,
-        inputs: Inputs,
-        additional_forward_args: Any = None,
-        *,
-        segments: Tensor | None = None,
-        together: bool = False,
-        target: Any = None,
-        position: Position = None,
-        **options: Any,
-    ) -> AttributionMaps:
-        """Compute the map of every layer.
-
-        Args:
-            inputs: as for every method: see :meth:`captum_norm.NormAttribution.maps`.
-            additional_forward_args: the model's further positional arguments (attention mask first).
-            segments: refused, since weights are no vectors.
-            together: refused.
-            target: which output to explain: see :meth:`~captum_norm.NormAttribution.attribute`.
-            position: its position, if the model has outputs at each.
-            options: ``layers``, ``per_head``, ``stacks`` and ``last`` as for every method.
-
-        Returns:
-            the maps.
-
-        Raises:
-            CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
-        """
-        request = Request(target=target, position=position, **options)
-        return self._maps(inputs, additional_forward_args, request, segments, together=together)
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the maps of the layers requested in one forward and one backward pass."""

@@ -15,13 +15,12 @@ from captum_norm.attr.layer_maps import (
     LayerMap,
     check_layers,
     checked_map,
-    delta_for,
     finite_results,
     scores_of_inputs,
     stacked_maps,
 )
 from captum_norm.checks import check_bool, check_choice, check_count, quoted
-from captum_norm.errors import InvalidInputError, MethodError, UnsupportedModelError
+from captum_norm.errors import InvalidInputError, MethodError
 from captum_norm.forward.head import SeenPosition, seen_position
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, as_layers, as_segments, refuse_towers
@@ -31,7 +30,6 @@ from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.layers import see_at_length
-from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.model import refuse_mixing
 from captum_norm.models.objects import Explainable, Texts
 from captum_norm.models.outputs import HeadPosition, Position, position_rows, read_position
@@ -60,7 +58,6 @@ class AttentionMapAttribution(Attribution, ABC):
             asked for, or the model has no head) or ``"always"``, by default the one that the model predicts.
         decomposes: of the class: whether its maps come from vectors that add up to what the model computed, whose
             completeness error is then the convergence delta.
-        one_stack: of the class: whether it refuses encoder–decoder models.
         text_alone: of the class: whether it refuses a model's towers, and text that attends to a tower's positions.
         mapped: of the class: whether it has maps; if not, it explains values of the output alone.
         single_heads: whether it has maps of single heads.
@@ -69,8 +66,6 @@ class AttentionMapAttribution(Attribution, ABC):
         chained: of the class: whether rows of its cross-attention leave the share of the decoder's own stream, so that
             its rollout chains three stacks.
         any_rows: of the class: whether it computes the rows of the last positions alone.
-        batch_first: of the class: whether it runs single layers on copies of an example along the first axis, which
-            only Hugging Face models allow.
 
     Raises:
         InvalidInputError: if the model is not a module or the aggregation is unknown.
@@ -81,7 +76,6 @@ class AttentionMapAttribution(Attribution, ABC):
     units: ClassVar[MapUnits]
     target: ClassVar[Literal["never", "optional", "always"]] = "never"
     decomposes: ClassVar[bool] = True
-    one_stack: ClassVar[bool] = False
     text_alone: ClassVar[bool] = False
     mapped: ClassVar[bool] = True
     single_heads: bool = False
@@ -89,7 +83,6 @@ class AttentionMapAttribution(Attribution, ABC):
     segmented: ClassVar[bool] = False
     chained: ClassVar[bool] = False
     any_rows: ClassVar[bool] = True
-    batch_first: ClassVar[bool] = False
 
     def __init__(self, model: Explainable, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
         """See the class."""
@@ -114,6 +107,8 @@ class AttentionMapAttribution(Attribution, ABC):
         last: int | None = None,
         segments: Tensor | None = None,
         together: bool = False,
+        target: Any = None,
+        position: Position = None,
     ) -> AttributionMaps:
         """Compute the map of every layer.
 
@@ -134,6 +129,8 @@ class AttentionMapAttribution(Attribution, ABC):
                 is taken: the segment of each key, (B, K) integers from 0 on, or −1 for none. Columns are the segments.
             together: add the vectors of all queries, each divided by its own σ, before a norm or distance is taken:
                 one row for a span of positions.
+            target: the output to explain, as for :meth:`attribute`, by a method whose maps depend on one.
+            position: where that output is read, if there are outputs at each position.
 
         Returns:
             the maps, with mixing ratios and completeness errors where the method defines them.
@@ -141,13 +138,10 @@ class AttentionMapAttribution(Attribution, ABC):
         Raises:
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
         """
-        request = Request(layers, stacks, per_head, last=last)
-        return self._maps(inputs, additional_forward_args, request, segments, together=together)
-
-    def _maps(
-        self, inputs: Inputs, further: Any, request: Request, segments: Tensor | None, *, together: bool
-    ) -> AttributionMaps:
-        call, request = self.call_of(inputs, further, request, segments, together=together)
+        if self.target != "always" and (target is not None or position is not None):
+            raise InvalidInputError(f"got target= or position=; the maps of {type(self).__name__} depend on no output")
+        request = Request(layers, stacks, per_head, target, position, last=last)
+        call, request = self.call_of(inputs, additional_forward_args, request, segments, together=together)
         maps = self.session.explain(self.maps_of, call, request)
         self._see_head(call, maps)
         return finite_results(self.model, maps)
@@ -309,17 +303,16 @@ class AttentionMapAttribution(Attribution, ABC):
         rows = torch.eye(stack.shape[-2], dtype=stack.dtype, device=stack.device)[-last:]
         return self.aggregate(stack, rows.expand(len(stack), -1, -1))
 
-    def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:
-        """Return the number of layers to explain; see :meth:`captum_norm.NormMeter.count_layers`."""
-        return self.session.count_layers(self.session.bind(inputs, additional_forward_args))
-
     def compute_convergence_delta(
-        self, attributions: Tensor | tuple[Tensor, ...], inputs: Inputs, additional_forward_args: Any = None
+        self,
+        attributions: Tensor | tuple[Tensor, ...],  # noqa: ARG002 - as everywhere in Captum
+        inputs: Inputs,
+        additional_forward_args: Any = None,
     ) -> Tensor:
         """Compute the largest completeness error over layers.
 
         Args:
-            attributions: what :meth:`attribute` returned for these inputs, (B, S).
+            attributions: what :meth:`attribute` returned for these inputs; the error is one of the maps behind it.
             inputs: as for :meth:`maps`.
             additional_forward_args: as for :meth:`maps`.
 
@@ -327,12 +320,12 @@ class AttentionMapAttribution(Attribution, ABC):
             (B,): max over layers of ‖Σ_j v_ij + bias − what the model computed‖ relative to the latter.
 
         Raises:
-            InvalidInputError: if the method has no convergence delta, or the attributions do not fit the inputs.
+            InvalidInputError: if the method has no convergence delta.
         """
         delta = self.maps(inputs, additional_forward_args).convergence_delta
         if delta is None:
             raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
-        return delta_for(attributions, delta.amax(1))
+        return delta.amax(1)
 
     def has_convergence_delta(self) -> bool:
         """Return whether the method's vectors must add up to what the model computed."""
@@ -508,24 +501,13 @@ class AttentionMapAttribution(Attribution, ABC):
                 call = call.of_last(check_count("last", request.last))
         if segments is not None or together is not False:
             request = replace(request, segments=as_segments(call, request, segments, together))
-        self._check_model(call)
+        self.check_model(call)
         return call, request
 
-    def _check_model(self, call: ModelCall) -> None:
+    def check_model(self, call: ModelCall) -> None:
         """Refuse models that the method does not explain."""
-        name, facts = type(self).__name__, call.facts
-        if self.one_stack and facts.decoder is not None:
-            raise UnsupportedModelError(
-                f"got the encoder–decoder model {self.session.name}; {name} explains one stack of layers: pass the "
-                "encoder alone, as model.get_encoder()"
-            )
-        if self.batch_first and facts.library is not HUGGING_FACE:
-            raise UnsupportedModelError(
-                f"got {self.session.name}, which is not a Hugging Face model; {name} supports only these, whose layers "
-                "have the batch first"
-            )
-        if self.text_alone and facts.towers:
-            refuse_towers(name, call)
+        if self.text_alone and call.facts.towers:
+            refuse_towers(type(self).__name__, call)
 
 
 def _several(maps: AttributionMaps) -> bool:

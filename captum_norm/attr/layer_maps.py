@@ -8,11 +8,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from captum_norm.checks import quoted
 from captum_norm.errors import (
     CaptumNormError,
     IncompleteDecompositionError,
-    InvalidInputError,
     MethodError,
     NonFiniteError,
 )
@@ -318,18 +316,3 @@ def expect_number(model: nn.Module, number: Tensor) -> None:
     if not number.isfinite().all():
         refuse_non_finite_weights(model)
         raise NonFiniteError(f"the output of {type(model).__name__} contains NaN or infinity")
-
-
-def delta_for(attributions: Tensor | tuple[Tensor, ...], delta: Tensor) -> Tensor:
-    """Return the completeness error, (B,), for attributions of as many examples."""
-    given: Any = attributions if isinstance(attributions, tuple) else (attributions,)
-    if len(given) not in (1, 2) or not all(_is_batched(each) for each in given):
-        raise InvalidInputError(f"got attributions {quoted(attributions)}; expected what attribute() returned")
-    for each in given:
-        if len(each) != len(delta):
-            raise InvalidInputError(f"got attributions of {len(each)} examples for {len(delta)} inputs")
-    return delta
-
-
-def _is_batched(value: Any) -> bool:
-    return isinstance(value, Tensor) and not value.is_nested and value.dim() > 0

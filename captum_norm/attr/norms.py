@@ -251,18 +251,6 @@ class NormMeter:
             measured[stack_name(role, causal=causal)] = assemble(call, role, layers, request.scopes, baseline)
         return measured
 
-    def count_layers(self, inputs: Inputs, additional_forward_args: Any = None) -> int:
-        """Count the layers of the model, or of its largest stack, in a forward pass over the first positions.
-
-        Args:
-            inputs: as for :meth:`measure`.
-            additional_forward_args: as for :meth:`measure`.
-
-        Raises:
-            CaptumNormError: see :meth:`measure`.
-        """
-        return self._session.count_layers(self._session.bind(inputs, additional_forward_args))
-
     def stages(self, inputs: Inputs, additional_forward_args: Any = None) -> dict[Scope, str]:
         """Return the scopes from attention to the end of the layer, and the component just before each.
 

@@ -274,10 +274,7 @@ class TokenAttribution(Attribution):
 
 
 class _ExplainedOutput(nn.Module):
-    """The function that Captum explains: from features of examples, and their indices, to the explained output, (N,).
-
-    Features are embeddings, (N, S, D), or with a baseline (N, S), which interpolate between it and the embeddings.
-    """
+    """The function that Captum explains: from features of examples and their indices to the explained output, (N,)."""
 
     def __init__(
         self,
@@ -286,7 +283,8 @@ class _ExplainedOutput(nn.Module):
         read: Tensor | None,  # True where the output is read, (B, S)
         target: Tensor | None,
         readout: Readout | None,
-        baseline: Tensor | None,  # (D,)
+        # (D,), with which features are (N, S) and interpolate between it and the embeddings; else they are (N, S, D).
+        baseline: Tensor | None,
     ) -> None:
         super().__init__()
         self.model, self._call, self._readout, self._baseline = call.model, call, readout, baseline

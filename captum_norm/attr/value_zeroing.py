@@ -23,6 +23,7 @@ from captum_norm.models.caches import copied, of_first_copy, selected
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import End, Hook, Received, evaluating, first_argument, first_tensor, hooked
 from captum_norm.models.layers import layer_of, not_run
+from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.stacks import EXTENDED, Place, Role
 from captum_norm.results.aggregation import encoder_decoder_rollout, normalize_rows
 from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
@@ -62,7 +63,15 @@ class ValueZeroing(AttentionMapAttribution):
     name, title, units = "value-zeroing", "value zeroing", MapUnits("cosine distance")
     decomposes = False
     text_alone = True
-    batch_first = True
+
+    def check_model(self, call: ModelCall) -> None:
+        """Refuse layers that do not run on copies of an example along their first axis."""
+        if call.facts.library is not HUGGING_FACE:
+            raise UnsupportedModelError(
+                f"got {self.session.name}, which is not a Hugging Face model; {type(self).__name__} supports only "
+                "these, whose layers have the batch first"
+            )
+        super().check_model(call)
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the distances of the layers requested, running each once per key."""

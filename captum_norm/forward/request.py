@@ -1,6 +1,6 @@
 """Says which maps are requested of a model, and checks that it has them and that they fit in memory."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -59,15 +59,6 @@ class Request:
     def has_stack(self, role: Role) -> bool:
         """Whether a stack is requested."""
         return self.stacks is None or role in self.stacks
-
-    def has(self, place: Place) -> bool:
-        """Whether a layer may be requested; negative indices count from the last."""
-        some = self.layers is None or place.index in self.layers or min(self.layers) < 0
-        return some and self.has_stack(place.role)
-
-    def layer_count(self, stack: StackSize) -> int:
-        """Number of layers requested of a stack."""
-        return stack.layers if self.layers is None else len(self.layers)
 
     def maps_per_layer(self, stack: StackSize) -> int:
         """Number of maps kept of each layer, those of single heads included."""
@@ -164,42 +155,44 @@ def total_queries(call: ModelCall, stacks: Sizes, chosen: Callable[[Place], bool
 
 def expect_room(call: ModelCall, request: Request, stacks: Sizes, accumulate: torch.dtype) -> None:
     """Refuse maps that will not fit."""
-    kept = {role: stack for role, stack in stacks.items() if request.has_stack(role)}
-    for device in {stack.device for stack in kept.values()}:
-        here = {role: stack for role, stack in kept.items() if stack.device == device}
+    for device, here in _by_device({role: stack for role, stack in stacks.items() if request.has_stack(role)}):
         sizes = {role: _map_bytes(call, role, stack, accumulate) for role, stack in here.items()}
-        layers = {role: request.layer_count(stack) for role, stack in here.items()}
+        layers = {role: len(request.layers or range(stack.layers)) for role, stack in here.items()}
         results = sum(layers[role] * request.maps_per_layer(stack) * sizes[role] for role, stack in here.items())
         # Maps are copied into one tensor; a CPU allocates its pages as the maps are dropped.
         doubled = device.type != "cpu" and max(layers.values()) > 1
         needed = results * (1 + doubled) + TRANSIENT_MAPS * max(sizes.values())
-        free = free_bytes(device)
-        if free is not None and needed > free:
-            queries, keys = max(positions(call, role, stack) for role, stack in here.items())
-            raise NotEnoughMemoryError(
-                f"the maps of {sum(layers.values())} layers over {call.batch} × {queries} × {keys} positions take "
-                f"{readable(results)}, for which {readable(needed)} must be free, and {readable(free)} are free on "
-                f"{device}; ask for fewer layers at a time (layers= of maps(), layer= of attribute()), fewer examples, "
-                "or without single heads"
-            )
+        what = f"the maps of {sum(layers.values())} layers"
+        size = f" take {readable(results)}, for which {readable(needed)} must be free"
+        advice = "ask for fewer layers at a time (layers= of maps(), layer= of attribute()), fewer examples, or without"
+        _expect_free(call, here, device, needed, what, size, f"{advice} single heads")
 
 
 def expect_room_for_gradients(call: ModelCall, stacks: Sizes) -> None:
     """Refuse a backward pass through attention whose weights, which it needs, will not fit."""
+    for device, here in _by_device(stacks):
+        heads = {role: stack.layers * stack.heads for role, stack in here.items()}
+        needed = sum(heads[role] * _map_bytes(call, role, stack, stack.dtype) for role, stack in here.items())
+        what = f"the backward pass keeps attention weights of {sum(heads.values())} heads"
+        advice = "pass fewer examples or a shorter input, or take a method without gradients, such as norm or alti"
+        _expect_free(call, here, device, needed, what, f", at least {readable(needed)}", advice)
+
+
+def _by_device(stacks: Sizes) -> Iterator[tuple[torch.device, dict[Role, StackSize]]]:
     for device in {stack.device for stack in stacks.values()}:
-        here = {role: stack for role, stack in stacks.items() if stack.device == device}
-        heads = sum(stack.layers * stack.heads for stack in here.values())
-        needed = sum(
-            stack.layers * stack.heads * _map_bytes(call, role, stack, stack.dtype) for role, stack in here.items()
+        yield device, {role: stack for role, stack in stacks.items() if stack.device == device}
+
+
+def _expect_free(
+    call: ModelCall, stacks: Sizes, device: torch.device, needed: int, what: str, size: str, advice: str
+) -> None:
+    free = free_bytes(device)
+    if free is not None and needed > free:
+        queries, keys = max(positions(call, role, stack) for role, stack in stacks.items())
+        raise NotEnoughMemoryError(
+            f"{what} over {call.batch} × {queries} × {keys} positions{size}, and {readable(free)} are free on "
+            f"{device}; {advice}"
         )
-        free = free_bytes(device)
-        if free is not None and needed > free:
-            queries, keys = max(positions(call, role, stack) for role, stack in here.items())
-            raise NotEnoughMemoryError(
-                f"the backward pass keeps attention weights of {heads} heads over {call.batch} × {queries} × {keys} "
-                f"positions, at least {readable(needed)}, and {readable(free)} are free on {device}; pass fewer "
-                "examples or a shorter input, or take a method without gradients, such as norm or alti"
-            )
 
 
 def _map_bytes(call: ModelCall, role: Role, stack: StackSize, accumulate: torch.dtype) -> int:

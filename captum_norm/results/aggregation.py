@@ -28,15 +28,7 @@ def add_half_identity(maps: Tensor) -> Tensor:
 
 
 def with_prefix_rows(maps: Tensor, own: float = 1) -> Tensor:
-    """Add the rows of a tuned prefix, whose keys and values every layer has anew: each contributes to itself alone.
-
-    Args:
-        maps: (..., Q, K), with K − Q keys of the prefix first.
-        own: what each contributes to itself.
-
-    Returns:
-        (..., K, K).
-    """
+    """Add the rows of a tuned prefix, K − Q keys that contribute to themselves alone: (..., Q, K) -> (..., K, K)."""
     prefix = maps.shape[-1] - maps.shape[-2]
     if prefix == 0:
         return maps
@@ -66,22 +58,8 @@ def rollouts(maps: Tensor) -> Iterator[Tensor]:
         yield rolled
 
 
-def replaced(maps: Tensor, layers: Iterable[Tensor]) -> Tensor:
-    """Stack new maps of all layers, in the memory of the old ones unless they require gradients.
-
-    Args:
-        maps: the old maps, (B, L, Q, K), not to be used afterwards.
-        layers: the new maps, (B, Q, K) each, computed one after the other.
-
-    Returns:
-        (B, L, Q, K).
-    """
-    (made,) = all_replaced((maps,), ((layer,) for layer in layers))
-    return made
-
-
-def all_replaced(stacks: tuple[Tensor, ...], layers: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """:func:`replaced` for several stacks of as many layers: ``layers`` gives a map of each at a time."""
+def replaced(stacks: tuple[Tensor, ...], layers: Iterable[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Stack new maps of all layers, given layer by layer, in the memory of the old ones unless they need gradients."""
     if any(maps.requires_grad for maps in stacks):
         return tuple(torch.stack(made, dim=1) for made in zip(*layers, strict=True))
     for place, layer in enumerate(layers):

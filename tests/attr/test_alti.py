@@ -82,7 +82,7 @@ def test_source_and_prefix_equal_the_oracle(seed: int, name: str) -> None:
     maps: Any = method.maps(inputs)
     for stack, expected in exact.items():
         assert (getattr(maps, stack) - torch.stack(expected, 1)).abs().max() < tolerance
-    found = method.source_and_prefix(inputs)
+    found = method.chain(maps)
     for example in range(2):
         source, prefix = chain(*([layer[example] for layer in exact[stack]] for stack in exact))
         assert (found.source[example] - source).abs().max() < tolerance
@@ -102,9 +102,7 @@ def test_source_and_prefix_equal_the_oracle(seed: int, name: str) -> None:
         torch.testing.assert_close(one, stack.mean(1)[:, 1])
 
 
-def test_what_has_no_source_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="not an encoder–decoder model; use attribute or maps"):
-        ALTI(families.build("bert")).source_and_prefix(families.inputs("bert"))
+def test_maps_of_single_heads_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="no maps of single heads"):
         ALTI(families.build("bert")).maps(families.inputs("bert"), per_head=True)
 

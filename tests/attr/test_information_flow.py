@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+import networkx
 import pytest
 import torch
 from torch import Tensor
@@ -254,7 +255,6 @@ def test_a_graph_is_data() -> None:
     content = json.loads(json.dumps(asdict(graph)))
     assert content["nodes"] == [list(node) for node in graph.nodes]
     assert [edge[4] for edge in content["edges"]] == [edge.importance for edge in graph.edges]
-    networkx: Any = pytest.importorskip("networkx")
     network = networkx.MultiDiGraph((edge.source, edge.target, edge._asdict()) for edge in graph.edges)
     assert set(network.nodes) == set(graph.nodes)
     assert network.number_of_edges() == len(graph.edges)

@@ -159,13 +159,6 @@ def test_an_argument_that_does_not_fit_an_excerpt(memory: dict[str, int]) -> Non
     torch.testing.assert_close(found.decoder, expected)
 
 
-@pytest.mark.parametrize("name", ["bert", "albert", "vit"])
-def test_layers_are_counted(name: str) -> None:
-    model, inputs = families.build(name), families.inputs(name)
-    assert NormAttribution(model).count_layers(inputs) == 2
-    assert NormMeter(encoder_decoders.build("bart")).count_layers(encoder_decoders.inputs("bart")) == 2
-
-
 def test_layers_taken_away_or_added_are_noticed() -> None:
     model, ids = deep_bert(), families.inputs("bert")
     meter, layers = NormMeter(model), model.encoder.layer
@@ -174,7 +167,6 @@ def test_layers_taken_away_or_added_are_noticed() -> None:
     for count in (LAYERS, 2, LAYERS - 1):
         model.encoder.layer = layers[:count]
         last = meter.measure(ids, scopes=[scope], layers=[-1])["encoder"].norms[scope]
-        assert meter.count_layers(ids) == count
         assert torch.equal(last, every[:, count - 1 : count])
 
 
