@@ -131,26 +131,18 @@ class Explanation(Result):
         Raises:
             InvalidInputError: this is no way to score words.
         """
-        parts = list(zip(self.words_of_tokens, self, strict=True))
-        texts, maps, position = [words.texts for words, _ in parts], self.maps, self.position
+        texts, position = [words.texts for words in self.words_of_tokens], self.position
         size = max(map(len, texts))
-        real = torch.arange(size) < torch.tensor(list(map(len, texts)))[:, None]
-        tokens = [[*words, *[""] * (size - len(words))] for words in texts]
-        scores = [words.scores(part.scores[0], score) for words, part in parts]
+        scores = [words.scores(part.scores[0], score) for words, part in zip(self.words_of_tokens, self, strict=True)]
         if isinstance(position, int) and len(self) == 1:
             position = self.words_of_tokens[0].numbers[position]
-        if maps is not None:
-            squares = [words.maps(part.squares, score) for words, part in parts if part.squares is not None]
-            stack = torch.cat([pad(square, (0, size - square.shape[-1]) * 2) for square in squares])
-            changes: dict[str, Any] = {"encoder" if maps.decoder is None else "decoder": stack, "mixing_ratio": None}
-            maps = replace(maps, **changes, real=real.to(maps.real.device), tokens=tokens, virtual=0)
         return replace(
             self,
             position=position,
-            tokens=tokens,
-            real=real,
+            tokens=[[*words, *[""] * (size - len(words))] for words in texts],
+            real=torch.arange(size) < torch.tensor(list(map(len, texts)))[:, None],
             scores=torch.stack([pad(of_words, (0, size - len(of_words))) for of_words in scores]),
-            maps=maps,
+            maps=None if self.maps is None else self.maps.words(score, self.words_of_tokens),
             graphs=(),
             words_of_tokens=[Words(words, tuple(range(len(words))), words) for words in texts],
         )

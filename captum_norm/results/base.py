@@ -59,15 +59,13 @@ class Result:
     """
 
     axes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    __hash__ = None  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return same(contents(self), contents(other))
-
-    def __hash__(self) -> int:
-        # Equal results have tensors of equal shapes; their numbers, which may be many, are not read.
-        return hash((type(self), tuple(_shapes(contents(self)))))
+        (content, tensors), (other_content, others) = _encoded_fields(self), _encoded_fields(other)
+        return content == other_content and all(_same(tensor, others[name]) for name, tensor in tensors.items())
 
     def to(
         self, device: torch.device | str | int | torch.dtype | None = None, dtype: torch.dtype | None = None
@@ -116,8 +114,7 @@ class Result:
         Raises:
             OSError: the folder does not exist or cannot be written to.
         """
-        tensors = dict[str, Tensor]()
-        content = {name: _encoded(value, name, tensors) for name, value in contents(self).items()}
+        content, tensors = _encoded_fields(self)
         # Tensors may share memory, which a file does not.
         own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         text = json.dumps(content, ensure_ascii=False, allow_nan=False)
@@ -201,34 +198,18 @@ def contents(result: Any) -> dict[str, Any]:
     return {name: getattr(result, name) for name in hints_of(type(result))}
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two values of fields are the same; tensors by their numbers on any device, and NaN is NaN."""
-    if isinstance(one, Tensor):
-        if not isinstance(other, Tensor) or one.shape != other.shape or one.dtype != other.dtype:
-            return False
-        left, right = one.detach().cpu(), other.detach().cpu()
-        return bool(((left == right) | ((left != left) & (right != right))).all())
-    if isinstance(one, str):
-        return isinstance(other, str) and one == other
-    if is_dataclass(one):
-        return type(one) is type(other) and same(contents(one), contents(other))
-    if isinstance(one, Mapping):
-        matching = isinstance(other, Mapping) and one.keys() == other.keys()
-        return matching and all(same(value, other[name]) for name, value in one.items())
-    if isinstance(one, Sequence):
-        matching = isinstance(other, Sequence) and not isinstance(other, str) and len(one) == len(other)
-        return matching and all(map(same, one, other))
-    return bool(one == other) or (one != one and other != other)
+def _encoded_fields(result: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Make JSON of the fields of a result, and a dictionary of their tensors."""
+    tensors = dict[str, Tensor]()
+    return {name: _encoded(value, name, tensors) for name, value in contents(result).items()}, tensors
 
 
-def _shapes(value: Any) -> Iterator[tuple[int, ...]]:
-    if isinstance(value, Tensor):
-        yield tuple(value.shape)
-    elif is_dataclass(value):
-        yield from _shapes(contents(value))
-    elif isinstance(value, Mapping):
-        for name in sorted(value):
-            yield from _shapes(value[name])
+def _same(tensor: Tensor, other: Tensor) -> bool:
+    """Whether two tensors, on any devices, have the same numbers; NaN is NaN."""
+    if tensor.shape != other.shape or tensor.dtype != other.dtype:
+        return False
+    left, right = tensor.detach().cpu(), other.detach().cpu()
+    return bool(((left == right) | ((left != left) & (right != right))).all())
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

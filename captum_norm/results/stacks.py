@@ -124,13 +124,9 @@ class Side(NamedTuple):
 
 
 class StackResult(Result):
-    """Base class of results with maps of stacks of layers.
+    """Base class of results with maps of stacks of layers."""
 
-    Attributes:
-        texts: of the class: the fields with an entry for each position, and the letter of their positions.
-    """
-
-    texts: ClassVar[Mapping[str, str]]
+    texts: ClassVar[Mapping[str, str]]  # the fields with an entry for each position, and the letter of their positions
     segmented = False
 
     # Fields of all of them.
@@ -144,11 +140,9 @@ class StackResult(Result):
 
     @abstractmethod
     def changed(self, change: Callable[[Tensor, str], Tensor]) -> dict[str, Any]:
-        """Return the fields of tensors, changed by a function that also gets the letters of their axes.
-
-        B, L and H are examples, layers and heads; a capital letter of :meth:`sides` is the columns of these positions,
-        a small one the rows; any other letter stays as it is.
-        """
+        """Return the fields of tensors, changed by a function that also gets the letters of their axes."""
+        # B, L and H are examples, layers and heads; a capital letter of sides() is the columns of these positions, a
+        # small one the rows; any other letter stays as it is.
 
     @abstractmethod
     def sides(self) -> dict[str, Side]:

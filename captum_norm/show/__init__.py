@@ -1,4 +1,4 @@
-"""Shows results: in the terminal, as figures, as pages, and in Captum's own text viewer."""
+"""Shows results: in the terminal, as figures and as pages."""
 
 from captum_norm.show.canvas import StandaloneFigure, figure_bytes, save_figure
 from captum_norm.show.figures import Panel, draw_heatmaps, draw_patches
@@ -6,7 +6,7 @@ from captum_norm.show.page import render as render_page
 from captum_norm.show.page import write_page
 from captum_norm.show.pages import explanation_page, patches_page, write_report
 from captum_norm.show.plots import draw_plot, plot_bytes
-from captum_norm.show.terminal import print_result, show_tokens, text_record
+from captum_norm.show.terminal import print_result, show_tokens
 
 __all__ = [
     "Panel",
@@ -22,7 +22,6 @@ __all__ = [
     "render_page",
     "save_figure",
     "show_tokens",
-    "text_record",
     "write_page",
     "write_report",
 ]

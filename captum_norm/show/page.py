@@ -83,10 +83,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class Maps:
-    """A method's map for each layer (L, Q, K), or for each head (L, H, Q, K); rows are outputs, columns inputs.
+    """A method's map for each layer (L, Q, K), or for each head (L, H, Q, K); rows are outputs, columns inputs."""
 
-    A method may have both for the same stack: "all heads" then shows those without heads, else the mean of the heads.
-    """
+    # A method may have both for the same stack: "all heads" then shows those without heads, else the mean of the heads.
 
     method: str
     unit: str

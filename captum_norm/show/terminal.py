@@ -1,21 +1,17 @@
-"""Prints results in the terminal, and makes records of scores for Captum's text viewer.
+"""Prints results in the terminal.
 
 Each type of result has its function, registered with :data:`print_result`. Without colours (a file, a pipe,
 ``NO_COLOR``, an old terminal), blocks and bars show the scores.
 """
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 from functools import singledispatch
 from typing import Any
 
-import torch
-from captum.attr import visualization
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from captum_norm.errors import InvalidInputError
 from captum_norm.explanation import Explanation
 from captum_norm.generation.result import GenerationResult
 from captum_norm.lab.analysis.results import AnalysisResult
@@ -23,8 +19,6 @@ from captum_norm.lab.comparison import Comparison
 from captum_norm.show.colors import Rgb, color_of, hex_of, ink_on, shares_of
 from captum_norm.show.text import (
     BOLD,
-    Numbers,
-    as_array,
     check_length,
     decimal,
     example_scores,
@@ -36,7 +30,7 @@ from captum_norm.show.text import (
 from captum_norm.text.characters import spelled_out
 from captum_norm.text.words import words_of_text, words_of_tokens
 
-__all__ = ["plain_table", "print_result", "show_tokens", "text_record"]
+__all__ = ["plain_table", "print_result", "show_tokens"]
 
 _BAR_WIDTH = 20
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -46,21 +40,14 @@ _ANSWER_ROWS = 12
 _MOST_ROWS = 40
 
 
-def colored_tokens(tokens: Sequence[str], scores: Sequence[float]) -> Text:
-    """Format tokens in a row, each on a background as dark as its score is high; negative scores are orange."""
+def token_row(tokens: Sequence[str], scores: Sequence[float], *, colored: bool) -> Text:
+    """Format tokens on grounds as dark as their scores, negative ones orange; or with blocks, negative ones as 0."""
     check_length(tokens, len(scores), "scores")
-    return Text(" ").join(
-        Text(f" {printable(token)} ", _style(color_of(share)))
-        for token, share in zip(tokens, shares_of(scores), strict=True)
-    )
-
-
-def marked_tokens(tokens: Sequence[str], scores: Sequence[float]) -> Text:
-    """Format tokens in a row, each followed by a block as high as its score; negative scores count as 0."""
-    check_length(tokens, len(scores), "scores")
-    shares = shares_of([max(score, 0.0) for score in scores])
-    blocks = [_BLOCKS[round(share * (len(_BLOCKS) - 1))] for share in shares]
-    return Text(" ".join(f"{printable(token)}{block}" for token, block in zip(tokens, blocks, strict=True)))
+    if colored:
+        pairs = zip(tokens, shares_of(scores), strict=True)
+        return Text(" ").join(Text(f" {printable(token)} ", _style(color_of(share))) for token, share in pairs)
+    pairs = zip(tokens, shares_of([max(score, 0.0) for score in scores]), strict=True)
+    return Text(" ".join(f"{printable(token)}{_BLOCKS[round(share * (len(_BLOCKS) - 1))]}" for token, share in pairs))
 
 
 def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float], *, unit: str) -> None:
@@ -80,8 +67,8 @@ def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float]
         a█ b▅
         0 ▁▂▃▄▅▆▇█ 1 (norm)
     """
-    console.print(_token_row(console, tokens, scores))
     colored = _has_colors(console)
+    console.print(token_row(tokens, scores, colored=colored))
     if colored and min(scores, default=0.0) < 0:
         most = f"{max(map(abs, scores)):.3g}"
         console.print(Text.assemble(f"−{most} ", _colors(-1), _colors(1), f" {most} ({unit})"))
@@ -102,10 +89,6 @@ def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str, to
         bar = Text(_bar(abs(shares[place])), style=hex_of(color_of(0.5 if shares[place] >= 0 else -0.5)))
         table.add_row(str(place), Text(printable(tokens[place])), texts[place], bar)
     return table
-
-
-def _token_row(console: Console, tokens: Sequence[str], scores: Sequence[float]) -> Text:
-    return (colored_tokens if _has_colors(console) else marked_tokens)(tokens, scores)
 
 
 def _has_colors(console: Console) -> bool:
@@ -220,7 +203,8 @@ def _print_comparison(comparison: Comparison, console: Console) -> None:
     tokens, removable, scores = example_scores(comparison, 0)
     rows = plain_table("", ["method", "scores of the tokens"])
     for name, row in zip(comparison.ranking, scores, strict=True):
-        rows.add_row(Text(name), _token_row(console, words_of_tokens(tokens).pieces, shares_of(row, removable)))
+        shares = shares_of(row, removable)
+        rows.add_row(Text(name), token_row(words_of_tokens(tokens).pieces, shares, colored=_has_colors(console)))
     console.print(rows)
 
 
@@ -236,47 +220,3 @@ def _method_table(comparison: Comparison) -> Table:
         ]
         table.add_row(Text(name), *cells, f"{result.seconds:.2f}", f"{result.forward_ratio:.1f}")
     return table
-
-
-def text_record(
-    tokens: Sequence[str], scores: Numbers, *, label: str, convergence_delta: float | None = None
-) -> visualization.VisualizationDataRecord:
-    """Create a row for ``captum.attr.visualization.visualize_text``.
-
-    Scores are divided by the largest one, since 1 has the strongest colour in Captum's viewer. Tokens are escaped,
-    which Captum's viewer does not do. Norms explain no class: the columns for classes hold the label, the probability
-    is 1.
-
-    Args:
-        tokens: the texts of the S tokens.
-        scores: (S,), a tensor, an array or a list, not negative, in any unit.
-        label: the text in the columns for classes, such as the method's name.
-        convergence_delta: the method's relative completeness error; 0 if it has none.
-
-    Returns:
-        The record; ``attr_score`` is the sum of the original scores.
-
-    Raises:
-        InvalidInputError: the scores do not have one number for each token.
-
-    Example:
-        >>> import torch
-        >>> text_record(["<s>", "hi"], torch.tensor([0.5, 2.0]), label="norm").word_attributions.tolist()
-        [0.25, 1.0]
-    """
-    values = torch.from_numpy(as_array(scores, "scores")).float()
-    if values.dim() != 1:
-        raise InvalidInputError(f"scores have shape {tuple(values.shape)}; expected (S,), one example at a time")
-    check_length(tokens, len(values), "scores")
-    top = values.max() if values.numel() else values.new_ones(())
-    escaped: Any = html.escape(spelled_out(label))  # classes are annotated as numbers, but only printed
-    return visualization.VisualizationDataRecord(
-        word_attributions=values / top if top > 0 else values,
-        pred_prob=1.0,
-        pred_class=escaped,
-        true_class=escaped,
-        attr_class=escaped,
-        attr_score=float(values.sum()),
-        raw_input_ids=[html.escape(printable(token)) for token in tokens],
-        convergence_score=0.0 if convergence_delta is None else convergence_delta,
-    )

@@ -78,7 +78,6 @@ def example_title(comparison: Comparison, example: int) -> str:
 
 def example_scores(comparison: Comparison, example: int) -> tuple[list[str], list[bool], list[list[float]]]:
     """Return an example's real tokens, which of them are removable, and their scores, a row for each method."""
-    real = comparison.real[example]
-    tokens = [token for token, is_real in zip(comparison.tokens[example], real.tolist(), strict=True) if is_real]
-    scores = [comparison.results[name].scores[example][real].tolist() for name in comparison.ranking]
-    return tokens, comparison.removable[example][real].tolist(), scores
+    single = comparison[example]
+    scores = [single.results[name].scores[0].tolist() for name in comparison.ranking]
+    return list(single.tokens[0]), single.removable[0].tolist(), scores

@@ -27,7 +27,7 @@ from captum_norm import InvalidInputError, cli
 from captum_norm.bars import to_stderr
 from captum_norm.commands.program import Command, Options, Program
 from captum_norm.commands.terminal import Terminal
-from captum_norm.show import Panel, draw_heatmaps, text_record
+from captum_norm.show import Panel, draw_heatmaps
 from captum_norm.show.canvas import figure_bytes
 from tests.tiny import bert_config
 
@@ -189,7 +189,7 @@ def test_translations_on_a_terminal(
     assert shown == [f"{SPELLED}\n", f"{HOSTILE}\n"]
 
 
-def test_figures_and_records() -> None:
+def test_figures() -> None:
     figure = draw_heatmaps([Panel(HOSTILE, torch.ones(1, 1), HOSTILE)], [HOSTILE], title=f"$\\frac{{ {HOSTILE}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -197,8 +197,6 @@ def test_figures_and_records() -> None:
         assert figure_bytes(figure).startswith(b"\x89PNG")
     assert is_safe(svg)
     assert {SPELLED, "$\\frac{ " + SPELLED} <= {text.get_text() for text in figure.findobj(FigureText)}
-    record = text_record([HOSTILE], torch.ones(1), label=HOSTILE)
-    assert is_safe(f"{record.pred_class}{record.raw_input_ids}")
 
 
 def test_commands_print_through_the_terminal_alone() -> None:

@@ -80,7 +80,6 @@ def test_a_file_holds_every_field(kind: type[Result], results: dict[type[Result]
     assert result.save(path) == path
     found = kind.load(path)
     assert found == result
-    assert hash(found) == hash(result)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     found.save(path)  # an older file is replaced
     assert kind.load(path) == result

@@ -228,7 +228,7 @@ def test_files_moves_and_equality(kind: type[Result], cases: dict[type[Result], 
     path = result.save(tmp_path / "result.safetensors")
     assert kind.load(path) == result
     assert result.cpu() == result == result.to("cpu")
-    assert hash(kind.load(path)) == hash(result) if kind is not Alignments else kind.__hash__ is None
+    assert kind.__hash__ is None
     others = [case.result for other, case in cases.items() if other is not kind]
     assert all(result != other for other in others)
     assert result != result[0]

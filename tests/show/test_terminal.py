@@ -1,18 +1,17 @@
-"""What is printed, and in which colours; records for Captum's text viewer."""
+"""What is printed, and in which colours."""
 
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import pytest
-import torch
-from captum.attr import visualization
 from rich.console import Console
 
 from captum_norm import Comparison
-from captum_norm.show import print_result, show_tokens, text_record
+from captum_norm.show import print_result, show_tokens
 from captum_norm.show.colors import color_of, hex_of, ink_on
-from captum_norm.show.terminal import colored_tokens, marked_tokens, score_table
+from captum_norm.show.terminal import score_table, token_row
 from captum_norm.show.text import formatted, printable, shortened
 from tests.lab.comparison.examples import HOSTILE, comparison
 
@@ -37,7 +36,7 @@ def escape(share: float) -> str:
 
 
 def test_each_token_stands_on_the_colour_of_its_score() -> None:
-    output = printed(colored_tokens(["low", "half", "top"], [0.0, 2.0, 4.0]))
+    output = printed(token_row(["low", "half", "top"], [0.0, 2.0, 4.0], colored=True))
     assert f"{escape(0)} low \x1b[0m" in output
     assert f"{escape(0.5)} half \x1b[0m" in output
     assert f"{escape(1)} top \x1b[0m" in output
@@ -45,8 +44,8 @@ def test_each_token_stands_on_the_colour_of_its_score() -> None:
 
 def test_tokens_are_shown_and_not_obeyed() -> None:
     hostile = ["[red]", "\x1b[2J", "[/]", ":smile:"]
-    for text in (colored_tokens(hostile, [1.0] * 4), marked_tokens(hostile, [1.0] * 4)):
-        output = printed(text, colors=None)
+    for colored in (True, False):
+        output = printed(token_row(hostile, [1.0] * 4, colored=colored), colors=None)
         assert "\x1b" not in output
         for shown in ("[red]", "\\x1b[2J", "[/]", ":smile:"):
             assert shown in output
@@ -72,12 +71,11 @@ def test_table_has_every_token_in_order_with_its_score_and_bar() -> None:
 
 
 def test_scores_that_are_all_zero_are_all_light() -> None:
-    assert printed(colored_tokens("ab", [0.0, 0.0])).count(escape(0)) == 2
+    assert printed(token_row("ab", [0.0, 0.0], colored=True)).count(escape(0)) == 2
 
 
-@pytest.mark.parametrize("show", [colored_tokens, marked_tokens, lambda t, s: score_table(t, s, unit="norm")])
-def test_numbers_of_tokens_and_scores_must_agree(show: object) -> None:
-    assert callable(show)
+@pytest.mark.parametrize("show", [partial(token_row, colored=True), partial(score_table, unit="norm")])
+def test_numbers_of_tokens_and_scores_must_agree(show: Callable[..., object]) -> None:
     with pytest.raises(ValueError, match="1 tokens do not fit scores of 2"):
         show(["a"], [1.0, 2.0])
 
@@ -160,41 +158,3 @@ def test_colours_where_there_are_some() -> None:
     red, green, blue = (int(hex_of(color_of(1.0))[place : place + 2], 16) for place in (1, 3, 5))
     assert f"48;2;{red};{green};{blue}" in text
     assert "█" not in text
-
-
-def test_record_holds_the_scores_as_shares_and_their_sum() -> None:
-    record = text_record(["a", "b"], torch.tensor([0.5, 2.0]), label="norm", convergence_delta=1e-6)
-    assert isinstance(record, visualization.VisualizationDataRecord)
-    assert record.word_attributions.tolist() == [0.25, 1.0]
-    assert record.attr_score == 2.5
-    assert record.convergence_score == 1e-6
-    assert str(record.attr_class) == "norm"
-
-
-def test_tokens_and_label_are_escaped_because_captum_does_not() -> None:
-    record = text_record(["<script>", "[SEP]"], torch.ones(2), label="<b>")
-    assert record.raw_input_ids == ["&lt;script&gt;", "[SEP]"]
-    assert str(record.attr_class) == "&lt;b&gt;"
-
-
-def test_captum_renders_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    viewer = visualization.visualize_text.__globals__
-    monkeypatch.setitem(viewer, "HAS_IPYTHON", True)
-    monkeypatch.setitem(viewer, "HTML", str)
-    monkeypatch.setitem(viewer, "display", lambda _: None)
-    page = visualization.visualize_text([text_record(["<i>", "b"], torch.tensor([0.0, 3.0]), label="norm")])
-    assert isinstance(page, str)
-    assert "&lt;i&gt;" in page
-    assert "hsl(120, 75%, 50%)" in page  # Captum's strongest green, for the largest score
-    assert "norm (1.00)" in page
-
-
-def test_zeros_stay_zeros() -> None:
-    assert text_record(["a"], torch.zeros(1), label="norm").word_attributions.tolist() == [0.0]
-
-
-def test_scores_that_do_not_fit_are_named() -> None:
-    with pytest.raises(ValueError, match="shape \\(1, 2\\)"):
-        text_record(["a", "b"], torch.ones(1, 2), label="norm")
-    with pytest.raises(ValueError, match="1 tokens do not fit scores of 2"):
-        text_record(["a"], torch.ones(2), label="norm")
