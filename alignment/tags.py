@@ -221,6 +221,7 @@ def transfer_tags(
         InvalidInputError: the target has tags, a link is not between words, or ``cuts`` are not as many places between
             words as there are boundaries between blocks, in order.
 
+    >>> from alignment import parse_markup, split_text
     >>> source = parse_markup("la <b>petite</b> maison<br/>")
     >>> target = "the small house"
     >>> links = Alignment([(0, 0), (1, 1), (2, 2)])

@@ -1,7 +1,6 @@
 """Explains texts by one method, from a sentence to scores in one call, with outputs named by label, token or text."""
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -241,11 +240,9 @@ def _computed(
     else:
         known = inspect.signature(method.attribute).parameters
         where = {name: value for name, value in where.items() if value is not None and name in known}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"\s*Setting forward, backward hooks", UserWarning)
-        if isinstance(method, AttentionMapAttribution | TokenAttribution) and method.has_convergence_delta():
-            return maps, *method.attribute(inputs, **where, return_convergence_delta=True)
-        return maps, method.attribute(inputs, **where), None
+    if isinstance(method, AttentionMapAttribution | TokenAttribution) and method.has_convergence_delta():
+        return maps, *method.attribute(inputs, **where, return_convergence_delta=True)
+    return maps, method.attribute(inputs, **where), None
 
 
 def _tokens(

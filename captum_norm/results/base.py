@@ -59,7 +59,7 @@ class Result:
     """
 
     axes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None]  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-import networkx
+import networkx  # type: ignore[import-untyped]
 import pytest
 import torch
 from torch import Tensor

@@ -8,6 +8,8 @@ from captum_norm import functional as F
 from captum_norm.functional.vectors import (
     balanced,
     cancelling_keys,
+    estimated_length,
+    random_directions,
     refined_head_norms,
     refined_summed_norms,
     term_sizes,
@@ -232,8 +234,8 @@ def test_errors_and_ratios_of_any_size() -> None:
 
 
 def estimated_error(error: Tensor, reference: Tensor, real: Tensor | None = None) -> Tensor:
-    sketch = error @ F.random_directions(error.shape[-1], error)
-    return F.relative_error(F.estimated_length(sketch), reference.norm(dim=-1), real)
+    sketch = error @ random_directions(error.shape[-1], error)
+    return F.relative_error(estimated_length(sketch), reference.norm(dim=-1), real)
 
 
 def test_the_estimate_is_near_the_error() -> None:

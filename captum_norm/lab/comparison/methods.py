@@ -123,11 +123,13 @@ def check_seed(seed: int) -> int:
 
 @contextmanager
 def seeded(model: nn.Module, seed: int) -> Iterator[None]:
-    """Seed torch's and numpy's global generators, of the model's devices too, inside the context, then restore them."""
+    """Seed torch's and numpy's global generators, of the model's devices too, then restore them; Captum is silent."""
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
     # Captum's GradientSHAP draws from numpy's global generator.
     state = np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices=sorted(devices, key=str)):
+    with torch.random.fork_rng(devices=sorted(devices, key=str)), warnings.catch_warnings():
+        # Captum's DeepLIFT warns at every call that it sets hooks.
+        warnings.filterwarnings("ignore", r"\s*Setting forward, backward hooks", UserWarning)
         torch.manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002
         try:
@@ -189,9 +191,7 @@ def token_scores(method: Attribution, batch: Batch, seed: int, *, mean: bool) ->
     where: dict[str, Any] = {} if batch.position is None else {"position": batch.position}
     if mean and hasattr(method, "maps"):
         where = {"position": "mean"}
-    with seeded(batch.inputs.model, seed), warnings.catch_warnings():
-        # Captum's DeepLIFT warns at every call that it sets hooks.
-        warnings.filterwarnings("ignore", r"\s*Setting forward, backward hooks", UserWarning)
+    with seeded(batch.inputs.model, seed):
         result = method.attribute(batch.inputs.arguments, target=batch.target, **where)
     scores: Any = result[0] if isinstance(result, tuple) else result
     real = batch.inputs.real
