@@ -69,7 +69,7 @@ class Alignments(list[Alignment], Result):
             return super().__eq__(other)
         return super().__eq__(other) and (self.sources, self.targets) == (other.sources, other.targets)
 
-    __hash__ = None  # type: ignore[assignment]  # as a list, it can change
+    __hash__ = None  # as a list, it can change
 
     def __ne__(self, other: object) -> bool:
         return not self == other

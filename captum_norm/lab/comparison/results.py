@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from captum_norm.checks import check_choice
+from captum_norm.checks import check_choice, check_index
+from captum_norm.errors import InvalidInputError
 from captum_norm.lab.evaluation import FaithfulnessScores, agreement
 from captum_norm.results.base import Result
-from captum_norm.results.stacks import kept_entries, place_of
 from captum_norm.results.tables import csv_records, data_frame, json_text
 from captum_norm.text.characters import spelled_out
 
@@ -170,7 +170,10 @@ class Comparison(Result):
         Raises:
             InvalidInputError: there is no such example.
         """
-        place = place_of("example", example, len(self))
+        place = check_index("example", example)
+        if not -len(self) <= place < len(self):
+            raise InvalidInputError(f"got example {place}; expected 0 to {len(self) - 1}")
+        place %= len(self)
         row, real = slice(place, place + 1), self.real[place]
         results = {
             name: replace(result, scores=result.scores[row, real], faithfulness=result.faithfulness[row])
@@ -180,7 +183,7 @@ class Comparison(Result):
         return replace(
             self,
             targets=self.targets[row],
-            tokens=[kept_entries(self.tokens[place], real)],
+            tokens=[[token for token, is_real in zip(self.tokens[place], real.tolist(), strict=True) if is_real]],
             real=self.real[row, real],
             removable=removable,
             results=results,
