@@ -23,7 +23,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from captum_norm.attr import AttentionWeights, NormAttribution
+from captum_norm.attr.norms import NormAttribution
+from captum_norm.attr.weights import AttentionWeights
 from captum_norm.loading import DEFAULT_MODEL, load
 from captum_norm.show.figures import Panel, draw_heatmaps
 from captum_norm.show.terminal import show_tokens

@@ -21,7 +21,7 @@ class NamedMethod:
     """A method by name: a class, imported on use."""
 
     class_name: str
-    package: str = "captum_norm.attr"  # TokenAttribution wraps the methods of captum.attr
+    package: str = "captum_norm"  # TokenAttribution wraps the methods of captum.attr
     maps: bool = True  # it derives from AttentionMapAttribution
     own_title: str | None = None  # if its class has none
     options: Mapping[str, Any] = field(default_factory=dict)  # of attribute, for methods of captum.attr

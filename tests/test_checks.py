@@ -32,7 +32,7 @@ from tests.torch_models import Classifier
 
 IDS = torch.tensor([[1, 7, 9], [1, 8, 2]])
 EMBEDDED = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
-CLASSES = [named.class_name for named in METHODS.values() if named.package == "captum_norm.attr"]
+CLASSES = [named.class_name for named in METHODS.values() if named.package == "captum_norm"]
 
 
 def test_names_in_messages_are_whole_enough_to_be_found() -> None:

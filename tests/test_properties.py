@@ -93,7 +93,7 @@ def method_of(name: str, options: tuple[tuple[str, Any], ...], model: Any) -> An
     method = METHODS[name]
     if name == "random":
         return RandomScores(model)
-    if method.package == "captum_norm.attr":
+    if method.package == "captum_norm":
         return getattr(captum_norm, method.class_name)(model, **dict(options))
     chosen = {option: min(value, FASTER.get(option, value)) for option, value in (method.options or {}).items()}
     return captum_norm.TokenAttribution(model, getattr(attr, method.class_name), **chosen)

@@ -96,6 +96,7 @@ class Measurements(StackResult):
         | {"weights": ("BLQK", "BLHQK"), "tokens": ("B",), "query_tokens": ("B",)}
     )
     texts = MappingProxyType({"tokens": "K", "query_tokens": "Q", "modality": "Q"})
+    added = MappingProxyType({"query_tokens": None, "layers": []})
 
     def __post_init__(self) -> None:
         counts = [len(self.layers)]
@@ -106,11 +107,6 @@ class Measurements(StackResult):
 
         self.changed(count)
         object.__setattr__(self, "layers", numbered("measurements", self.layers, counts[-1]))
-
-    @classmethod
-    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
-        """Return the content of a file of version 1, whose layers have no numbers: they count from 0."""
-        return content if version > 1 else content | {"query_tokens": None, "layers": []}
 
     def sides(self) -> dict[str, Side]:
         """Return the positions of queries and keys."""

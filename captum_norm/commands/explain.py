@@ -174,7 +174,7 @@ def _texts(options: ExplainOptions) -> list[str]:
 
 def _flows(model: Any, explanation: "Explanation", tokenizer: Any) -> "list[FlowGraph]":
     """Follow information flow routes to every position of each text, for a page; none by another method."""
-    from captum_norm.attr import InformationFlow
+    from captum_norm.attr.information_flow import InformationFlow
     from captum_norm.models.objects import tokenized
 
     if explanation.method != InformationFlow.name or explanation.layer is not None:

@@ -98,7 +98,8 @@ def _check(name: str, quantization: Quantization | None) -> dict[str, Any]:
     """Run a model once; return its structure and how exactly the vectors of its layers sum to their outputs."""
     import torch
 
-    from captum_norm.attr import TOLERANCE, NormMeter
+    from captum_norm.attr.layer_maps import TOLERANCE
+    from captum_norm.attr.norms import NormMeter
     from captum_norm.loading import load_model
 
     model = load_model(name, quantization)

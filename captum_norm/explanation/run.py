@@ -10,11 +10,14 @@ from captum.attr import Attribution
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from captum_norm.attr import AttentionMapAttribution, DecompX, MeterOptions, TokenAttribution
+from captum_norm.attr.base import AttentionMapAttribution
+from captum_norm.attr.frozen.decompx import DecompX
+from captum_norm.attr.tokens import TokenAttribution
 from captum_norm.checks import check_bool, check_indices, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation.result import Explanation
 from captum_norm.forward.request import Request
+from captum_norm.forward.session import MeterOptions
 from captum_norm.generation.attribution import aggregated_unit, tokenizer_of
 from captum_norm.lab.comparison.methods import (
     PROJECTION,

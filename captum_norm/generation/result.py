@@ -79,10 +79,7 @@ class GenerationResult(Result, LLMAttributionResult):
         }
     )
 
-    @classmethod
-    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
-        """Return the content of a file of version 1, which has no graph."""
-        return content if version > 1 else content | {"graph": None}
+    added = MappingProxyType({"graph": None})
 
     def __init__(
         self,

@@ -59,6 +59,7 @@ class Result:
     """
 
     axes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    added: ClassVar[Mapping[str, Any]] = {}  # fields that files of version 1 lack, and what they hold then
     __hash__: ClassVar[None]  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> bool:
@@ -160,9 +161,9 @@ class Result:
             return cls(**values)
 
     @classmethod
-    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:  # noqa: ARG003 - of classes that changed
+    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
         """Return the content of a file of an earlier version with the fields of this one."""
-        return content
+        return content if version > 1 else content | dict(cls.added)
 
     def plot(self) -> "Figure":
         """Draw the result; a notebook shows the figure.

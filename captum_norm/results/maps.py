@@ -154,16 +154,12 @@ class AttributionMaps(StackResult):
         }
     )
     texts = MappingProxyType({"tokens": "S", "modality": "S", "decoder_tokens": "T"})
+    added = MappingProxyType({"decoder_tokens": None, "layers": {}})
 
     def __post_init__(self) -> None:
         stacks = self._main | dict(self.towers)
         layers = {name: numbered(name, self.layers.get(name), stack.shape[1]) for name, stack in stacks.items()}
         object.__setattr__(self, "layers", layers)
-
-    @classmethod
-    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
-        """Return the content of a file of version 1, whose layers have no numbers: they count from 0."""
-        return content if version > 1 else content | {"decoder_tokens": None, "layers": {}}
 
     @property
     def self_attention(self) -> Tensor:

@@ -90,11 +90,6 @@ class MapStack:
         maps = self.values[example].detach().cpu()
         return maps[..., self.real_queries[example].cpu(), :][..., self.real_keys[example].cpu()]
 
-    @property
-    def summary(self) -> str:
-        """Its name, shape and layers."""
-        return f"{self.name} {tuple(self.values.shape)} of {named_layers(self.layers)}"
-
     def entries(self, example: int) -> Iterator[Entry]:
         """Yield the entries of an example without padding, in the order of the axes."""
         values, rows, columns = self.of(example), self.rows(example), self.columns(example)
@@ -157,7 +152,8 @@ class StackResult(Result):
         """Return the fields of one example that change if positions are words, but for the tensors of its maps."""
 
     def __repr__(self) -> str:
-        parts = [stack.summary for stack in self.stacks()]
+        stacks = self.stacks()
+        parts = [f"{stack.name} {tuple(stack.values.shape)} of {named_layers(stack.layers)}" for stack in stacks]
         if isinstance(self.mixing_ratio, Tensor):
             parts.append(f"mixing ratio {tuple(self.mixing_ratio.shape)}")
         elif self.mixing_ratio:

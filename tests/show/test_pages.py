@@ -17,7 +17,7 @@ from matplotlib.image import imread
 from torch import nn
 
 from captum_norm import AttributionMaps, Comparison, InvalidInputError, Patches, explain
-from captum_norm.attr import InformationFlow
+from captum_norm.attr.information_flow import InformationFlow
 from captum_norm.lab.analysis import read_result
 from captum_norm.lab.analysis.results import AnalysisResult, Column, Table
 from captum_norm.lab.comparison import MEASURES

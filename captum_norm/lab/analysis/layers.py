@@ -10,9 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from captum_norm.attr import AttentionMapAttribution, Measurements, MeterOptions, NormMeter
+from captum_norm.attr.base import AttentionMapAttribution
+from captum_norm.attr.measurements import Measurements
+from captum_norm.attr.norms import NormMeter
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.record import Layer
+from captum_norm.forward.session import MeterOptions
 from captum_norm.functional import apply_linear, centred_ranks
 from captum_norm.lab.analysis.corpus import TokenBatch
 from captum_norm.lab.analysis.results import AnalysisResult, Plot, table_of

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from captum_norm.attr import Measurements
+from captum_norm.attr.measurements import Measurements
 from captum_norm.functional import spearman
 from captum_norm.lab.analysis.corpus import TokenBatch
 from captum_norm.lab.analysis.results import AnalysisResult, Plot, grid, table_of

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from captum_norm.attr import Measurements, NormMeter
+from captum_norm.attr.measurements import Measurements
+from captum_norm.attr.norms import NormMeter
 from captum_norm.errors import InvalidInputError
 from captum_norm.lab.analysis.corpus import Corpus, Encoder, TokenBatch, encoder_part
 from captum_norm.lab.analysis.results import AnalysisResult, Plot, Table, cell

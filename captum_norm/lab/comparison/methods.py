@@ -15,7 +15,7 @@ from captum.attr import Attribution
 from captum.log import log_usage
 from torch import Tensor, nn
 
-from captum_norm.attr import TokenAttribution
+from captum_norm.attr.tokens import TokenAttribution
 from captum_norm.checks import check_index
 from captum_norm.errors import InvalidInputError, NonFiniteError, UnsupportedModelError
 from captum_norm.methods import METHODS
