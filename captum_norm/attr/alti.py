@@ -6,7 +6,8 @@ from torch import Tensor
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.forward.record import Layer
 from captum_norm.forward.segments import Segments
-from captum_norm.functional import l1_distances, nearness, own_keys
+from captum_norm.functional import own_keys
+from captum_norm.functional.contributions import l1_distances, nearness
 from captum_norm.results.aggregation import normalize_rows
 from captum_norm.results.maps import MapUnits
 

@@ -485,7 +485,8 @@ class AttentionMapAttribution(Attribution, ABC):
                 "columns or rows of its maps"
             )
         if request.per_head is not False and check_bool("per_head", request.per_head) and not self.single_heads:
-            raise InvalidInputError(f"got per_head=True; {type(self).__name__} has no maps of single heads")
+            hint = '; only the scope "attn" splits into heads' if type(self).single_heads else ""
+            raise InvalidInputError(f"got per_head=True; {type(self).__name__} has no maps of single heads{hint}")
         if request.last is not None and self.mapped and not self.any_rows:
             raise InvalidInputError(
                 f"got last={quoted(request.last)}; {type(self).__name__} carries what every position receives through "

@@ -15,7 +15,8 @@ from captum_norm.checks import check_bool, check_number
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.record import FeedForwardTensors, Layer
 from captum_norm.forward.request import Request
-from captum_norm.functional import head_nearness, length, own_keys, relative_error
+from captum_norm.functional import length, own_keys, relative_error
+from captum_norm.functional.contributions import head_nearness
 from captum_norm.models.blocks import FeedForwardBlock, check_scopes, multiplied
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs

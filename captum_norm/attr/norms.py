@@ -46,12 +46,10 @@ class ScopedNorms(AttentionMapAttribution):
                 f'got the scope "{scope}"; {type(self).__name__} has the scopes {", ".join(self.scopes)}'
             )
         super().__init__(model, aggregation, **options)
-        self.scope = scope
+        self.scope, self.single_heads = scope, scope == "attn"
 
     def request_of(self, call: ModelCall, request: Request) -> Request:  # noqa: ARG002 - the same for all calls
         """Request the norms at the scope; those of segments up to the end of the attention block alone."""
-        if request.per_head and self.scope != "attn":
-            raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
         beyond = self.scope in FEED_FORWARD_SCOPES
         if request.segments is not None and beyond:
             raise InvalidInputError(

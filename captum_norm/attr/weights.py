@@ -62,12 +62,10 @@ class AttentionWeights(AttentionMapAttribution):
         if str(scope) not in ("attn", "attn_res"):
             raise UnsupportedScopeError(f'got the scope "{scope}"; {type(self).__name__} has the scopes attn, attn_res')
         super().__init__(model, aggregation, **options)
-        self.scope = scope
+        self.scope, self.single_heads = scope, scope == "attn"
 
     def request_of(self, call: ModelCall, request: Request) -> Request:  # noqa: ARG002 - the same for all calls
         """Request the attention weights, for which no parts of the layers are needed."""
-        if request.per_head and self.scope != "attn":
-            raise InvalidInputError(f'got per_head=True for the scope "{self.scope}"; only "attn" splits into heads')
         return replace(request, weights=True, blocks=False)
 
     def reduce(self, layer: Layer, request: Request) -> LayerMap:

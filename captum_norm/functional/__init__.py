@@ -1,14 +1,7 @@
 """The mathematics: tensors in, tensors out, independent of models and Captum; what methods of one's own build on."""
 
 from captum_norm.functional.carry import Carry, Normalization, Scales, apply_linear, inverse_scale, normalize
-from captum_norm.functional.contributions import (
-    centred_ranks,
-    cosine_distance,
-    head_nearness,
-    l1_distances,
-    nearness,
-    spearman,
-)
+from captum_norm.functional.contributions import centred_ranks, cosine_distance, spearman
 from captum_norm.functional.vectors import (
     head_norms,
     key_gram,
@@ -29,13 +22,10 @@ __all__ = [
     "apply_linear",
     "centred_ranks",
     "cosine_distance",
-    "head_nearness",
     "head_norms",
     "inverse_scale",
     "key_gram",
-    "l1_distances",
     "length",
-    "nearness",
     "normalize",
     "own_keys",
     "ratio",

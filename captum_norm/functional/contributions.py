@@ -16,27 +16,14 @@ from captum_norm.functional.vectors import CACHED_ELEMENTS, balanced, in_range, 
 
 
 def l1_distances(
-    whole: Tensor, weights: Tensor, values: Tensor, projection: Tensor, most: int = CACHED_ELEMENTS
+    whole: Tensor,  # y, (Q, D)
+    weights: Tensor,  # a, (H, Q, K)
+    values: Tensor,  # v, (H, K, d)
+    projection: Tensor,  # W, (H, d, D)
+    most: int = CACHED_ELEMENTS,  # of elements of intermediate (keys, queries, D) and (keys, H, D) tensors
 ) -> Tensor:
-    """Compute ‖y_i − Σ_h a_ij^h v_j^h W_h‖₁ for every pair (i, j), in chunks of keys and queries.
-
-    An L1 distance does not factor over heads, so the vectors are formed by matrix products and reduced immediately.
-
-    Args:
-        whole: y, (Q, D).
-        weights: a, (H, Q, K).
-        values: v, (H, K, d).
-        projection: W, (H, d, D).
-        most: maximum number of elements of intermediate (keys, queries, D) and (keys, H, D) tensors, or one vector.
-
-    Returns:
-        (Q, K).
-
-    Example:
-        >>> weights, values = torch.ones(1, 1, 2), torch.tensor([[[1.0, 1.0], [4.0, -2.0]]])
-        >>> l1_distances(torch.tensor([[3.0, 1.0]]), weights, values, torch.eye(2)[None])
-        tensor([[2., 4.]])
-    """
+    """Compute ‖y_i − Σ_h a_ij^h v_j^h W_h‖₁ for every pair (i, j), (Q, K), in chunks of keys and queries."""
+    # An L1 distance does not factor over heads, so the vectors are formed by matrix products and reduced immediately.
     (queries, width), (heads, keys, _) = whole.shape, values.shape
     by_key = weights.permute(2, 0, 1).contiguous().transpose(1, 2)
     query_step = min(queries, max(1, most // width))
@@ -55,35 +42,17 @@ def l1_distances(
 
 
 def head_nearness(
-    whole: Tensor,
-    weights: Tensor,
-    values: Tensor,
-    projection: Tensor,
-    most: int = CACHED_ELEMENTS,
+    whole: Tensor,  # y, (Q, D)
+    weights: Tensor,  # a, (H, Q, K); entries of 0 give exactly 0
+    values: Tensor,  # v, (H, K, d)
+    projection: Tensor,  # W, (H, d, D)
+    most: int = CACHED_ELEMENTS,  # of elements of an intermediate (queries, keys, D) tensor
     *,
-    channels: int = 1,
+    channels: int = 1,  # how many consecutive heads' vectors add up to one, as channels with gates of their own do
 ) -> Tensor:
-    """Compute max(0, ‖y_i‖₁ − ‖y_i − a_ij^h v_j^h W_h‖₁) for every head and pair [Ferrando & Voita 2024].
-
-    The vectors of a head are formed in chunks of keys and queries, and reduced immediately. Differences are taken entry
-    by entry, before the sum: most vectors are far smaller than y.
-
-    Args:
-        whole: y, (Q, D).
-        weights: a, (H, Q, K); entries of 0 give exactly 0.
-        values: v, (H, K, d).
-        projection: W, (H, d, D).
-        most: maximum number of elements of an intermediate (queries, keys, D) tensor, or one vector.
-        channels: the number of consecutive heads whose vectors add up to one, as channels with gates of their own do.
-
-    Returns:
-        (H / channels, Q, K).
-
-    Example:
-        >>> weights, values = torch.ones(1, 1, 2), torch.tensor([[[1.0, 1.0], [4.0, -2.0]]])
-        >>> head_nearness(torch.tensor([[3.0, 1.0]]), weights, values, torch.eye(2)[None])
-        tensor([[[2., 0.]]])
-    """
+    """Compute max(0, ‖y_i‖₁ − ‖y_i − a_ij^h v_j^h W_h‖₁) for every head and pair, (H / channels, Q, K)."""
+    # Vectors are formed in chunks, and reduced immediately. Differences are taken entry by entry, before the sum: most
+    # vectors are far smaller than y.
     (queries, width), (count, keys, _) = whole.shape, values.shape
     size, negative, live = whole.abs(), -whole, weights.unflatten(0, (-1, channels)).ne(0).any(1)
     key_step = min(keys, max(1, math.isqrt(max(1, most // width))))

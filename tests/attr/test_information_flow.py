@@ -16,7 +16,8 @@ from captum_norm import (
     InvalidInputError,
     UnsupportedScopeError,
 )
-from captum_norm.functional import Carry, head_nearness
+from captum_norm.functional import Carry
+from captum_norm.functional.contributions import head_nearness
 from tests import encoder_decoders, families, oracle
 from tests.attr.test_alti import cross_shares
 from tests.classifiers import classifier, sentences

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from captum_norm.functional import cosine_distance, l1_distances, nearness
-from captum_norm.functional.contributions import BIAS_SHARES, add_bias
+from captum_norm.functional import cosine_distance
+from captum_norm.functional.contributions import BIAS_SHARES, add_bias, l1_distances, nearness
 
 
 @pytest.mark.parametrize("most", [1, 50, 333, 2**18])
