@@ -103,9 +103,9 @@ class ALTILogit(OutputAttribution):
         """Split output values into what each head and feed-forward block adds directly (direct logit attribution).
 
         Args:
-            inputs: as for :meth:`maps`.
+            inputs: as for :meth:`~captum_norm.NormAttribution.maps`.
             target: as for :meth:`decompose`.
-            additional_forward_args: as for :meth:`maps`.
+            additional_forward_args: as for :meth:`~captum_norm.NormAttribution.maps`.
             position: as for :meth:`decompose`.
 
         Returns:
