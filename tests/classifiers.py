@@ -45,12 +45,3 @@ def sentences(lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
 def alone(values: Tensor, mask: Tensor, row: int) -> Tensor:
     """One example's entries without its padding, in a batch of one."""
     return values[row : row + 1, mask[row].bool()]
-
-
-def state(model: Any) -> list[Any]:
-    """What a library could leave behind on a model."""
-    modules = [
-        (module.training, len(module._forward_hooks), len(module._forward_pre_hooks), sorted(vars(module)))
-        for module in model.modules()
-    ]
-    return [*modules, *[(parameter.grad, parameter.requires_grad) for parameter in model.parameters()]]

@@ -130,7 +130,7 @@ def plain_layer(weights: Tensor, values: Tensor, projection: Any, residual: Tens
 
 @contextmanager
 def watched(model: Any, places: Mapping[Any, tuple[str, str]]) -> Iterator[dict[Any, list[Any]]]:
-    """What named modules take ("input") or give ("output") within the context, call by call."""
+    """What named modules take ("input") or give ("output", or its "first" tensor) within the context, call by call."""
     seen: dict[Any, list[Any]] = {key: [] for key in places}
     with ExitStack() as stack:
         for key, (name, end) in places.items():
@@ -139,8 +139,8 @@ def watched(model: Any, places: Mapping[Any, tuple[str, str]]) -> Iterator[dict[
             def at_input(_: Any, args: Any, kwargs: Any, notes: list[Any] = notes) -> None:
                 notes.append(args[0] if args else next(iter(kwargs.values())))
 
-            def at_output(_: Any, __: Any, output: Any, notes: list[Any] = notes) -> None:
-                notes.append(output)
+            def at_output(_: Any, __: Any, output: Any, notes: list[Any] = notes, end: str = end) -> None:
+                notes.append(output[0] if end == "first" and not isinstance(output, Tensor) else output)
 
             handle = (
                 module.register_forward_pre_hook(at_input, with_kwargs=True)

@@ -40,9 +40,9 @@ def exact_vectors(name: str, model: Any, inputs: Tensor, baseline: str) -> list[
     """The oracle's vectors, which at the last scope add up to what the layer returned."""
     layer = PARTS[name].layer or EVERY[name].layer
     names = dict.fromkeys(layer.format(index) for index in range(model.config.num_hidden_layers))
-    with oracle.watched(model, {place: (place, "output") for place in names}) as seen:
+    with oracle.watched(model, {place: (place, "first") for place in names}) as seen:
         exact = feed_forwards.vectors(name, model, inputs, baseline)
-    outputs = [output if isinstance(output, Tensor) else output[0] for notes in seen.values() for output in notes]
+    outputs = [output for notes in seen.values() for output in notes]
     for scopes, output in zip(exact, outputs, strict=False):
         vectors, constant = scopes[SCOPES[EVERY[name].style][-1]]
         single = EVERY[name].single
@@ -60,22 +60,14 @@ def test_norms_behind_cross_attention_equal_the_oracle(name: str) -> None:
     exact = feed_forwards.cross_vectors(name, model, layers)
     second = NormMeter(model).measure(inputs, scopes=scopes, stacks=["cross"])
     for stacks, tolerance in ((narrow, 1e-5), (second, 1e-6 if parts.single else 1e-11)):
-        measured = stacks["cross"]
+        measured: Any = stacks["cross"]
         for scope in scopes:
             vectors = torch.stack([layer[scope][0] for layer in exact], 1)
             expected = vectors[:, :, :, :-1].norm(dim=-1)
             assert (measured.norms[scope] - expected).abs().max() < tolerance * expected.max()
             others, own = (part.norm(dim=-1) for part in (vectors[:, :, :, :-1].sum(3), vectors[:, :, :, -1]))
             assert (measured.mixing_ratio[scope] - others / (others + own)).abs().max() < tolerance
-        assert measured.convergence_delta is not None
         assert measured.convergence_delta.max() < tolerance
-
-
-def test_inference_mode_leaves_nothing_behind() -> None:
-    model, ids = families.build("llama"), families.inputs("llama")
-    with torch.inference_mode():
-        inferred = AttentionBlockAttribution(model, "atb_ff_res").maps(ids).decoder
-    torch.testing.assert_close(inferred, AttentionBlockAttribution(model, "atb_ff_res").maps(ids).decoder)
 
 
 def test_clamped_experts_add_up() -> None:

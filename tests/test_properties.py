@@ -25,8 +25,8 @@ from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.lab.comparison import RandomScores
 from captum_norm.methods import METHODS
 from captum_norm.results.maps import Scores
-from tests.classifiers import randomized, state
-from tests.families import TEXT
+from tests.classifiers import randomized
+from tests.families import TEXT, state_of
 from tests.fuzzing import FACTOR
 from tests.tiny import marian_config
 from tests.torch_models import Classifier
@@ -264,7 +264,7 @@ def test_a_call_is_refused_or_its_numbers_are_right(name: str, options: dict[str
     @given(calls())
     def check(call: Call) -> None:
         model = built(call.model, call.dtype, call.scale)
-        before, output = state(model), output_of(model)
+        before, output = state_of(model), output_of(model)
         method = explained(lambda: method_of(name, tuple(options.items()), model))
         if method is None:
             event("no method for the model")
@@ -283,7 +283,7 @@ def test_a_call_is_refused_or_its_numbers_are_right(name: str, options: dict[str
             if maps is not None:
                 check_maps(call, maps)
         event("refused" if scores is None and maps is None else "explained")
-        assert state(model) == before
+        assert state_of(model) == before
         assert torch.equal(output_of(model), output)
 
     check()

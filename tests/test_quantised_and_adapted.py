@@ -9,17 +9,7 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from captum_norm import (
-    ALTI,
-    AttentionBlockAttribution,
-    AttentionRollout,
-    AttentionTimesGradient,
-    AttnLRP,
-    CaptumNormError,
-    DecompX,
-    NormAttribution,
-    ValueZeroing,
-)
+import captum_norm as cn
 from tests.classifiers import randomized
 
 peft = pytest.importorskip("peft", reason="adapters need PEFT")
@@ -56,17 +46,17 @@ ADAPTERS: dict[str, Callable[[], Any]] = {
     "OFT": lambda: peft.OFTConfig(r=0, oft_block_size=8, target_modules=LINEAR, init_weights=False),
 }
 METHODS: dict[str, Callable[[Any], Any]] = {
-    "norm": lambda model: NormAttribution(model).maps(IDS, MASK),
-    "norm, attn_res": lambda model: NormAttribution(model, "attn_res").maps(IDS, MASK),
-    "attention block": lambda model: AttentionBlockAttribution(model).maps(IDS, MASK),
-    "feed-forward": lambda model: AttentionBlockAttribution(model, "atb_ff_res").maps(IDS, MASK),
-    "rollout": lambda model: AttentionRollout(model).attribute(IDS, additional_forward_args=MASK),
-    "alti": lambda model: ALTI(model).attribute(IDS, additional_forward_args=MASK),
-    "value zeroing": lambda model: ValueZeroing(model).maps(IDS, MASK),
-    "attention × gradient": lambda model: AttentionTimesGradient(model).attribute(IDS, 1, MASK),
-    "decompx": lambda model: DecompX(model).attribute(IDS, 1, MASK),
-    "attnlrp": lambda model: AttnLRP(model).attribute(IDS, 1, MASK),
-    "decompx, propagated": lambda model: DecompX(model).maps(IDS, MASK).self_attention,
+    "norm": lambda model: cn.NormAttribution(model).maps(IDS, MASK),
+    "norm, attn_res": lambda model: cn.NormAttribution(model, "attn_res").maps(IDS, MASK),
+    "attention block": lambda model: cn.AttentionBlockAttribution(model).maps(IDS, MASK),
+    "feed-forward": lambda model: cn.AttentionBlockAttribution(model, "atb_ff_res").maps(IDS, MASK),
+    "rollout": lambda model: cn.AttentionRollout(model).attribute(IDS, additional_forward_args=MASK),
+    "alti": lambda model: cn.ALTI(model).attribute(IDS, additional_forward_args=MASK),
+    "value zeroing": lambda model: cn.ValueZeroing(model).maps(IDS, MASK),
+    "attention × gradient": lambda model: cn.AttentionTimesGradient(model).attribute(IDS, 1, MASK),
+    "decompx": lambda model: cn.DecompX(model).attribute(IDS, 1, MASK),
+    "attnlrp": lambda model: cn.AttnLRP(model).attribute(IDS, 1, MASK),
+    "decompx, propagated": lambda model: cn.DecompX(model).maps(IDS, MASK).self_attention,
 }
 """Scores or maps of each method."""
 
@@ -108,7 +98,7 @@ def test_unmerged_is_merged(name: str, adapter: str) -> None:
         if adapter in ("LoRA", "DoRA") or method in ("norm", "feed-forward", "decompx", "attnlrp"):
             try:
                 expected = numbers(run(merged))
-            except CaptumNormError as error:
+            except cn.CaptumNormError as error:
                 with pytest.raises(type(error)):
                     run(model)
                 continue
@@ -121,12 +111,12 @@ def test_unmerged_is_merged(name: str, adapter: str) -> None:
 def test_adapters_are_followed_as_they_are_switched() -> None:
     model = adapted("bert", "LoRA")
     model.add_adapter("other", ADAPTERS["LoRA"]())
-    method = NormAttribution(model)
+    method = cn.NormAttribution(model)
 
     def expect_merged(active: list[str]) -> Tensor:
         copied = copy.deepcopy(model)
         merged = copied.merge_and_unload(adapter_names=active) if active else copied.unload()
-        expected = numbers(NormAttribution(merged.eval()).maps(IDS, MASK))
+        expected = numbers(cn.NormAttribution(merged.eval()).maps(IDS, MASK))
         expect_same(found := numbers(method.maps(IDS, MASK)), expected, 1e-5)
         return found
 
@@ -167,12 +157,12 @@ def scaled_rows(model: Any) -> None:
 def test_changes_that_leave_no_trace_are_followed(make: Callable[[], Any], change: Callable[[Any], None]) -> None:
     """Weights written through ``.data``, as an averaged model is swapped in, and tensors inside of objects."""
     model, fresh = make(), make()
-    method = NormAttribution(model)
+    method = cn.NormAttribution(model)
     before = numbers(method.maps(IDS, MASK))
     change(model)
     change(fresh)
     after = numbers(method.maps(IDS, MASK))
-    assert torch.equal(after, numbers(NormAttribution(fresh).maps(IDS, MASK)))
+    assert torch.equal(after, numbers(cn.NormAttribution(fresh).maps(IDS, MASK)))
     assert not torch.allclose(after, before, rtol=1e-2)
 
 
@@ -280,7 +270,7 @@ def test_quantised_is_dequantised(name: str, kind: str) -> None:
     for method in ("norm", "norm, attn_res", "feed-forward", "rollout", "alti", "decompx, propagated"):
         if (kind, method) != ("dynamic int8", "decompx, propagated"):  # a row's rounding depends on the others
             expect_same(numbers(METHODS[method](model)), numbers(METHODS[method](plain)), tolerance)
-    delta: Any = AttentionBlockAttribution(model, "atb_ff_res").maps(IDS, MASK).convergence_delta
+    delta: Any = cn.AttentionBlockAttribution(model, "atb_ff_res").maps(IDS, MASK).convergence_delta
     # What rounding leaves is reported.
     assert delta.max() < 1e-5 if tolerance == EXACT else delta.max() > 1e-4 or tolerance == HALF
 
@@ -335,7 +325,7 @@ def test_training_goes_on_after_every_method() -> None:
         assert all(map(torch.equal, gradients(model), expected))
     handle = model.get_submodule("base_model.model.model.norm").register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(Exception, match="division by zero"):
-        NormAttribution(model).maps(IDS, MASK)
+        cn.NormAttribution(model).maps(IDS, MASK)
     handle.remove()
     assert state(model) == before
     assert all(map(torch.equal, gradients(model), expected))
@@ -347,7 +337,7 @@ def test_training_goes_on_after_every_method() -> None:
 def test_a_quantised_model_that_has_never_run_is_left_as_it_was(kind: str) -> None:
     model = QUANTISED[kind][0](llama())
     before = state(model)
-    NormAttribution(model).maps(IDS, MASK)
+    cn.NormAttribution(model).maps(IDS, MASK)
     assert state(model) == before
 
 
@@ -357,5 +347,5 @@ def test_inputs_rounded_to_four_bits_are_refused_with_the_way_out() -> None:
             step = inputs.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 7
             return super().forward((inputs / step).round() * step)
 
-    with pytest.raises(CaptumNormError, match=r"dequantize\(\)"):
-        NormAttribution(replaced(bert(), Coarse)).maps(IDS, MASK)
+    with pytest.raises(cn.CaptumNormError, match=r"dequantize\(\)"):
+        cn.NormAttribution(replaced(bert(), Coarse)).maps(IDS, MASK)

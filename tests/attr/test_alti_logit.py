@@ -39,18 +39,10 @@ class Direct:
 
 def outputs_of(model: Any, name: str, ids: Tensor) -> tuple[list[Tensor], Tensor]:
     """The streams behind each layer, (B, S, D), and the logits."""
-    streams: list[Tensor] = []
-
-    def note(_: Any, __: Any, output: Any) -> None:
-        streams.append(output if isinstance(output, Tensor) else output[0])
-
-    layers = [model.get_submodule(FAMILIES[name].layer.format(i)) for i in range(model.config.num_hidden_layers)]
-    handles = [layer.register_forward_hook(note) for layer in layers]
-    with torch.no_grad():
+    names = [FAMILIES[name].layer.format(index) for index in range(model.config.num_hidden_layers)]
+    with torch.no_grad(), oracle.watched(model, {layer: (layer, "first") for layer in names}) as seen:
         logits = model(ids).logits
-    for handle in handles:
-        handle.remove()
-    return streams, logits
+    return [stream for (stream,) in seen.values()], logits
 
 
 def by_hand(name: str, model: Any, ids: Tensor, example: int, position: int, token: int) -> Direct:
@@ -224,14 +216,11 @@ def test_a_post_norm_models_updates_pass_all_norms_behind_them(seed: int) -> Non
 def test_an_encoder_decoders_scores_equal_the_sums_by_hand(seed: int) -> None:
     model, inputs = encoder_decoders.build("mbart", seed, torch.float64), encoder_decoders.inputs("mbart", seed)
     layers, target, token = encoder_decoders.oracle("mbart", model, inputs), 4, 9
-    ends: list[Any] = []
     decoder = model.model.decoder
-    handles = [layer.register_forward_hook(lambda _, __, out: ends.append(out)) for layer in decoder.layers]
-    with torch.no_grad():
+    places = {index: (f"model.decoder.layers.{index}", "first") for index in range(len(decoder.layers))}
+    with torch.no_grad(), oracle.watched(model, places) as seen:
         logits = model(**inputs).logits
-    for handle in handles:
-        handle.remove()
-    ends = [end if isinstance(end, Tensor) else end[0] for end in ends]
+    ends = [end for (end,) in seen.values()]
     for example in range(2):
         read = model.lm_head.weight[token].detach()
         g, bias = unnormalized(decoder.layer_norm, ends[-1][example, target], read)
@@ -263,8 +252,7 @@ def test_an_encoder_decoders_scores_equal_the_sums_by_hand(seed: int) -> None:
     method = ALTILogit(model)
     several = method.decompose(inputs, [[token, 3], [token, 5]], position=[[target, 0], [target, 5]])
     torch.testing.assert_close(several.scores.source[:, 0], parts.scores.source)
-    updates = method.logit_updates(inputs, token, position=target)
-    assert updates.cross_heads is not None
+    updates: Any = method.logit_updates(inputs, token, position=target)
     whole = (
         updates.embedding + updates.heads.sum((1, 2)) + updates.cross_heads.sum((1, 2)) + updates.feed_forward.sum(1)
     )
@@ -325,40 +313,36 @@ def test_half_precision() -> None:
     assert (rounded.scores - expected.scores).norm() < 0.2 * expected.scores.norm()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"position": [[1, 2], [3, 4]]}, r"got position=\[\[1, 2\], \[3, 4\]\] for 3 examples"),
-        ({"position": [[1, 2], [3], [4, 5]]}, "expected as many positions for each example"),
-        ({"position": [[1, 2]] * 3, "target": [[1, 2]] * 2}, r"got target=\[\[1, 2\], \[1, 2\]\] for 2 values of each"),
-        ({"position": "mean"}, 'got position="mean"; an output is read at one position'),
-    ],
-)
-def test_wrong_positions_and_targets_are_refused(arguments: Any, message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        ALTILogit(families.build("gpt2")).decompose(families.inputs("gpt2", length=7), **arguments)
+SEVERAL: Any = [[1, 2]] * 3
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("call", "arguments", "message"),
     [
-        ({"together": torch.ones(2)}, "got together"),
-        ({"together": True}, "has no vectors to add"),
-        ({"per_head": True}, "has no maps of single heads"),
-        ({"last": 2}, "its maps have all rows"),
+        ("decompose", {"position": [[1, 2], [3, 4]]}, r"got position=\[\[1, 2\], \[3, 4\]\] for 3 examples"),
+        ("decompose", {"position": [[1, 2], [3], [4, 5]]}, "expected as many positions for each example"),
+        (
+            "decompose",
+            {"position": SEVERAL, "target": [[1, 2]] * 2},
+            r"got target=\[\[1, 2\], \[1, 2\]\] for 2 values of",
+        ),
+        ("decompose", {"position": "mean"}, 'got position="mean"; an output is read at one position'),
+        ("maps", {"together": torch.ones(2)}, "got together"),
+        ("maps", {"together": True}, "has no vectors to add"),
+        ("maps", {"per_head": True}, "has no maps of single heads"),
+        ("maps", {"last": 2}, "its maps have all rows"),
+        ("attribute", {"target": 1, "position": SEVERAL}, "attribute and maps explain one: pass them to decompose"),
     ],
 )
-def test_maps_that_there_are_not_are_refused(arguments: Any, message: str) -> None:
+def test_wrong_arguments_are_refused(call: str, arguments: Any, message: str) -> None:
+    method = ALTILogit(families.build("gpt2"))
     with pytest.raises(InvalidInputError, match=message):
-        ALTILogit(families.build("gpt2")).maps(families.inputs("gpt2"), **arguments)
+        getattr(method, call)(families.inputs("gpt2", length=7), **arguments)
 
 
 def test_what_cannot_be_explained_is_refused() -> None:
-    ids, several = families.inputs("bert"), [[1, 2]] * 3
-    with pytest.raises(InvalidInputError, match="attribute and maps explain one: pass them to decompose"):
-        ALTILogit(families.build("gpt2")).attribute(ids, 1, position=several)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="returns outputs of shape"):
-        ALTILogit(classifier()).decompose(ids, 1, position=several)
+        ALTILogit(classifier()).decompose(families.inputs("bert"), 1, position=SEVERAL)
     with pytest.raises(UnsupportedScopeError, match="no feed-forward network was understood"):
         ALTILogit(families.build("xmod"), readout=head_of_means).attribute(families.inputs("xmod"), 1)
 

@@ -1,20 +1,15 @@
 """Norms of what nearly cancels, against sums in float64 of the same weights, values and matrices."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import (
-    ALTI,
-    AttentionBlockAttribution,
-    GlobEnc,
-    IncompleteDecompositionError,
-    NormAttribution,
-    NormMeter,
-)
+from captum_norm import ALTI, AttentionBlockAttribution, GlobEnc, IncompleteDecompositionError, NormAttribution
 from captum_norm.models import Scope
 from tests import encoder_decoders, families, feed_forwards, oracle
 from tests.families import EVERY, GROUPED, HEADS
@@ -71,6 +66,14 @@ def error(actual: Tensor, expected: Tensor) -> float:
     return float(((actual.double() - expected).abs() / expected)[~zero].max())
 
 
+def expect_norms(found: Any, scope: str, vectors: Iterable[Tensor], tolerance: float = 1e-5) -> None:
+    """Norms and mixing ratios are those of the vectors of each layer, (B, Q, K, D)."""
+    carried = torch.stack(list(vectors), 1)
+    assert error(found.norms[scope], carried.norm(dim=-1)) < tolerance
+    ratios = torch.stack([oracle.mixing_ratio(parts) for parts in carried.unbind(1)], 1)
+    assert (found.mixing_ratio[scope] - ratios).abs().max() < 1e-5
+
+
 def behind(name: str, model: Any, layers: list[oracle.Layer]) -> list[dict[str, tuple[Tensor, Tensor]]]:
     """Vectors at the scopes behind the attention block of these layers."""
     family, ends = EVERY[name], [layer.vectors("atb") for layer in layers]
@@ -79,134 +82,106 @@ def behind(name: str, model: Any, layers: list[oracle.Layer]) -> list[dict[str, 
     return [layer.scopes(*end) for layer, end in zip(found, ends, strict=True)]
 
 
-def exact_layers(name: str, model: Any, inputs: Tensor, weights: Tensor) -> list[oracle.Layer]:
-    """The layers in float64, with the weights that norms are made of: another kernel's rounding does not cancel."""
-    layers = oracle.layers(EVERY[name], model, inputs)
-    for layer, made in zip(layers, weights.unbind(1), strict=True):
+def with_weights(layers: list[oracle.Layer], found: Any) -> list[oracle.Layer]:
+    """The layers with the weights that norms are made of: another kernel's rounding does not cancel."""
+    for layer, made in zip(layers, found.weights.unbind(1), strict=True):
         layer.weights = made.double()
     return layers
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+def measured(name: str, model: Any, inputs: Any, scopes: Sequence[str], **asked: Any) -> tuple[Any, list[oracle.Layer]]:
+    """What a meter finds, and the same layers in float64."""
+    found = families.measured(model, inputs, scopes=scopes, weights=True, per_head=True, **asked)
+    return found, with_weights(oracle.layers(EVERY[name], model, inputs), found)
+
+
+def inputs_of(name: str, seed: int) -> Tensor:
+    return families.inputs(name, seed, batch=2, length=9)
+
+
+EACH = list(product(range(3), SIZES))
+"""Seeds and sizes."""
+
+
 @pytest.mark.parametrize("name", SCOPES)
-def test_norms_of_heads_that_cancel(name: str, seed: int) -> None:
-    for size in SIZES:
-        model, inputs = cancelling(name, size, seed), families.inputs(name, seed, batch=2, length=9)
-        meter = NormMeter(model)
-        (found,) = meter.measure(inputs, scopes=SCOPES[name], weights=True, per_head=True, head_norms=True).values()
-        assert found.weights is not None
-        exact = exact_layers(name, model, inputs, found.weights)
+def test_norms_of_heads_that_cancel(name: str) -> None:
+    scopes, beyond = SCOPES[name], feed_forwards.SCOPES[EVERY[name].style]
+    for seed, size in EACH:
+        model, inputs = cancelling(name, size, seed), inputs_of(name, seed)
+        found, exact = measured(name, model, inputs, (*scopes, *beyond), head_norms=True)
         heads = [oracle.vectors_per_head(layer.weights, layer.values, layer.projection).norm(dim=-1) for layer in exact]
-        assert found.head_norms is not None
         assert error(found.head_norms, torch.stack(heads, 1)) < 1e-5
-        for scope in SCOPES[name]:
-            carried = torch.stack([layer.vectors(scope)[0] for layer in exact], 1)
-            assert error(found.norms[scope], carried.norm(dim=-1)) < 1e-5
-            ratios = torch.stack([oracle.mixing_ratio(parts) for parts in carried.unbind(1)], 1)
-            assert (found.mixing_ratio[scope] - ratios).abs().max() < 1e-5
-        (alone,) = meter.measure(inputs, scopes=SCOPES[name], maps=False).values()
-        for scope in SCOPES[name]:
+        for scope in scopes:
+            expect_norms(found, scope, [layer.vectors(scope)[0] for layer in exact])
+        further = behind(name, model, exact)
+        for scope in beyond:
+            expect_norms(found, scope, [layer[scope][0] for layer in further], 1e-4)
+        alone = families.measured(model, inputs, scopes=scopes, maps=False)
+        for scope in scopes:
             torch.testing.assert_close(alone.mixing_ratio[scope], found.mixing_ratio[scope], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_norms_of_vectors_that_are_all_but_their_mean(size: float) -> None:
-    """LayerNorm subtracts nearly all of what attention adds, whose channels are nearly equal."""
-    for seed in range(3):
-        model, inputs = families.build("bert", seed), families.inputs("bert", seed, batch=2, length=9)
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_norms_of_vectors_that_are_all_but_their_mean(name: str) -> None:
+    """A LayerNorm subtracts nearly all of what attention adds, whose channels are nearly equal."""
+    for seed, size in EACH:
+        model, inputs = families.build(name, seed), inputs_of(name, seed)
         with torch.no_grad():
-            for layer in model.encoder.layer:
-                matrix = layer.attention.output.dense.weight  # (D, H·d)
-                matrix.copy_(matrix.mean(0) + size * matrix.std() * torch.randn_like(matrix))
-        (found,) = NormMeter(model).measure(inputs, scopes=["attn_res_ln"], weights=True, per_head=True).values()
-        assert found.weights is not None
-        exact = exact_layers("bert", model, inputs, found.weights)
-        carried = torch.stack([layer.vectors("attn_res_ln")[0].norm(dim=-1) for layer in exact], 1)
-        assert error(found.norms["attn_res_ln"], carried) < 1e-5
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "olmo2"])
-def test_norms_beyond_the_feed_forward_network(name: str) -> None:
-    scopes = feed_forwards.SCOPES[EVERY[name].style]
-    for seed in range(3):
-        for size in SIZES:
-            model, inputs = cancelling(name, size, seed), families.inputs(name, seed, batch=2, length=9)
-            (found,) = NormMeter(model).measure(inputs, scopes=scopes, weights=True, per_head=True).values()
-            assert found.weights is not None
-            exact = behind(name, model, exact_layers(name, model, inputs, found.weights))
-            for scope in scopes:
-                carried = torch.stack([layer[scope][0] for layer in exact], 1)
-                assert error(found.norms[scope], carried.norm(dim=-1)) < 1e-4
-                ratios = torch.stack([oracle.mixing_ratio(parts) for parts in carried.unbind(1)], 1)
-                assert (found.mixing_ratio[scope] - ratios).abs().max() < 1e-5
-
-
-def test_norms_beyond_a_network_that_subtracts_nearly_all() -> None:
-    """GPT-2's network reads a LayerNorm of what attention adds, whose channels are nearly equal."""
-    for size in SIZES:
-        model, inputs = families.build("gpt2", 1), families.inputs("gpt2", 1, batch=2, length=9)
-        with torch.no_grad():
-            for layer in model.transformer.h:
-                matrix = layer.attn.c_proj.weight.T  # (D, H·d)
-                matrix.copy_(matrix.mean(0) + size * matrix.std() * torch.randn_like(matrix))
-        (found,) = NormMeter(model).measure(inputs, scopes=["atb_ln", "atb_ff"], weights=True, per_head=True).values()
-        assert found.weights is not None
-        exact = behind("gpt2", model, exact_layers("gpt2", model, inputs, found.weights))
-        for scope in ("atb_ln", "atb_ff"):
-            assert error(found.norms[scope], torch.stack([layer[scope][0].norm(dim=-1) for layer in exact], 1)) < 1e-4
+            for key, parameter in model.named_parameters():
+                if key.endswith(("attention.output.dense.weight", "attn.c_proj.weight")):
+                    matrix = parameter if name == "bert" else parameter.T  # (D, H·d)
+                    matrix.copy_(matrix.mean(0) + size * matrix.std() * torch.randn_like(matrix))
+        found, exact = measured(name, model, inputs, ["attn_res_ln"] if name == "bert" else ["atb_ln", "atb_ff"])
+        further = behind(name, model, exact)
+        for scope, norms in found.norms.items():
+            vectors = [
+                ends[scope][0] if scope in ends else layer.vectors(scope)[0]
+                for layer, ends in zip(exact, further, strict=True)
+            ]
+            assert error(norms, torch.stack(vectors, 1).norm(dim=-1)) < (1e-5 if name == "bert" else 1e-4)
 
 
 @pytest.mark.parametrize("name", SCOPES)
 def test_norms_of_segments(name: str) -> None:
     numbers = torch.tensor([[0, 1, 1, 2, 2, 2, 3, -1, 3], [3, 2, 2, 1, 1, -1, 0, 0, 3]])
-    for seed in range(3):
-        for size in SIZES:
-            model, inputs = cancelling(name, size, seed), families.inputs(name, seed, batch=2, length=9)
-            (found,) = NormMeter(model).measure(inputs, scopes=["attn"], weights=True, per_head=True).values()
-            assert found.weights is not None
-            exact = exact_layers(name, model, inputs, found.weights)
-            inside = (numbers.unsqueeze(-1) == torch.arange(4)).double()  # (B, K, G)
-            for scope in SCOPES[name]:
-                kind: Any = AttentionBlockAttribution if scope == "atb" else NormAttribution
-                method = kind(model, scope)
-                vectors = torch.stack([layer.vectors(scope)[0] for layer in exact], 1)
-                summed = vectors.sum(2, keepdim=True)
-                for whole, together in ((vectors, False), (summed, True)):
-                    maps = method.maps(inputs, segments=numbers, together=together).self_attention
-                    assert error(maps, torch.einsum("blqke,bkg->blqge", whole, inside).norm(dim=-1)) < 1e-4
-                assert error(method.maps(inputs, together=True).self_attention, summed.norm(dim=-1)) < 1e-4
+    inside = (numbers.unsqueeze(-1) == torch.arange(4)).double()  # (B, K, G)
+    for seed, size in EACH:
+        model, inputs = cancelling(name, size, seed), inputs_of(name, seed)
+        _, exact = measured(name, model, inputs, ["attn"])
+        for scope in SCOPES[name]:
+            kind: Any = AttentionBlockAttribution if scope == "atb" else NormAttribution
+            method = kind(model, scope)
+            vectors = torch.stack([layer.vectors(scope)[0] for layer in exact], 1)
+            summed = vectors.sum(2, keepdim=True)
+            for whole, together in ((vectors, False), (summed, True)):
+                maps = method.maps(inputs, segments=numbers, together=together).self_attention
+                assert error(maps, torch.einsum("blqke,bkg->blqge", whole, inside).norm(dim=-1)) < 1e-4
+            assert error(method.maps(inputs, together=True).self_attention, summed.norm(dim=-1)) < 1e-4
 
 
 def test_norms_of_cross_attention() -> None:
-    for seed in range(3):
-        for size in SIZES:
-            model = cancel(encoder_decoders.build("marian", seed), "marian", size, seed)
-            inputs = encoder_decoders.inputs("marian", seed)
-            scopes: Any = ("attn", "attn_res_ln", *feed_forwards.SCOPES["post-norm"])
-            asked: Any = {"weights": True, "per_head": True, "stacks": ["cross"]}
-            found = NormMeter(model).measure(inputs, scopes=scopes, **asked)["cross"]
-            assert found.weights is not None
-            layers = encoder_decoders.oracle("marian", model, inputs)["cross"]
-            for layer, weights in zip(layers, found.weights.unbind(1), strict=True):
-                layer.weights = weights.double()
-            exact: list[dict[str, Tensor]] = []
-            for layer, beyond in zip(layers, feed_forwards.cross_vectors("marian", model, layers), strict=True):
-                parts = oracle.vectors_per_head(layer.weights, layer.values, layer.projection).sum(1)
-                parts = torch.cat([parts, layer.residual[:, :, None]], 2)
-                normed, _ = oracle.norm_parts(layer.final, parts, layer.bias.expand_as(layer.residual))
-                exact.append({"attn": parts, "attn_res_ln": normed} | {key: ends[0] for key, ends in beyond.items()})
-            for scope in scopes:
-                vectors = torch.stack([layer[scope][:, :, :-1] for layer in exact], 1)
-                assert error(found.norms[scope], vectors.norm(dim=-1)) < 1e-4
+    scopes: Any = ("attn", "attn_res_ln", *feed_forwards.SCOPES["post-norm"])
+    for seed, size in EACH:
+        model = cancel(encoder_decoders.build("marian", seed), "marian", size, seed)
+        inputs = encoder_decoders.inputs("marian", seed)
+        found = families.measured(model, inputs, scopes=scopes, weights=True, per_head=True, stacks=["cross"])
+        layers = with_weights(encoder_decoders.oracle("marian", model, inputs)["cross"], found)
+        exact: list[dict[str, Tensor]] = []
+        for layer, beyond in zip(layers, feed_forwards.cross_vectors("marian", model, layers), strict=True):
+            parts = oracle.vectors_per_head(layer.weights, layer.values, layer.projection).sum(1)
+            parts = torch.cat([parts, layer.residual[:, :, None]], 2)
+            normed, _ = oracle.norm_parts(layer.final, parts, layer.bias.expand_as(layer.residual))
+            exact.append({"attn": parts, "attn_res_ln": normed} | {key: ends[0] for key, ends in beyond.items()})
+        for scope in scopes:
+            vectors = torch.stack([layer[scope][:, :, :-1] for layer in exact], 1)
+            assert error(found.norms[scope], vectors.norm(dim=-1)) < 1e-4
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_other_methods_on_heads_that_cancel(size: float) -> None:
     """GlobEnc's norms are as accurate; nearness to the block's output, in shares of 1, needs no more than rounding."""
-    model, inputs = cancelling("bert", size), families.inputs("bert", 0, batch=2, length=9)
-    (found,) = NormMeter(model).measure(inputs, scopes=["attn"], weights=True, per_head=True).values()
-    assert found.weights is not None
-    layers = exact_layers("bert", model, inputs, found.weights)
+    model, inputs = cancelling("bert", size), inputs_of("bert", 0)
+    _, layers = measured("bert", model, inputs, ["attn"])
     maps = GlobEnc(model).maps(inputs).self_attention
     nearness = ALTI(model).maps(inputs).self_attention
     for index, (layer, exact) in enumerate(zip(layers, behind("bert", model, layers), strict=True)):
@@ -227,7 +202,7 @@ def test_other_methods_on_heads_that_cancel(size: float) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_a_head_whose_channels_cancel(size: float) -> None:
     for seed in range(3):
-        model, inputs = families.build("bert", seed), families.inputs("bert", seed, batch=2, length=9)
+        model, inputs = families.build("bert", seed), inputs_of("bert", seed)
         with torch.no_grad():
             for layer in model.encoder.layer:
                 for parameter in layer.attention.self.value.parameters():
@@ -235,16 +210,11 @@ def test_a_head_whose_channels_cancel(size: float) -> None:
                     halves[:, 1] = halves[:, 0]
                 rows = layer.attention.output.dense.weight.T.unflatten(0, (HEADS, 2, -1))
                 rows[:, 1] = -rows[:, 0] + size * rows.std() * torch.randn_like(rows[:, 0])
-        asked: Any = {"weights": True, "per_head": True, "head_norms": True}
-        (found,) = NormMeter(model).measure(inputs, scopes=["attn", "atb_ff"], **asked).values()
-        assert found.weights is not None
-        assert found.head_norms is not None
-        layers = exact_layers("bert", model, inputs, found.weights)
-        for index, (layer, exact) in enumerate(zip(layers, behind("bert", model, layers), strict=True)):
-            vectors = oracle.vectors_per_head(layer.weights, layer.values, layer.projection)
-            assert error(found.head_norms[:, index], vectors.norm(dim=-1)) < 1e-5
-            assert error(found.norms["attn"][:, index], vectors.sum(1).norm(dim=-1)) < 1e-5
-            assert error(found.norms["atb_ff"][:, index], exact["atb_ff"][0].norm(dim=-1)) < 1e-4
+        found, layers = measured("bert", model, inputs, ["attn", "atb_ff"], head_norms=True)
+        vectors = [oracle.vectors_per_head(layer.weights, layer.values, layer.projection) for layer in layers]
+        assert error(found.head_norms, torch.stack(vectors, 1).norm(dim=-1)) < 1e-5
+        expect_norms(found, "attn", [parts.sum(1) for parts in vectors])
+        expect_norms(found, "atb_ff", [ends["atb_ff"][0] for ends in behind("bert", model, layers)], 1e-4)
 
 
 def test_a_model_whose_whole_output_is_rounding_is_refused() -> None:
@@ -256,4 +226,4 @@ def test_a_model_whose_whole_output_is_rounding_is_refused() -> None:
             heads = layer.self_attn.o_proj.weight.T.unflatten(0, (-1, 2, 8))
             heads[:, 1] = -heads[:, 0] + 1e-5 * torch.randn_like(heads[:, 0])
     with pytest.raises(IncompleteDecompositionError, match="do not add up"):
-        NormMeter(model).measure(families.inputs("llama"), scopes=["attn"])
+        NormAttribution(model).maps(families.inputs("llama"))

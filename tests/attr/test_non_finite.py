@@ -8,36 +8,12 @@ import torch
 from captum import attr
 from torch import Tensor, nn
 
+import captum_norm as cn
 from alignment import gradients
-from captum_norm import (
-    ALTI,
-    AttentionBlockAttribution,
-    AttentionRollout,
-    AttentionTimesGradient,
-    AttentionWeights,
-    DecompX,
-    GlobEnc,
-    NonFiniteError,
-    NormAttribution,
-    NormMeter,
-    TokenAttribution,
-    UnsupportedModelError,
-    ValueZeroing,
-)
 from captum_norm.attr import layer_maps
 from captum_norm.lab.evaluation import Perturbation
 from tests import encoder_decoders, families
-
-
-def overflowing(name: str, scale: float, *parts: str, half: bool = False) -> Any:
-    """A model some of whose weights are scaled."""
-    model = families.build(name)
-    model = model.half() if half else model
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            if any(part in key for part in parts):
-                parameter.mul_(scale)
-    return model
+from tests.attr.test_sizes import scaled
 
 
 def infinite_gain() -> Any:
@@ -47,41 +23,39 @@ def infinite_gain() -> Any:
 
 
 MODELS: dict[str, Callable[[], Any]] = {
-    "half precision": lambda: overflowing("gpt2", 2e3, "c_fc.weight", half=True),
+    "half precision": lambda: scaled("gpt2", 2e3, "c_fc.weight").half(),
     "infinite gain": infinite_gain,
-    "large embeddings": lambda: overflowing("llama", 1e38, "embed_tokens"),
-    "large network": lambda: overflowing("llama", 1e38, "down_proj"),
-    "large values": lambda: overflowing("gpt2", 1e38, "c_attn.weight"),
-    "large projection": lambda: overflowing("llama", 1e38, "o_proj"),
+    "large embeddings": lambda: scaled("llama", 1e38, "embed_tokens"),
+    "large network": lambda: scaled("llama", 1e38, "down_proj"),
+    "large values": lambda: scaled("gpt2", 1e38, "c_attn.weight"),
+    "large projection": lambda: scaled("llama", 1e38, "o_proj"),
 }
 METHODS: dict[str, Callable[[Any, Tensor], Any]] = {
-    "norms": lambda model, ids: NormAttribution(model).attribute(ids, return_convergence_delta=True),
-    "norms with residual": lambda model, ids: NormAttribution(model, "attn_res").maps(ids),
-    "attention block": lambda model, ids: AttentionBlockAttribution(model).maps(ids),
-    "feed-forward": lambda model, ids: AttentionBlockAttribution(model, "atb_ff_res").maps(ids),
-    "measurements": lambda model, ids: NormMeter(model).measure(ids, scopes=["attn", "atb"], head_norms=True),
-    "without maps": lambda model, ids: NormMeter(model).measure(ids, scopes=["attn"], maps=False, head_norms=True),
-    "weights": lambda model, ids: AttentionWeights(model).maps(ids),
-    "rollout": lambda model, ids: AttentionRollout(model).maps(ids),
-    "alti": lambda model, ids: ALTI(model).maps(ids),
-    "value zeroing": lambda model, ids: ValueZeroing(model).maps(ids),
-    "gradient": lambda model, ids: AttentionTimesGradient(model).attribute(ids, 1),
-    "gradient maps": lambda model, ids: AttentionTimesGradient(model).maps(ids, target=1),
-    "decompx": lambda model, ids: DecompX(model).decompose(ids, 1),
-    "decompx maps": lambda model, ids: DecompX(model).maps(ids),
-    "decompx, norm": lambda model, ids: DecompX(model, "norm").maps(ids),
-    "saliency": lambda model, ids: TokenAttribution(model, attr.Saliency).attribute(ids, 1),
-    "integrated gradients": lambda model, ids: TokenAttribution(model, attr.IntegratedGradients, n_steps=4).attribute(
-        ids, 1, return_convergence_delta=True
-    ),
+    "norms": lambda model, ids: cn.NormAttribution(model).attribute(ids, return_convergence_delta=True),
+    "norms with residual": lambda model, ids: cn.NormAttribution(model, "attn_res").maps(ids),
+    "attention block": lambda model, ids: cn.AttentionBlockAttribution(model).maps(ids),
+    "feed-forward": lambda model, ids: cn.AttentionBlockAttribution(model, "atb_ff_res").maps(ids),
+    "measurements": lambda model, ids: cn.NormMeter(model).measure(ids, scopes=["attn", "atb"], head_norms=True),
+    "without maps": lambda model, ids: cn.NormMeter(model).measure(ids, scopes=["attn"], maps=False, head_norms=True),
+    "weights": lambda model, ids: cn.AttentionWeights(model).maps(ids),
+    "rollout": lambda model, ids: cn.AttentionRollout(model).maps(ids),
+    "alti": lambda model, ids: cn.ALTI(model).maps(ids),
+    "value zeroing": lambda model, ids: cn.ValueZeroing(model).maps(ids),
+    "gradient": lambda model, ids: cn.AttentionTimesGradient(model).attribute(ids, 1),
+    "gradient maps": lambda model, ids: cn.AttentionTimesGradient(model).maps(ids, target=1),
+    "decompx": lambda model, ids: cn.DecompX(model).decompose(ids, 1),
+    "decompx maps": lambda model, ids: cn.DecompX(model).maps(ids),
+    "decompx, norm": lambda model, ids: cn.DecompX(model, "norm").maps(ids),
+    "saliency": lambda model, ids: cn.TokenAttribution(model, attr.Saliency).attribute(ids, 1),
+    "integrated gradients": lambda model, ids: cn.TokenAttribution(
+        model, attr.IntegratedGradients, n_steps=4
+    ).attribute(ids, 1, return_convergence_delta=True),
     "perturbation": lambda model, ids: Perturbation(model, "zero", keep_special=False).bind(ids).leave_one_out(),
 }
 
 
 # A norm whose squares overflow gives zeros, of which no structure can be told.
-EXPECTED: dict[str, Any] = {
-    name: (NonFiniteError, UnsupportedModelError) for name in MODELS if name.startswith("large")
-}
+EXPECTED = {name: (cn.NonFiniteError, cn.UnsupportedModelError) for name in MODELS if name.startswith("large")}
 # Attention ends before the norm with the infinite gain, which is in the last layer.
 FINITE = {"weights", "rollout", "alti", "norms", "norms with residual", "attention block"}
 FINITE |= {"measurements", "without maps"}
@@ -108,7 +82,7 @@ def test_results_are_finite_or_refused(name: str) -> None:
     for method, explain in METHODS.items():
         try:
             found = list(tensors(explain(model, ids)))
-        except EXPECTED.get(name, NonFiniteError):
+        except EXPECTED.get(name, cn.NonFiniteError):
             refused.add(method)
         else:
             assert found, method
@@ -118,16 +92,17 @@ def test_results_are_finite_or_refused(name: str) -> None:
 
 def test_weights_behind_an_output_that_is_not_finite_are_named() -> None:
     model, ids = infinite_gain(), torch.tensor([[5, 9, 7, 3, 8]])
-    for explain in (DecompX(model).decompose, AttentionTimesGradient(model).attribute):
-        with pytest.raises(NonFiniteError, match=r'the weight "transformer\.h\.1\.ln_2\.weight"'):
+    for explain in (cn.DecompX(model).decompose, cn.AttentionTimesGradient(model).attribute):
+        with pytest.raises(cn.NonFiniteError, match=r'the weight "transformer\.h\.1\.ln_2\.weight"'):
             explain(ids, 1)
 
 
 def test_numbers_at_padding_are_nobodys() -> None:
     """What a model makes of padded positions alone is in no result."""
     model, ids, mask = families.build("bert"), torch.tensor([[5, 9, 7, 0]]), torch.tensor([[1, 1, 1, 0]])
-    methods = [NormAttribution(model, "attn_res_ln"), AttentionWeights(model), AttentionRollout(model), ALTI(model)]
-    methods += [AttentionBlockAttribution(model, "atb_ff_res_ln"), GlobEnc(model)]
+    others = (cn.AttentionWeights, cn.AttentionRollout, cn.ALTI)
+    methods = [cn.NormAttribution(model, "attn_res_ln"), *(kind(model) for kind in others)]
+    methods += [cn.AttentionBlockAttribution(model, "atb_ff_res_ln"), cn.GlobEnc(model)]
     expected = [method.maps(ids, mask).self_attention for method in methods]
     last = model.encoder.layer[1].output
     last.register_forward_hook(lambda _, __, output: output.masked_fill(mask[..., None] == 0, torch.nan))
@@ -146,9 +121,9 @@ class NoDelta(attr.IntegratedGradients):
 
 
 def test_a_convergence_delta_of_captum_is_a_number() -> None:
-    method, ids = TokenAttribution(families.build("gpt2"), NoDelta), torch.tensor([[5, 9, 7]])
+    method, ids = cn.TokenAttribution(families.build("gpt2"), NoDelta), torch.tensor([[5, 9, 7]])
     assert method.attribute(ids, 1).isfinite().all()
-    with pytest.raises(NonFiniteError, match="for GPT2LMHeadModel contains NaN or infinity"):
+    with pytest.raises(cn.NonFiniteError, match="for GPT2LMHeadModel contains NaN or infinity"):
         method.attribute(ids, 1, return_convergence_delta=True)
 
 
@@ -156,9 +131,9 @@ def test_sums_that_overflow_are_looked_at_again() -> None:
     large = torch.full((3,), 3e38)
     assert layer_maps.finite_results(nn.Identity(), (large, None, {"a": large})) == (large, None, {"a": large})
     for bad in (torch.nan, torch.inf, -torch.inf):
-        with pytest.raises(NonFiniteError, match=r"^a for Identity contains NaN"):
+        with pytest.raises(cn.NonFiniteError, match=r"^a for Identity contains NaN"):
             layer_maps.finite_results(nn.Identity(), {"a": torch.tensor([1.0, bad]), "b": large})
-    with pytest.raises(NonFiniteError, match=r"^a result for Identity contains NaN"):
+    with pytest.raises(cn.NonFiniteError, match=r"^a result for Identity contains NaN"):
         layer_maps.finite_results(nn.Identity(), torch.tensor([torch.inf, -torch.inf]))
 
 
@@ -171,5 +146,5 @@ def test_gradients_of_translation_models_are_numbers() -> None:
     assert gradients.source_gradients(model, source, labels).isfinite().all()
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(1e38)
-    with pytest.raises(NonFiniteError, match="the gradients of MarianMTModel contain"):
+    with pytest.raises(cn.NonFiniteError, match="the gradients of MarianMTModel contain"):
         gradients.source_gradients(model, source, labels)

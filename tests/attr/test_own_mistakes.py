@@ -8,40 +8,35 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import (
-    AttentionMapAttribution,
-    InvalidInputError,
-    Layer,
-    MapUnits,
-    MethodError,
-    NonFiniteError,
-    compare,
-    register_method,
-)
+import captum_norm as cn
 from captum_norm.methods import METHODS, import_method
 from tests import classifiers, families
 
 
-def own_method(function: Callable[[Layer], Any], **attributes: Any) -> Any:
+def own_method(function: Callable[[cn.Layer], Any], **attributes: Any) -> Any:
     """A class whose map of a layer ``function`` makes."""
 
-    def layer_map(_: object, layer: Layer) -> Any:
+    def layer_map(_: object, layer: cn.Layer) -> Any:
         return function(layer)
 
     layer_map.__qualname__ = "Own.layer_map"
-    given = {"name": "own", "title": "own", "units": MapUnits("own"), "layer_map": layer_map}
-    return type("Own", (AttentionMapAttribution,), given | attributes)
+    given = {"name": "own", "title": "own", "units": cn.MapUnits("own"), "layer_map": layer_map}
+    return type("Own", (cn.AttentionMapAttribution,), given | attributes)
 
 
-def mean(layer: Layer) -> Tensor:
+class Nothing(cn.AttentionMapAttribution):
+    """A class without a function and a name."""
+
+
+def mean(layer: cn.Layer) -> Tensor:
     return layer.weights.mean(1)
 
 
-def divided(layer: Layer) -> Tensor:
+def divided(layer: cn.Layer) -> Tensor:
     return layer.weights.mean(1) / 0
 
 
-def written(layer: Layer) -> Tensor:
+def written(layer: cn.Layer) -> Tensor:
     layer.output.zero_()
     return mean(layer)
 
@@ -59,8 +54,8 @@ def written(layer: Layer) -> Tensor:
         (written, r"Own\.layer_map wrote into a tensor of layer 0; work on a copy: clone\(\)"),
     ],
 )
-def test_a_function_that_fails_is_named(function: Callable[[Layer], Any], message: str) -> None:
-    with pytest.raises(MethodError, match=message):
+def test_a_function_that_fails_is_named(function: Callable[[cn.Layer], Any], message: str) -> None:
+    with pytest.raises(cn.MethodError, match=message):
         own_method(function)(families.build("bert")).maps(families.inputs("bert"))
 
 
@@ -72,7 +67,7 @@ def test_writing_changes_nothing_in_inference_mode() -> None:
 
 
 def test_a_map_that_is_not_finite_is_named() -> None:
-    with pytest.raises(NonFiniteError, match=r"the map that Own\.layer_map returned for layer 0 contains NaN"):
+    with pytest.raises(cn.NonFiniteError, match=r"the map that Own\.layer_map returned for layer 0 contains NaN"):
         own_method(divided)(families.build("bert")).maps(families.inputs("bert"))
 
 
@@ -80,7 +75,7 @@ def test_padding_may_be_anything() -> None:
     model = classifiers.classifier()
     ids, mask = classifiers.sentences([7, 4])
 
-    def odd(layer: Layer) -> Tensor:
+    def odd(layer: cn.Layer) -> Tensor:
         # Where the model sees padding: behind each example.
         return mean(layer).where((torch.arange(7) < mask.sum(1, keepdim=True))[:, :, None], torch.nan)
 
@@ -100,21 +95,23 @@ def test_maps_of_whole_numbers(dtype: torch.dtype) -> None:
 def test_a_method_that_decomposes_nothing_has_no_delta() -> None:
     method, ids = own_method(mean, decomposes=False)(families.build("bert")), families.inputs("bert")
     assert method.maps(ids).convergence_delta is None
-    with pytest.raises(InvalidInputError, match="Own decomposes nothing, so it has no convergence delta"):
+    with pytest.raises(cn.InvalidInputError, match="Own decomposes nothing, so it has no convergence delta"):
         method.compute_convergence_delta(method.attribute(ids), ids)
 
 
 def test_one_map_is_not_those_of_single_heads() -> None:
     method = own_method(mean, single_heads=True)(families.build("bert"))
-    with pytest.raises(InvalidInputError, match=r"Own\.layer_map returns one map a layer.* override maps_of"):
+    with pytest.raises(cn.InvalidInputError, match=r"Own\.layer_map returns one map a layer.* override maps_of"):
         method.maps(families.inputs("bert"), per_head=True)
+    with pytest.raises(cn.MethodError, match="Nothing defines neither layer_map nor maps_of"):
+        Nothing(method.model).maps(families.inputs("bert"))
 
 
 def test_comparisons_name_what_they_expect() -> None:
     model = classifiers.classifier()
     ids, _ = classifiers.sentences([5, 5])
-    with pytest.raises(InvalidInputError, match=r'Own object.*methods=\{"mine": \.\.\.\}'):
-        compare(model, ids, methods=[own_method(mean)(model), "norm"])
+    with pytest.raises(cn.InvalidInputError, match=r'Own object.*methods=\{"mine": \.\.\.\}'):
+        cn.compare(model, ids, methods=[own_method(mean)(model), "norm"])
 
 
 @pytest.mark.parametrize(
@@ -123,18 +120,17 @@ def test_comparisons_name_what_they_expect() -> None:
         (own_method(mean, name="z 4"), "name 'z 4'; expected lower-case letters, digits and hyphens"),
         (own_method(mean, name=""), "name ''; expected lower-case"),
         (own_method(mean, name="a,b"), "name 'a,b'; expected lower-case"),
+        (own_method(mean, name="alti"), "there is a method called 'alti'; give Own another name"),
+        (Nothing, "Nothing has no name"),
         (own_method(mean, units="share"), "units 'share'; expected MapUnits"),
-        (own_method(mean, layer_map=AttentionMapAttribution.layer_map), "Own defines neither layer_map nor maps_of"),
-        (
-            own_method(mean)(families.build("bert")),
-            "got .*Own object.*; expected a class derived",
-        ),
+        (own_method(mean, layer_map=cn.AttentionMapAttribution.layer_map), "Own defines neither layer_map nor maps_of"),
+        (own_method(mean)(families.build("bert")), "got .*Own object.*; expected a class derived"),
         (dict, "got dict; expected a class derived from AttentionMapAttribution"),
     ],
 )
 def test_what_cannot_be_registered(method: Any, message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        register_method(method)
+    with pytest.raises(cn.InvalidInputError, match=message):
+        cn.register_method(method)
     assert "own" not in METHODS
 
 
@@ -152,5 +148,5 @@ def test_files_that_cannot_be_imported(
 ) -> None:
     (tmp_path / "broken_method.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
-    with mock.patch.dict("sys.modules"), pytest.raises(InvalidInputError, match=message):
+    with mock.patch.dict("sys.modules"), pytest.raises(cn.InvalidInputError, match=message):
         import_method(path)

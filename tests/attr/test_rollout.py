@@ -8,7 +8,7 @@ import transformers as hf
 from torch import Tensor
 
 from captum_norm import AttentionRollout, AttentionWeights, InvalidInputError
-from tests import encoder_decoders
+from tests import encoder_decoders, oracle
 from tests.attr.test_alti import chain
 from tests.encoder_decoders import BART
 
@@ -21,11 +21,8 @@ def residual(weights: tuple[Tensor, ...]) -> Tensor:
 
 def expected_maps(model: Any, inputs: Any) -> dict[str, Tensor]:
     """(B, L, Q, K) of each stack, from the weights that the model returns."""
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
+    with oracle.eager(model):
         output = model(**inputs, output_attentions=True)
-    model.set_attn_implementation(implementation)
     encoder, decoder = residual(output.encoder_attentions), residual(output.decoder_attentions)
     cross = torch.stack(output.cross_attentions).mean(2) / 2
     rolled: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}

@@ -7,19 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import GlobEnc, NonFiniteError, NormMeter, UnsupportedModelError
+from captum_norm import GlobEnc, NonFiniteError, UnsupportedModelError
 from captum_norm.models import Scope
 from tests import families, feed_forwards, oracle
+from tests.attr.test_cancelling import SCOPES
 from tests.attr.test_globenc import direct
 from tests.families import FAMILIES
 
 LEAST = 1e-30
-SCOPES: dict[str, tuple[Scope, ...]] = {
-    "bert": ("attn", "attn_res", "attn_res_ln"),
-    "gpt2": ("attn", "attn_res", "atb"),
-    "llama": ("attn", "atb"),
-    "olmo2": ("attn", "atb"),
-}
 SIZES = (1e-12, 1e-22, 1e-26, 1e-29)
 
 
@@ -72,19 +67,16 @@ def test_norms_keep_their_digits(name: str, make: Callable[[str, float], Any]) -
             continue  # its queries, keys and values are one matrix
         model, inputs = make(name, scale), families.inputs(name)
         exact = oracle.layers(FAMILIES[name], model, inputs)
-        (found,) = NormMeter(model).measure(inputs, scopes=SCOPES[name], head_norms=True).values()
+        found = families.measured(model, inputs, scopes=SCOPES[name], head_norms=True)
         vectors = [oracle.vectors_per_head(layer.weights, layer.values, layer.projection) for layer in exact]
-        assert found.head_norms is not None
         relatively_near(found.head_norms, torch.stack([parts.norm(dim=-1) for parts in vectors], 1), TOLERANCE[make])
         for scope in SCOPES[name]:
             carried = torch.stack([layer.vectors(scope)[0] for layer in exact], 1)
             relatively_near(found.norms[scope], carried.norm(dim=-1), TOLERANCE[make])
             ratios = torch.stack([oracle.mixing_ratio(parts) for parts in carried.unbind(1)], 1)
             assert (found.mixing_ratio[scope] - ratios).abs().max() < TOLERANCE[make]
-        assert found.convergence_delta is not None
         assert found.convergence_delta.max() < 1e-5
-        (alone,) = NormMeter(model).measure(inputs, scopes=["attn"], maps=False, head_norms=True).values()
-        assert alone.transformed_norms is not None
+        alone = families.measured(model, inputs, scopes=["attn"], maps=False, head_norms=True)
         transformed = [torch.einsum("bhkd,hde->bhke", layer.values, layer.projection).norm(dim=-1) for layer in exact]
         relatively_near(alone.transformed_norms, torch.stack(transformed, 1))
 
@@ -96,7 +88,7 @@ def test_norms_through_whole_layers_keep_their_digits(scale: float) -> None:
     for name in ("bert", "llama"):
         model, inputs = small_values(name, scale), families.inputs(name)
         scopes: tuple[Scope, ...] = ("atb_ff", "atb_ff_res")
-        (found,) = NormMeter(model).measure(inputs, scopes=scopes).values()
+        found = families.measured(model, inputs, scopes=scopes)
         exact = feed_forwards.vectors(name, model, inputs)
         for scope in scopes:
             expected = torch.stack([layer[scope][0].norm(dim=-1) for layer in exact], 1)
@@ -106,9 +98,9 @@ def test_norms_through_whole_layers_keep_their_digits(scale: float) -> None:
 def test_heads_without_scopes_of_their_own_are_checked_by_themselves() -> None:
     """Behind the feed-forward network alone no sum over heads is formed, so none is compared."""
     model, inputs = families.build("bert"), families.inputs("bert")
-    (both,) = NormMeter(model).measure(inputs, scopes=["attn", "atb_ff_res"], head_norms=True).values()
+    both = families.measured(model, inputs, scopes=["attn", "atb_ff_res"], head_norms=True)
     torch.full((2**20,), torch.nan)  # what is not written must not be read
-    (found,) = NormMeter(model).measure(inputs, scopes=["atb_ff_res"], head_norms=True).values()
+    found = families.measured(model, inputs, scopes=["atb_ff_res"], head_norms=True)
     torch.testing.assert_close(found.norms["atb_ff_res"], both.norms["atb_ff_res"])
     torch.testing.assert_close(found.head_norms, both.head_norms)
 
@@ -122,10 +114,9 @@ def test_large_norms_are_right_or_refused(scale: float) -> None:
         cases: list[tuple[list[int] | None, Scope]] = [([0], "attn"), ([0], "atb"), (None, "atb")]
         for layers, scope in cases:
             try:
-                (found,) = NormMeter(model).measure(ids, scopes=[scope], layers=layers).values()
+                found = families.measured(model, ids, scopes=[scope], layers=layers)
             except (NonFiniteError, UnsupportedModelError):
                 continue  # in the model's own norms squares overflow, which gives zeros that have no structure
-            assert found.residual_norm is not None
             expected = torch.stack(
                 [layer.vectors(scope)[0].norm(dim=-1) for layer in exact[: 1 if layers else None]], 1
             )

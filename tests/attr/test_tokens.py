@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from captum_norm import DecompX, Difference, InvalidInputError, NonFiniteError, TokenAttribution, UnsupportedModelError
 from tests import encoder_decoders, families
-from tests.classifiers import MASK, TOKENIZER, alone, classifier, randomized, sentences, state
+from tests.classifiers import MASK, TOKENIZER, alone, classifier, randomized, sentences
 
 WARNS = pytest.mark.filterwarnings("ignore:Setting forward, backward hooks")
 assert_equal = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
@@ -129,9 +129,7 @@ def test_shapley_values_follow_their_definition() -> None:
             tokens = alone(ids, mask, row)[0]
             players = set(range(len(tokens))) - ({0, len(tokens) - 1} if keep_special else set())
 
-            def f(
-                present: frozenset[int], tokens: Tensor = tokens, target: int = target, players: Any = players
-            ) -> float:
+            def f(present: Any, tokens: Tensor = tokens, target: int = target, players: Any = players) -> float:
                 changed = [MASK if token in players - present else int(tokens[token]) for token in range(len(tokens))]
                 with torch.no_grad():
                     return float(model(torch.tensor([changed])).logits[0, target])
@@ -168,9 +166,8 @@ def test_tokens_that_stay_are_no_features() -> None:
     hook = model.bert.register_forward_hook(lambda *call: runs.append(len(call[2][0])))
     for keep_special, features in ((True, 6 + 3), (False, 8 + 5)):
         runs.clear()
-        TokenAttribution(model, attr.FeatureAblation, tokenizer=TOKENIZER, keep_special=keep_special).attribute(
-            ids, 1, mask
-        )
+        method = TokenAttribution(model, attr.FeatureAblation, tokenizer=TOKENIZER, keep_special=keep_special)
+        method.attribute(ids, 1, mask)
         assert sum(runs) == 2 + 2 + features  # to see what is predicted, the whole inputs, one without each token
     hook.remove()
 
@@ -182,25 +179,6 @@ def test_what_is_predicted_is_explained_by_default() -> None:
     assert torch.equal(method.attribute(ids, None, mask), method.attribute(ids, predicted, mask))
     for other in ((predicted + 1) % 3).tolist():
         assert not torch.equal(method.attribute(ids, None, mask), method.attribute(ids, other, mask))
-
-
-@WARNS
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        (attr.InputXGradient, {}),
-        (attr.IntegratedGradients, {"n_steps": 4}),
-        (attr.DeepLift, {}),
-        (attr.FeatureAblation, {}),
-        (attr.ShapleyValues, {"perturbations_per_eval": 3}),
-    ],
-)
-def test_a_difference_of_classes_is_explained_as_one_number(method: Any, options: dict[str, Any]) -> None:
-    model, (ids, mask) = classifier(), sentences([5, 4])
-    first, second = [2, 0], [0, 1]
-    explain = TokenAttribution(model, method, reduction="sum", **options).attribute
-    expected = explain(ids, first, mask) - explain(ids, second, mask)
-    torch.testing.assert_close(explain(ids, Difference(first, second), mask), expected)
 
 
 def test_positions_choose_the_logits_that_are_read() -> None:
@@ -216,28 +194,6 @@ def test_positions_choose_the_logits_that_are_read() -> None:
     causal = TokenAttribution(families.build("gpt2"), attr.Saliency)
     assert torch.equal(causal.attribute(ids, 7, mask, position=-1), causal.attribute(ids, 7, mask))
     assert causal.attribute(ids, 7, mask, position=[3, 5])[0, 4:].abs().max() == 0
-
-
-@pytest.mark.parametrize("name", families.tiers(families.TEXTS, families.arrangement_of))
-@pytest.mark.parametrize(
-    ("method", "options"), [(attr.IntegratedGradients, {"n_steps": 3}), (attr.FeatureAblation, {"batch_size": 4})]
-)
-def test_padding_and_batches_change_nothing_in_any_family(name: str, method: Any, options: dict[str, Any]) -> None:
-    dtype = torch.float32 if families.FAMILIES[name].single else torch.float64
-    model, ids = families.build(name, dtype=dtype), families.inputs(name)
-    mask = torch.ones_like(ids)
-    mask[0, :3], mask[1, 7:] = 0, 0
-    headless = not hasattr(model(ids[:1]), "logits")
-    readout = (lambda output, _: output.last_hidden_state[:, 0]) if headless else None
-    explain = TokenAttribution(model, method, baseline="mean", readout=readout, **options)
-    scores = explain.attribute(ids, 5, mask)
-    largest = float(scores.abs().max())
-    assert largest > 1e-4
-    assert scores[mask == 0].abs().max() == 0
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-11
-    for row in range(3):
-        single = explain.attribute(alone(ids, mask, row), 5)
-        assert (alone(scores, mask, row) - single).abs().max() < tolerance * largest
 
 
 def test_embeddings_tuples_and_mappings() -> None:
@@ -276,10 +232,7 @@ def test_the_baseline_is_what_the_model_embeds_now(baseline: Any) -> None:
     model, (ids, mask) = classifier(), sentences([7, 5])
 
     def methods() -> list[TokenAttribution]:
-        kinds: list[tuple[Any, dict[str, Any]]] = [
-            (attr.IntegratedGradients, {"n_steps": 4}),
-            (attr.FeatureAblation, {}),
-        ]
+        kinds: list[Any] = [(attr.IntegratedGradients, {"n_steps": 4}), (attr.FeatureAblation, {})]
         return [TokenAttribution(model, kind, baseline=baseline, tokenizer=TOKENIZER, **more) for kind, more in kinds]
 
     before = methods()
@@ -320,25 +273,15 @@ def test_what_captums_methods_do_not_take_is_said() -> None:
         method.attribute(sentences([3])[0], 1)
 
 
-def test_how_many_inputs_are_run_at_a_time_changes_nothing() -> None:
-    model, (ids, mask) = classifier(), sentences([8, 5])
-    runs: list[tuple[Any, dict[str, Any]]] = [(attr.IntegratedGradients, {"n_steps": 9}), (attr.FeatureAblation, {})]
-    for method, options in runs:
-        few, many = (
-            TokenAttribution(model, method, batch_size=size, **options).attribute(ids, 0, mask) for size in (2, 100)
-        )
-        assert_equal(few, many)
-
-
 @WARNS
 @pytest.mark.parametrize("method", [attr.IntegratedGradients, attr.DeepLift, attr.FeatureAblation])
 def test_the_model_is_left_as_it_was_also_when_it_raises(method: Any) -> None:
     model, (ids, mask) = classifier().train(), sentences([7, 5])
     model.bert.eval()
-    before, weights = state(model), {name: value.clone() for name, value in model.state_dict().items()}
+    before = families.state_of(model)
     wrapped = TokenAttribution(model, method)
     first = wrapped.attribute(ids, 1, mask)
-    assert state(model) == before
+    assert families.state_of(model) == before
     calls = 0
 
     def refuse(*_: object) -> None:
@@ -351,8 +294,7 @@ def test_the_model_is_left_as_it_was_also_when_it_raises(method: Any) -> None:
     with pytest.raises(ValueError, match="no"):
         wrapped.attribute(ids, 1, mask)
     hook.remove()
-    assert state(model) == before
-    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert families.state_of(model) == before
     with torch.inference_mode():
         assert torch.equal(wrapped.attribute(ids, 1, mask), first)
 

@@ -1,5 +1,7 @@
 """Value zeroing against whole forward passes with a value projection's output set to zero."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 from torch import Tensor
 
 from captum_norm import UnsupportedModelError, ValueZeroing
-from tests import encoder_decoders, families
+from tests import encoder_decoders, families, oracle
 from tests.families import FAMILIES, HEADS
 
 # Where a reader of the code finds each layer, and which columns of the value module's output are values.
@@ -31,33 +33,34 @@ def value_columns(name: str, width: int) -> Tensor:
     return torch.zeros(width, dtype=torch.bool).index_fill(0, columns, value=True)
 
 
+def with_values_zeroed(
+    run: Callable[[], Any], model: Any, layer: str, value: str, keys: int | None = None, columns: Any = slice
+) -> Tensor:
+    """A layer's distances, (B, Q, K), by whole passes in which a module's output for one key after the other is 0."""
+    with oracle.watched(model, {layer: (layer, "first")}) as seen, torch.no_grad():
+        run()
+        for key in range(keys or seen[layer][0].shape[1]):
+
+            def zero(_: Any, __: Any, output: Tensor, key: int = key) -> Tensor:
+                output = output.clone()
+                output[:, key, columns(output.shape[-1])] = 0
+                return output
+
+            changed = model.get_submodule(value).register_forward_hook(zero)
+            run()
+            changed.remove()
+    before, *after = seen[layer]
+    return 1 - torch.cosine_similarity(torch.stack(after, 2), before.unsqueeze(2), dim=-1)
+
+
 def direct(name: str, model: Any, inputs: Tensor) -> Tensor:
     """(B, L, Q, K)."""
-    family, count = FAMILIES[name], model.config.num_hidden_layers
-    maps = []
-    for index in range(count):
-        outputs: list[Tensor] = []
-        layer = model.get_submodule(LAYERS[name].format(index))
-        kept = layer.register_forward_hook(
-            lambda _, __, output, outputs=outputs: outputs.append(output[0] if isinstance(output, tuple) else output)
-        )
-        value = model.get_submodule(f"{family.layer.format(index)}.{family.value}")
-        with torch.no_grad():
-            model(inputs)
-            for key in range(outputs[0].shape[1]):
-
-                def zero(_: Any, __: Any, output: Tensor, key: int = key) -> Tensor:
-                    output = output.clone()
-                    output[:, key, value_columns(name, output.shape[-1])] = 0
-                    return output
-
-                changed = value.register_forward_hook(zero)
-                model(inputs)
-                changed.remove()
-        kept.remove()
-        before, *after = outputs
-        maps.append(1 - torch.cosine_similarity(torch.stack(after, 2), before.unsqueeze(2), dim=-1))
-    return torch.stack(maps, 1)
+    family, run, columns = FAMILIES[name], partial(model, inputs), partial(value_columns, name)
+    places = [
+        (LAYERS[name].format(index), f"{family.layer.format(index)}.{family.value}")
+        for index in range(model.config.num_hidden_layers)
+    ]
+    return torch.stack([with_values_zeroed(run, model, *both, columns=columns) for both in places], 1)
 
 
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(LAYERS)))
@@ -92,30 +95,6 @@ def test_biases_of_as_many_heads_as_examples(batch: int) -> None:
     torch.testing.assert_close(maps, alone, rtol=1e-8, atol=1e-12)
 
 
-def first(output: Any) -> Tensor:
-    tensor: Tensor = output[0] if isinstance(output, tuple) else output
-    return tensor
-
-
-def with_values_zeroed(model: Any, inputs: dict[str, Tensor], layer: str, value: str, keys: int) -> Tensor:
-    """A layer's distances, (B, Q, K), by whole passes in which a module's output for one key after the other is 0."""
-    outputs: list[Tensor] = []
-    kept = model.get_submodule(layer).register_forward_hook(lambda _, __, output: outputs.append(first(output)))
-    with torch.no_grad():
-        model(**inputs)
-        for key in range(keys):
-
-            def zero(_: Any, __: Any, output: Tensor, key: int = key) -> Tensor:
-                return output.index_fill(1, torch.tensor([key]), 0)
-
-            changed = model.get_submodule(value).register_forward_hook(zero)
-            model(**inputs)
-            changed.remove()
-    kept.remove()
-    before, *after = outputs
-    return 1 - torch.cosine_similarity(torch.stack(after, 2), before.unsqueeze(2), dim=-1)
-
-
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(("bart", "m2m100", "t5", "whisper"))))
 def test_all_stacks_of_an_encoder_decoder_equal_whole_passes(seed: int, name: str) -> None:
     family = encoder_decoders.ENCODER_DECODERS[name]
@@ -128,7 +107,8 @@ def test_all_stacks_of_an_encoder_decoder_equal_whole_passes(seed: int, name: st
         layer = f"{half}.block.{{}}" if name == "t5" else f"model.{half}.layers.{{}}"
         names = [(layer.format(index), parts.value.format(index)) for index in range(2)]
         keys = 6 if stack == "decoder" else 9
-        expected[stack] = torch.stack([with_values_zeroed(model, inputs, *both, keys) for both in names], 1)
+        run = partial(model, **inputs)
+        expected[stack] = torch.stack([with_values_zeroed(run, model, *both, keys) for both in names], 1)
     for memory_budget in (None, 1):
         maps = ValueZeroing(model, memory_budget=memory_budget).maps(inputs)
         for stack, distances in expected.items():

@@ -50,8 +50,7 @@ def test_norms_of_all_stacks_equal_the_oracle(pre_norm: bool, seed: int, dtype: 
 def test_padding_on_both_sequences_changes_nothing(pre_norm: bool, side: str) -> None:
     model, batch = live.build(pre_norm=pre_norm, learned=side == "left"), live.inputs(3, LENGTHS, side)
     method = NormAttribution(model, "attn_res")
-    maps = method.maps(batch)
-    assert maps.decoder_real is not None
+    maps: Any = method.maps(batch)
     assert torch.equal(maps.real, batch["src_tokens"] != live.PAD)
     assert torch.equal(maps.decoder_real, batch["prev_output_tokens"] != live.PAD)
     for row in range(len(LENGTHS)):
@@ -155,9 +154,8 @@ def test_an_encoder_alone_and_a_language_model() -> None:
     arguments = Namespace(tokens_per_sample=20, decoder_embed_dim=16, decoder_attention_heads=2, decoder_layers=2)
     base_lm_architecture(arguments)
     language_model = TransformerLanguageModel.build_model(arguments, live.task()).eval()
-    maps = NormAttribution(language_model).maps(batch["src_tokens"])
+    maps: Any = NormAttribution(language_model).maps(batch["src_tokens"])
     assert maps.encoder is None
-    assert maps.decoder is not None
     assert torch.equal(maps.decoder[0] > 0, torch.ones(2, 9, 9).tril().bool())
     assert torch.equal(maps.real, batch["src_tokens"] != live.PAD)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from captum_norm import NormMeter
 from tests.families.decoders import DECODERS
 from tests.families.encoders import ENCODERS
 from tests.families.family import GROUPED, HEADS, SPECIAL, TEXT, VOCABULARY, Family
@@ -34,6 +35,7 @@ __all__ = [
     "build",
     "inputs",
     "kind_of",
+    "measured",
     "randomized",
     "state_of",
     "tiers",
@@ -105,9 +107,21 @@ def inputs(name: str, seed: int = 0, batch: int = 3, length: int = 11, dtype: to
     return torch.randint(3, VOCABULARY, (batch, length), generator=generator)
 
 
+def measured(model: Any, inputs: Any, **asked: Any) -> Any:
+    """What a meter measures in the only stack of a model."""
+    (found,) = NormMeter(model).measure(inputs, **asked).values()
+    return found
+
+
 def state_of(model: Any) -> dict[str, Any]:
     """What explaining a model must not change."""
-    modules = list(model.modules())
-    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), frozenset(vars(m)), m.training) for m in modules]
-    configs = [dict(vars(m.config)) for m in modules if hasattr(m, "config")]
-    return {"hooks": hooks, "configs": configs, "sums": [float(p.detach().double().sum()) for p in model.parameters()]}
+    modules, parameters = list(model.modules()), list(model.parameters())
+    hooks = [
+        {name: tuple(kept) for name, kept in vars(module).items() if name.endswith("_hooks")} for module in modules
+    ]
+    return {
+        "hooks": hooks,
+        "attributes": [(frozenset(vars(module)), module.training) for module in modules],
+        "configs": [dict(vars(module.config)) for module in modules if hasattr(module, "config")],
+        "parameters": [(float(p.detach().double().sum()), p.requires_grad, p.grad) for p in parameters],
+    }

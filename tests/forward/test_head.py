@@ -13,14 +13,7 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined] # not exported, but documented
 from torch.nn.parallel import DistributedDataParallel
 
-from captum_norm import (
-    AttentionBlockAttribution,
-    AttentionTimesGradient,
-    AttentionWeights,
-    InvalidInputError,
-    NormAttribution,
-    TokenAttribution,
-)
+import captum_norm as cn
 from captum_norm.forward.head import seen_position
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import bind_inputs
@@ -59,7 +52,7 @@ def distributed() -> Iterator[None]:
 
 def expected(model: Any, position: Any) -> Tensor:
     """Of the classifier itself, at a position that is named."""
-    scores: Tensor = NormAttribution(model).attribute(BATCH, position=position)
+    scores: Tensor = cn.NormAttribution(model).attribute(BATCH, position=position)
     return scores
 
 
@@ -73,8 +66,10 @@ def test_torchs_wrappers_change_no_position() -> None:
             nn.DataParallel(DistributedDataParallel(model)),
         ]
         for wrapper in wrapped:
-            torch.testing.assert_close(NormAttribution(wrapper).attribute(BATCH), expected(model, "first"))
-            torch.testing.assert_close(AttentionWeights(wrapper).attribute(IDS[:1]).sum(), torch.tensor(1.0).double())
+            torch.testing.assert_close(cn.NormAttribution(wrapper).attribute(BATCH), expected(model, "first"))
+            torch.testing.assert_close(
+                cn.AttentionWeights(wrapper).attribute(IDS[:1]).sum(), torch.tensor(1.0).double()
+            )
 
 
 def test_a_users_module_around_a_classifier() -> None:
@@ -86,7 +81,7 @@ def test_a_users_module_around_a_classifier() -> None:
     ]
     for read in reads:
         for wrapper in (Around(model, read), nn.DataParallel(Around(Around(model, lambda output, _: output), read))):
-            torch.testing.assert_close(NormAttribution(wrapper).attribute(BATCH), expected(model, "first"))
+            torch.testing.assert_close(cn.NormAttribution(wrapper).attribute(BATCH), expected(model, "first"))
 
 
 Pool = Callable[[nn.Linear, Tensor, Tensor], Tensor]
@@ -145,10 +140,10 @@ def test_users_own_heads(make: Callable[[], Any], pool: str) -> None:
     model = randomized(Head(make(), pool), 0)
     causal = isinstance(model.inside, hf.GPT2Model)
     position = ("last" if causal else "mean") if pool == "each" else READ.get(pool)
-    method = AttentionBlockAttribution(model, "atb")
+    method = cn.AttentionBlockAttribution(model, "atb")
     if position is None:
         for explain in (method.attribute, lambda inputs: method.scores(method.maps(inputs))):
-            with pytest.raises(InvalidInputError, match="the head of Head reads neither the first") as caught:
+            with pytest.raises(cn.InvalidInputError, match="the head of Head reads neither the first") as caught:
                 explain(BATCH)
             assert "\n" not in str(caught.value)
         assert method.attribute(BATCH, position="last").isfinite().all()
@@ -160,7 +155,7 @@ def test_users_own_heads(make: Callable[[], Any], pool: str) -> None:
         assert (other == position) == torch.allclose(scores, method.attribute(BATCH, position=other))
     torch.testing.assert_close(method.scores(method.maps(BATCH)), scores)
     # Which example comes first does not matter, nor does a mode without gradients.
-    swapped = AttentionBlockAttribution(model, "atb")
+    swapped = cn.AttentionBlockAttribution(model, "atb")
     with torch.inference_mode():
         short_first = swapped.attribute({name: tensor.flip(0) for name, tensor in BATCH.items()})
     torch.testing.assert_close(short_first.flip(0), scores)
@@ -176,7 +171,7 @@ def test_a_head_that_is_exchanged_is_seen_again_and_one_that_is_known_is_not(mon
     monkeypatch.setattr("captum_norm.attr.base.seen_position", see)
     own = randomized(Head(hf.BertModel(BERT), "first"), 0)
     for model, count in ((classifier(), 0), (own, 1)):
-        method = AttentionWeights(model)
+        method = cn.AttentionWeights(model)
         for _ in range(3):
             method.attribute(BATCH)
         method.maps(BATCH)
@@ -187,9 +182,9 @@ def test_a_head_that_is_exchanged_is_seen_again_and_one_that_is_known_is_not(mon
 
 
 def test_single_positions_need_no_head() -> None:
-    method = AttentionWeights(randomized(Head(hf.BertModel(BERT), "largest"), 0))
+    method = cn.AttentionWeights(randomized(Head(hf.BertModel(BERT), "largest"), 0))
     torch.testing.assert_close(method.attribute(torch.tensor([[3], [4]])), torch.ones(2, 1).double())
-    with pytest.raises(InvalidInputError, match="reads neither"):
+    with pytest.raises(cn.InvalidInputError, match="reads neither"):
         method.attribute(BATCH)
 
 
@@ -212,21 +207,21 @@ def test_wrappers_change_nothing_that_is_known_of_the_model() -> None:
     model = classifier()
     model.config.mask_token_id = 3
     wrapper = nn.DataParallel(model)
-    plain, wrapped = (TokenAttribution(m, FeatureAblation, batch_size=4) for m in (model, wrapper))
+    plain, wrapped = (cn.TokenAttribution(m, FeatureAblation, batch_size=4) for m in (model, wrapper))
     assert wrapped.signature == plain.signature
     assert "mask:3" in plain.signature
     torch.testing.assert_close(wrapped.attribute(BATCH, 1), plain.attribute(BATCH, 1))
     translator = randomized(hf.MarianMTModel(marian_config(50)), 0)
     pair = BATCH | {"decoder_input_ids": IDS, "decoder_attention_mask": MASK}
     for name in ("encoder", "decoder", "cross"):
-        maps = [getattr(NormAttribution(m).maps(pair), name) for m in (translator, nn.DataParallel(translator))]
+        maps = [getattr(cn.NormAttribution(m).maps(pair), name) for m in (translator, nn.DataParallel(translator))]
         assert torch.equal(*maps)
 
 
 def test_taggers_inside_other_modules_need_a_position() -> None:
     tagger = randomized(hf.BertForTokenClassification(BERT), 0)
     for model in (nn.DataParallel(tagger), Around(tagger, lambda output, _: output.logits)):
-        with pytest.raises(InvalidInputError, match="has logits for every position; pass the position to read"):
-            AttentionTimesGradient(model).attribute(BATCH, 1)
-        scores = AttentionTimesGradient(model).attribute(BATCH, 1, position="first")
-        torch.testing.assert_close(scores, AttentionTimesGradient(tagger).attribute(BATCH, 1, position="first"))
+        with pytest.raises(cn.InvalidInputError, match="has logits for every position; pass the position to read"):
+            cn.AttentionTimesGradient(model).attribute(BATCH, 1)
+        scores = cn.AttentionTimesGradient(model).attribute(BATCH, 1, position="first")
+        torch.testing.assert_close(scores, cn.AttentionTimesGradient(tagger).attribute(BATCH, 1, position="first"))

@@ -7,20 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captum_norm import (
-    ALTI,
-    CPLRP,
-    GIM,
-    AttentionRollout,
-    AttentionWeights,
-    AttnLRP,
-    DecompX,
-    InformationFlow,
-    NormAttribution,
-    NormMeter,
-    UnsupportedModelError,
-    ValueZeroing,
-)
+import captum_norm as cn
 from captum_norm.errors import IncompleteDecompositionError
 from tests import families
 from tests.families.family import new
@@ -111,7 +98,7 @@ def ids(length: int) -> Tensor:
     return torch.randint(3, 60, (1, length), generator=torch.Generator().manual_seed(length))
 
 
-RULES: tuple[Any, ...] = (DecompX, AttnLRP, CPLRP, GIM)
+RULES: tuple[Any, ...] = (cn.DecompX, cn.AttnLRP, cn.CPLRP, cn.GIM)
 LENGTHS = [16, 64, pytest.param(1000, marks=pytest.mark.long)]
 
 
@@ -119,14 +106,14 @@ LENGTHS = [16, 64, pytest.param(1000, marks=pytest.mark.long)]
 @pytest.mark.parametrize("change", ["window", "squares", "other values"])
 def test_what_attends_otherwise_beyond_a_length_is_explained_as_it_runs(change: str, length: int) -> None:
     model, far = build(change, length), ids(length + 8)
-    AttentionWeights(model).maps(ids(length))
+    cn.AttentionWeights(model).maps(ids(length))
     with torch.no_grad():
         number = model(far)[0, -1, 7]
     made = torch.stack([layer.attention.weights for layer in model.layers], 1)
-    torch.testing.assert_close(AttentionWeights(model).maps(far, per_head=True).decoder, made, rtol=1e-11, atol=0)
-    last = AttentionWeights(model).maps(far, per_head=True, layers=[1], last=3).decoder
+    torch.testing.assert_close(cn.AttentionWeights(model).maps(far, per_head=True).decoder, made, rtol=1e-11, atol=0)
+    last = cn.AttentionWeights(model).maps(far, per_head=True, layers=[1], last=3).decoder
     torch.testing.assert_close(last, made[:, 1:, :, -3:], rtol=1e-11, atol=0)
-    NormAttribution(model).maps(far)
+    cn.NormAttribution(model).maps(far)
     for method in RULES if length < 1000 else ():
         assert abs(float(method(model).decompose(far, target=7, position=-1).number) - float(number)) < 1e-12
 
@@ -135,21 +122,21 @@ def test_what_attends_otherwise_beyond_a_length_is_explained_as_it_runs(change: 
 def test_a_layer_that_is_not_seen_beyond_a_length_is_missed(change: str) -> None:
     """Its maps would be missing, and the numbers of the layers behind it wrong."""
     calls: list[Callable[[Any, Tensor], Any]] = [
-        lambda model, inputs: AttentionWeights(model).maps(inputs),
-        lambda model, inputs: AttentionWeights(model).maps(inputs, layers=[0], last=2),
-        lambda model, inputs: AttentionRollout(model).attribute(inputs, position=3),
-        lambda model, inputs: NormAttribution(model).maps(inputs),
-        lambda model, inputs: NormMeter(model).measure(inputs, scopes=["attn"]),
-        lambda model, inputs: NormMeter(model).measure(inputs, weights=True),
-        lambda model, inputs: ALTI(model).maps(inputs),
-        lambda model, inputs: InformationFlow(model).maps(inputs),
-        lambda model, inputs: ValueZeroing(model).maps(inputs),
+        lambda model, inputs: cn.AttentionWeights(model).maps(inputs),
+        lambda model, inputs: cn.AttentionWeights(model).maps(inputs, layers=[0], last=2),
+        lambda model, inputs: cn.AttentionRollout(model).attribute(inputs, position=3),
+        lambda model, inputs: cn.NormAttribution(model).maps(inputs),
+        lambda model, inputs: cn.NormMeter(model).measure(inputs, scopes=["attn"]),
+        lambda model, inputs: cn.NormMeter(model).measure(inputs, weights=True),
+        lambda model, inputs: cn.ALTI(model).maps(inputs),
+        lambda model, inputs: cn.InformationFlow(model).maps(inputs),
+        lambda model, inputs: cn.ValueZeroing(model).maps(inputs),
     ]
     for call in calls:
         for model, lengths in ((build(change, 16), (16, 17)), (build(change, 16), (17,))):
             for length in lengths[:-1]:
                 call(model, ids(length))
-            with pytest.raises(UnsupportedModelError, match=r'(attends 1 times .* 2 times|mixes) .*"layers.1'):
+            with pytest.raises(cn.UnsupportedModelError, match=r'(attends 1 times .* 2 times|mixes) .*"layers.1'):
                 call(model, ids(17))
 
 
@@ -159,19 +146,19 @@ def test_a_layer_that_is_not_seen_beyond_a_length_is_missed(change: str) -> None
 )
 def test_layers_that_mix_positions_beyond_a_length_are_not_chained(change: str, length: int) -> None:
     model = build(change, length)
-    for method in (AttentionRollout(model), NormAttribution(model, "attn_res"), ALTI(model)):
+    for method in (cn.AttentionRollout(model), cn.NormAttribution(model, "attn_res"), cn.ALTI(model)):
         method.attribute(ids(length), position=3)
     place = r"layers\.1\.attention" if change == "flipped" else r"layers\.1"
-    for method in (AttentionRollout(model), NormAttribution(model)):
-        with pytest.raises(UnsupportedModelError, match=rf'mixes positions .*"{place}" .* over {length + 8} positions'):
+    for method in (cn.AttentionRollout(model), cn.NormAttribution(model)):
+        with pytest.raises(cn.UnsupportedModelError, match=rf'mixes .*"{place}" .* over {length + 8} positions'):
             method.attribute(ids(length + 8), position=3)
 
 
 def test_parts_that_do_not_add_up_beyond_a_length_name_the_layer() -> None:
     model = build("mixed output", 16)
-    NormAttribution(model).maps(ids(16))
+    cn.NormAttribution(model).maps(ids(16))
     with pytest.raises(IncompleteDecompositionError, match="vectors of layer 1 do not add up"):
-        NormAttribution(model).maps(ids(17))
+        cn.NormAttribution(model).maps(ids(17))
 
 
 def test_understanding_a_model_does_not_choose_its_attention() -> None:
@@ -179,8 +166,8 @@ def test_understanding_a_model_does_not_choose_its_attention() -> None:
     sizes = {**families.TEXT, "max_position_embeddings": 256, "block_size": 4, "num_random_blocks": 1}
     model: Any = families.randomized(new("BigBirdModel", **sizes, attention_type="block_sparse"), 0, torch.float32)
     far = torch.randint(3, 60, (1, 80))
-    for method in (AttentionWeights, NormAttribution):
-        with pytest.raises(UnsupportedModelError, match="sparse blocks"):
+    for method in (cn.AttentionWeights, cn.NormAttribution):
+        with pytest.raises(cn.UnsupportedModelError, match="sparse blocks"):
             method(model).maps(far)
         assert model.attention_type == "block_sparse"
 
@@ -194,7 +181,7 @@ def test_understanding_a_model_leaves_its_positions() -> None:
     with torch.no_grad():
         model(long[0])
         number = model(short[0, :, :30]).logits[0, -1, 7]
-    explained = AttnLRP(model).decompose(short[0, :, :30], target=7)
+    explained = cn.AttnLRP(model).decompose(short[0, :, :30], target=7)
     assert abs(float(explained.number) - float(number)) < 1e-6
 
 
@@ -207,7 +194,7 @@ def test_masks_of_flex_attention_are_the_models() -> None:
     with torch.no_grad():
         plain = model(inputs, output_attentions=True)
     model.set_attn_implementation("flex_attention")
-    weights = AttentionWeights(model).maps(inputs, per_head=True).decoder
+    weights = cn.AttentionWeights(model).maps(inputs, per_head=True).decoder
     torch.testing.assert_close(weights, torch.stack(plain.attentions, 1), rtol=1e-5, atol=1e-6)
     for method in RULES:
         number = method(model).decompose(inputs, target=7).number

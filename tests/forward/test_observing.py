@@ -13,14 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import flash_attention_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from captum_norm import (
-    ALTI,
-    AttentionBlockAttribution,
-    AttentionWeights,
-    NormAttribution,
-    UnsupportedModelError,
-    ValueZeroing,
-)
+import captum_norm as cn
 from captum_norm.models.hooks import EXPLAINING
 from tests import families
 from tests.families.family import new
@@ -41,23 +34,21 @@ def sparse(implementation: str) -> Any:
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("method", [AttentionWeights, NormAttribution, ALTI])
+@pytest.mark.parametrize("method", [cn.AttentionWeights, cn.NormAttribution, cn.ALTI])
 def test_attention_to_some_keys_alone_has_those_keys(implementation: str, method: Callable[..., Any]) -> None:
     ids = families.inputs("llama", batch=1, length=40)
     maps = method(sparse(implementation)).maps(ids).decoder
     keys = (maps[0, :, -1] > 1e-9).sum(-1)
-    assert (keys <= TOP + (method is ALTI)).all()  # ALTI has the residual connection at the query's own
-    assert keys.tolist() == [TOP] * 2 or method is ALTI
+    assert (keys <= TOP + (method is cn.ALTI)).all()  # ALTI has the residual connection at the query's own
+    assert keys.tolist() == [TOP] * 2 or method is cn.ALTI
 
 
 def test_the_weights_of_sparse_attention_are_those_it_returns() -> None:
-    model, ids = (
-        sparse("eager"),
-        torch.randint(3, families.VOCABULARY, (1, 40), generator=torch.Generator().manual_seed(0)),
-    )
+    model = sparse("eager")
+    ids = torch.randint(3, families.VOCABULARY, (1, 40), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = torch.stack(model(ids, output_attentions=True).attentions, 1)
-    torch.testing.assert_close(AttentionWeights(model).maps(ids, per_head=True).decoder, expected)
+    torch.testing.assert_close(cn.AttentionWeights(model).maps(ids, per_head=True).decoder, expected)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
@@ -71,12 +62,12 @@ def test_positions_that_restart_are_two_sequences_where_the_plain_call_sees_them
         with torch.no_grad():
             expected = torch.stack(model(**inputs, output_attentions=True).attentions, 1).mean(2)
         model.set_attn_implementation("sdpa")
-        maps = AttentionWeights(model).maps(inputs).decoder
+        maps = cn.AttentionWeights(model).maps(inputs).decoder
         torch.testing.assert_close(maps, expected, rtol=1e-5, atol=1e-6)
         packed = bool((expected[:, :, 7:, :7] == 0).all())
         assert packed == (not use_cache)
         if use_cache:  # what the model does by default
-            default = AttentionWeights(model).maps({"input_ids": ids, "position_ids": positions}).decoder
+            default = cn.AttentionWeights(model).maps({"input_ids": ids, "position_ids": positions}).decoder
             assert torch.equal(default, maps)  # type: ignore[arg-type]
 
 
@@ -91,9 +82,9 @@ def test_an_attention_function_that_computes_something_else_is_refused_at_its_la
         return (output + (query.shape[2] > 20) * 0.01 * output.roll(1, 1)), weights
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", from_far)
-    for method in (AttentionWeights, NormAttribution, ALTI, AttentionBlockAttribution):
+    for method in (cn.AttentionWeights, cn.NormAttribution, cn.ALTI, cn.AttentionBlockAttribution):
         method(model).maps(families.inputs("bert", length=20))
-        with pytest.raises(UnsupportedModelError, match="weights of layer 0 of BertModel are not those of its own"):
+        with pytest.raises(cn.UnsupportedModelError, match="weights of layer 0 of BertModel are not those of its own"):
             method(model).maps(families.inputs("bert", length=21))
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is from_far
 
@@ -109,8 +100,8 @@ def test_an_output_that_is_not_finite_somewhere_hides_no_disagreement(monkeypatc
         return output, weights
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", other)
-    with pytest.raises(UnsupportedModelError, match="weights of layer 1 of BertModel are not those of its own"):
-        AttentionWeights(model).maps(families.inputs("bert"))
+    with pytest.raises(cn.UnsupportedModelError, match="weights of layer 1 of BertModel are not those of its own"):
+        cn.AttentionWeights(model).maps(families.inputs("bert"))
 
 
 def on_padding(
@@ -142,7 +133,7 @@ def test_an_attention_function_that_sees_padding_alone(name: str, side: str) -> 
     AttentionMaskInterface.register("on padding", flash_attention_mask)
     model = families.build(name)
     ids, mask = padded([families.inputs(name, seed, 1, 11 - 4 * seed) for seed in (0, 1)], side)
-    methods = (AttentionWeights(model), NormAttribution(model), ALTI(model))
+    methods = (cn.AttentionWeights(model), cn.NormAttribution(model), cn.ALTI(model))
     expected = [method.maps(ids, mask).decoder for method in methods]
     model.set_attn_implementation("on padding")
     for method, maps in zip(methods, expected, strict=True):
@@ -152,18 +143,14 @@ def test_an_attention_function_that_sees_padding_alone(name: str, side: str) -> 
 def test_no_configuration_changes_while_a_model_is_explained() -> None:
     model, seen = families.build("llama"), list[str]()
     model.model.layers[1].register_forward_hook(lambda *_: seen.append(model.config._attn_implementation))
-    NormAttribution(model).maps(families.inputs("llama"))
+    cn.NormAttribution(model).maps(families.inputs("llama"))
     assert set(seen) == {"sdpa"}
 
 
 def state(model: nn.Module) -> list[object]:
     """Whatever a call could leave behind: modes, hooks, attributes, registered functions, torch's modes, the lock."""
-    modules = [
-        (module.training, len(module._forward_hooks), len(module._forward_pre_hooks), sorted(vars(module)))
-        for module in model.modules()
-    ]
     registry, held = sorted(ALL_ATTENTION_FUNCTIONS._local_mapping), EXPLAINING._is_owned()  # type: ignore[attr-defined]
-    return [modules, registry, torch.is_grad_enabled(), torch._C._len_torch_function_stack(), held]
+    return [families.state_of(model), registry, torch.is_grad_enabled(), torch._C._len_torch_function_stack(), held]
 
 
 @contextmanager
@@ -189,7 +176,7 @@ def interrupted_at(step: int) -> Iterator[list[int]]:
         sys.settrace(before)
 
 
-@pytest.mark.parametrize("method", [NormAttribution, ValueZeroing])
+@pytest.mark.parametrize("method", [cn.NormAttribution, cn.ValueZeroing])
 @pytest.mark.parametrize("name", ["bert", "gptj"])
 def test_an_interrupt_anywhere_leaves_nothing(name: str, method: Callable[..., Any]) -> None:
     model, ids = families.build(name).train(), families.inputs(name, batch=1, length=4)

@@ -8,15 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, BertModel
 
-from captum_norm import (
-    AttentionBlockAttribution,
-    AttentionRollout,
-    AttentionWeights,
-    NormAttribution,
-    NormMeter,
-    NotEnoughMemoryError,
-    ValueZeroing,
-)
+import captum_norm as cn
 from captum_norm.forward import request, session
 from captum_norm.forward.record import Layer
 from tests import encoder_decoders, families
@@ -51,13 +43,13 @@ def test_maps_without_room_are_refused_before_the_forward_pass(name: str, memory
     model.register_forward_pre_hook(
         lambda _, args, kwargs: lengths.append((kwargs | {"": args})["input_ids"].shape), with_kwargs=True
     )
-    method = NormAttribution(model, "attn_res")
+    method = cn.NormAttribution(model, "attn_res")
     memory["free"] = 5 * MAP - 1
     message = (
         r"the maps of 2 layers over 1 × 64 × 64 positions take 0\.0 MiB, for which 0\.1 MiB must be free, and 0\.1 MiB "
         r"are free on cpu; ask for fewer layers at a time \(layers= of maps\(\), layer= of attribute\(\)\), fewer ex"
     )
-    with pytest.raises(NotEnoughMemoryError, match=message):
+    with pytest.raises(cn.NotEnoughMemoryError, match=message):
         method.maps(ids)
     assert all(length <= 16 for _, length in lengths)
     # As the sentence says.
@@ -70,10 +62,10 @@ def test_maps_without_room_are_refused_before_the_forward_pass(name: str, memory
 
 def test_maps_of_single_heads_and_of_several_scopes_need_more(memory: dict[str, int]) -> None:
     model, ids = families.build("bert"), long_input("bert")
-    meter = NormMeter(model)
+    meter = cn.NormMeter(model)
     asked: dict[str, Any] = {"scopes": ["attn", "attn_res"], "weights": True, "per_head": True, "head_norms": True}
     memory["free"] = (2 * (2 + 4 + 4) + 3) * MAP - 1
-    with pytest.raises(NotEnoughMemoryError, match="or without single heads"):
+    with pytest.raises(cn.NotEnoughMemoryError, match="or without single heads"):
         meter.measure(ids, **asked)
     memory["free"] += 1
     meter.measure(ids, **asked)
@@ -83,21 +75,21 @@ def test_maps_of_single_heads_and_of_several_scopes_need_more(memory: dict[str, 
 def test_entries_are_as_wide_as_norms_are_computed(memory: dict[str, int], dtype: torch.dtype, itemsize: int) -> None:
     model, ids = families.build("bert", dtype=dtype), long_input("bert")
     memory["free"] = 5 * LONG**2 * itemsize - 1
-    with pytest.raises(NotEnoughMemoryError):
-        NormAttribution(model).maps(ids)
-    with pytest.raises(NotEnoughMemoryError):
-        ValueZeroing(model).maps(ids)
+    with pytest.raises(cn.NotEnoughMemoryError):
+        cn.NormAttribution(model).maps(ids)
+    with pytest.raises(cn.NotEnoughMemoryError):
+        cn.ValueZeroing(model).maps(ids)
     memory["free"] += 1
-    maps = NormAttribution(model).maps(ids).self_attention
+    maps = cn.NormAttribution(model).maps(ids).self_attention
     assert maps.nbytes == 2 * LONG**2 * itemsize
 
 
 def test_room_for_the_stacks_asked_for(memory: dict[str, int]) -> None:
     model = encoder_decoders.build("bart")
     inputs = encoder_decoders.inputs("bart", batch=16, source=30, target=8)
-    meter = NormMeter(model)
+    meter = cn.NormMeter(model)
     memory["free"] = (2 + 3) * 16 * 30 * 8 * 4
-    with pytest.raises(NotEnoughMemoryError, match="6 layers over 16 × 30 × 30 positions"):
+    with pytest.raises(cn.NotEnoughMemoryError, match="6 layers over 16 × 30 × 30 positions"):
         meter.measure(inputs, scopes=["attn"])
     assert list(meter.measure(inputs, scopes=["attn"], stacks=["cross"])) == ["cross"]
 
@@ -120,10 +112,10 @@ class LargeTensors(TorchDispatchMode):
 @pytest.mark.parametrize(
     "method",
     [
-        lambda model: AttentionWeights(model, "attn_res"),
-        AttentionRollout,
-        lambda model: AttentionWeights(model, "attn_res", differentiable=True),
-        lambda model: AttentionRollout(model, differentiable=True),
+        lambda model: cn.AttentionWeights(model, "attn_res"),
+        cn.AttentionRollout,
+        lambda model: cn.AttentionWeights(model, "attn_res", differentiable=True),
+        lambda model: cn.AttentionRollout(model, differentiable=True),
     ],
     ids=["weights", "rollout", "differentiable weights", "differentiable rollout"],
 )
@@ -141,27 +133,27 @@ def test_the_maps_of_all_layers_are_there_once(method: Any) -> None:
 
 def test_the_order_of_scopes_is_that_of_the_request() -> None:
     scopes: Any = ["atb_ff_res_ln", "attn", "atb"]
-    (measured,) = NormMeter(families.build("bert")).measure(families.inputs("bert"), scopes=scopes).values()
+    (measured,) = cn.NormMeter(families.build("bert")).measure(families.inputs("bert"), scopes=scopes).values()
     assert [list(measured.norms), list(measured.mixing_ratio)] == [scopes, scopes]
 
 
 def test_short_inputs_are_not_looked_at_beforehand(memory: dict[str, int]) -> None:
     assert memory["free"] == 0
-    NormAttribution(families.build("bert")).maps(families.inputs("bert", batch=1))
+    cn.NormAttribution(families.build("bert")).maps(families.inputs("bert", batch=1))
 
 
 def test_an_argument_that_does_not_fit_an_excerpt(memory: dict[str, int]) -> None:
     model, ids = families.build("llama"), families.inputs("llama", batch=2, length=LONG)
     memory["free"] = 2**40
-    expected = AttentionBlockAttribution(model).maps(ids).decoder
+    expected = cn.AttentionBlockAttribution(model).maps(ids).decoder
     places = torch.arange(LONG)[None]  # of all examples, so it is not cut with them
-    found = AttentionBlockAttribution(model).maps({"input_ids": ids, "position_ids": places})
+    found = cn.AttentionBlockAttribution(model).maps({"input_ids": ids, "position_ids": places})
     torch.testing.assert_close(found.decoder, expected)
 
 
 def test_layers_taken_away_or_added_are_noticed() -> None:
     model, ids = deep_bert(), families.inputs("bert")
-    meter, layers = NormMeter(model), model.encoder.layer
+    meter, layers = cn.NormMeter(model), model.encoder.layer
     scope: Any = "atb_ff_res_ln"
     every = meter.measure(ids, scopes=[scope])["encoder"].norms[scope]
     for count in (LAYERS, 2, LAYERS - 1):
@@ -174,13 +166,12 @@ def test_layers_chosen_in_any_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also twice, and from the end; of layers out of reach nothing is kept."""
     model, ids = families.build("bert"), families.inputs("bert")
     model.encoder.layer.extend([type(model.encoder.layer[0])(model.config).eval() for _ in range(3)])
-    method = NormAttribution(model, "attn_res_ln")
+    method = cn.NormAttribution(model, "attn_res_ln")
     every: Any = method.maps(ids).encoder
     deltas: Any = method.maps(ids).convergence_delta
     for layers in ([-1], [-2, 0], [3, 3, 1], [-5], [4, -1, 4], [0]):
-        maps = method.maps(ids, layers=layers)
+        maps: Any = method.maps(ids, layers=layers)
         assert torch.equal(maps.self_attention, every[:, layers])
-        assert maps.convergence_delta is not None
         assert torch.equal(maps.convergence_delta, deltas[:, layers])
     alive: list[Any] = []
     counts = []
