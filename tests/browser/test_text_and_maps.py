@@ -51,15 +51,11 @@ def as_words(values: Numbers, axis: int, how: Any) -> Numbers:
     return np.stack([how(values.take(group, axis), axis) for group in groups], axis)
 
 
-def test_at_rest_there_are_scores_or_the_explained_row(visit: Visits) -> None:
+def test_there_are_scores_or_the_explained_row_and_a_token_pointed_at_shows_its_row(visit: Visits) -> None:
     tab = visit(HTML, fragment="words=0")
     assert is_near(shown(tab, "norm"), NORM_SCORES)
     assert is_near(shown(tab, "attnlrp"), SIGNED_SCORES)
     assert is_near(shown(tab, "weights"), WEIGHTS.mean((0, 1))[ROW])
-
-
-def test_a_token_pointed_at_shows_its_row_in_all_methods(visit: Visits) -> None:
-    tab = visit(HTML, fragment="words=0")
     token(tab, "man").hover()
     assert is_near(shown(tab, "norm"), NORM.mean(0)[2])
     assert is_near(shown(tab, "weights"), WEIGHTS.mean((0, 1))[2])

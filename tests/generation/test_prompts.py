@@ -17,14 +17,11 @@ def texts_of(prompt: Prompt, marks: list[bool]) -> str:
     return "".join(text for text, mark in zip(token_texts(prompt.ids, tokenizer()), marks, strict=True) if mark)
 
 
-def test_an_answer_follows_the_prompt_as_in_one_text() -> None:
+def test_prompts_and_answers_are_one_text_or_ids() -> None:
     prompt = read_prompt("What does Anna own? Anna owns", tokenizer())
     answer = read_answer(" a red boat.", prompt, tokenizer())
     assert prompt.ids + answer == tokenizer()("What does Anna own? Anna owns a red boat.")["input_ids"]
     assert read_answer(torch.tensor(answer), prompt, tokenizer()) == read_answer(answer, prompt, tokenizer()) == answer
-
-
-def test_ids_are_a_prompt() -> None:
     ids = tokenizer()("Anna owns", return_tensors="pt")["input_ids"]
     assert read_prompt(ids, tokenizer()).ids == read_prompt(ids[0], tokenizer()).ids == ids[0].tolist()
 
@@ -67,8 +64,7 @@ def test_texts_of_tokens_take_a_few_tokens_of_context_each() -> None:
 
 
 def test_a_chat_template_marks_what_it_adds() -> None:
-    prompt = read_prompt(TURNS, tokenizer())
-    assert prompt.text is not None
+    prompt: Any = read_prompt(TURNS, tokenizer())
     assert prompt.text.endswith("<|assistant|>\n")
     content = [not added for added in prompt.template]
     assert texts_of(prompt, content) == "Anna owns a boat.What does Anna own?"
@@ -88,8 +84,7 @@ def test_turns_with_the_same_words_are_found_in_order() -> None:
 def test_words_of_the_template_are_found_where_the_user_says_them() -> None:
     said = ["user", "|", "<|assistant|>\n", "s"]
     turns = [{"role": role, "content": content} for role, content in zip(["user", "assistant"] * 2, said, strict=True)]
-    prompt = read_prompt(turns, tokenizer())
-    assert prompt.text is not None
+    prompt: Any = read_prompt(turns, tokenizer())
     begins = [prompt.text.index("<|user|>\nuser\n") + 9, prompt.text.index("\n|\n") + 1]
     begins += [prompt.text.index("<|user|>\n<|assistant|>") + 9, prompt.text.index("\ns\n") + 1]
     assert prompt.messages == [(begin, begin + len(word.strip())) for begin, word in zip(begins, said, strict=True)]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from captum_norm import Difference, InvalidInputError, TokenAttribution, UnsupportedModelError
 from captum_norm.lab.evaluation import Faithfulness, FaithfulnessScores, Perturbation, agreement
 from tests import families
-from tests.classifiers import MASK, SEP, TOKENIZER, alone, classifier, randomized, sentences, state
+from tests.classifiers import MASK, SEP, TOKENIZER, alone, classifier, randomized, sentences
 
 Removal = Literal["mask", "mean", "zero", "delete"]
 BINS = (Fraction(1, 100), Fraction(1, 5), Fraction(1, 2))
@@ -194,21 +194,6 @@ def test_a_classifier_that_tells_its_last_token_by_the_padding_id(removal: Any) 
         torch.testing.assert_close(alone(omitted, mask, row), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_several_methods_and_batches_change_nothing() -> None:
-    model, (ids, mask) = classifier(), sentences([9, 6, 4, 7])
-    generator = torch.Generator().manual_seed(0)
-    methods = {name: torch.randn(ids.shape, generator=generator) for name in "abc"}
-    for removal in ("mask", "delete"):
-        together, single = (
-            Faithfulness(Perturbation(model, removal, tokenizer=TOKENIZER, batch_size=size)) for size in (64, 5)
-        )
-        expected = together.evaluate(ids, methods, None, mask)
-        for name, scores in methods.items():
-            found = single.evaluate(ids, {name: scores}, None, mask)[name]
-            for field, value in vars(expected[name]).items():
-                torch.testing.assert_close(value, getattr(found, field), rtol=1e-10, atol=1e-12)
-
-
 def test_no_input_is_run_twice_nor_more_than_a_batch_at_once() -> None:
     model, (ids, mask) = classifier(), sentences([5])
     batches: list[list[list[float]]] = []
@@ -284,18 +269,13 @@ def test_ranks_of_equal_scores_and_rounded_shares(length: int) -> None:
     check(faithfulness.evaluate(ids, {"": scores})[""], 0, expected)
 
 
-def test_occlusion_is_leave_one_out_of_the_logit() -> None:
+def test_leave_one_out_is_occlusion_and_linear_in_outputs() -> None:
     model, (ids, mask) = classifier(), sentences([8, 5])
     occlusion = TokenAttribution(model, FeatureAblation, tokenizer=TOKENIZER, keep_special=True)
     perturbation = Perturbation(model, "mask", tokenizer=TOKENIZER, output="logit")
     scores = occlusion.attribute(ids, 2, mask)
     torch.testing.assert_close(scores, perturbation.bind(ids, mask, target=2).leave_one_out(), rtol=1e-9, atol=1e-12)
     assert Faithfulness(perturbation).evaluate(ids, {"": scores}, 2, mask)[""].spearman.tolist() == [1, 1]
-
-
-def test_a_difference_of_logits_drops_as_its_two_logits_do() -> None:
-    model, (ids, mask) = classifier(), sentences([8, 5])
-    perturbation = Perturbation(model, "mask", tokenizer=TOKENIZER, output="logit")
     first, second, both = (
         perturbation.bind(ids, mask, target=target).leave_one_out() for target in (2, [0, 1], Difference(2, [0, 1]))
     )
@@ -307,7 +287,7 @@ def test_a_difference_of_logits_drops_as_its_two_logits_do() -> None:
 def test_the_model_is_left_as_it_was_also_when_it_raises() -> None:
     model, (ids, mask) = classifier().train(), sentences([7, 5])
     model.bert.eval()
-    before, weights = state(model), {name: value.clone() for name, value in model.state_dict().items()}
+    before = families.state_of(model)
     for removal in ("mask", "delete"):
         perturbation = Perturbation(model, removal, tokenizer=TOKENIZER)
         bound = perturbation.bind(ids, mask)
@@ -320,8 +300,7 @@ def test_the_model_is_left_as_it_was_also_when_it_raises() -> None:
         with pytest.raises(InvalidInputError, match="does not accept these inputs: no"):
             bound.outputs(torch.zeros(2, 1, 7, dtype=torch.bool))
         hook.remove()
-        assert state(model) == before
-    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+        assert families.state_of(model) == before
 
 
 def test_what_stands_in_for_a_token_is_what_the_model_embeds_now() -> None:
@@ -334,45 +313,38 @@ def test_what_stands_in_for_a_token_is_what_the_model_embeds_now() -> None:
 
 def test_bad_input_is_refused() -> None:
     model, (ids, mask) = classifier(), sentences([7, 5])
-
-    def perturbation(removal: Any = "mask", **options: Any) -> Perturbation:
-        return Perturbation(model, removal, **{"tokenizer": TOKENIZER} | options)
-
-    def refused(message: str) -> Any:
-        return pytest.raises(InvalidInputError, match=message)
-
-    with refused("without a tokenizer"):
-        perturbation(tokenizer=None)
-    with refused("got output='margin'"):
-        perturbation(output="margin")
-    with refused("batch_size=0"):
-        perturbation(batch_size=0)
-    model.config.problem_type = "multi_label_classification"
-    with refused("is a multi-label classifier, whose probability is the sigmoid of one logit"):
-        perturbation()
-    perturbation(output="logit")
-    model.config.problem_type = None
-    with refused("has no probability"):
-        perturbation(readout=lambda output, _: output.logits[:, 0]).bind(ids, mask)
-    with refused(r"torch.float32 of shape \(2, 7\); expected torch.bool of shape \(2, K, 7\)"):
-        perturbation().bind(ids, mask).outputs(torch.ones(2, 7))
-    with refused("deletion leaves no token of example 1"):
-        bound = perturbation("delete", keep_special=False).bind(ids, mask)
-        bound.outputs(torch.tensor([True, False]).reshape(2, 1, 1).expand(2, 1, 7))
-    with refused(r"scores of shape \(2, 6\); expected \(2, 7\)"):
-        Faithfulness(perturbation()).evaluate(ids, {"": torch.zeros(2, 6)}, None, mask)
-    with refused("scores contain NaN or infinity"):
-        Faithfulness(perturbation()).evaluate(ids, {"": torch.full((2, 7), torch.nan)}, None, mask)
-    with refused("example 1 has no token that may be removed"):
-        Faithfulness(perturbation()).evaluate(torch.tensor([[1, 5], [1, SEP]]), {"": torch.zeros(2, 2)})
-    with refused("expected a mapping from methods to tensors"):
-        Faithfulness(perturbation()).evaluate(ids, torch.zeros(2, 7), None, mask)  # type: ignore[arg-type]
-    with refused(r"bins \(0.0, 0.5\); expected shares"):
-        Faithfulness(perturbation(), bins=[0.0, 0.5])
-    with refused("steps=0"):
-        Faithfulness(perturbation(), steps=0)
-    with refused("expected those of at least one batch"):
-        FaithfulnessScores.concatenate([])
+    several, none = classifier(), torch.zeros(2, 7)
+    several.config.problem_type = "multi_label_classification"
+    undefined, short = torch.full((2, 7), torch.nan), torch.tensor([[1, 5], [1, SEP]])
+    given: Any = {"tokenizer": TOKENIZER}
+    plain = Perturbation(model, "mask", **given)
+    faithful = Faithfulness(plain).evaluate
+    bound = Perturbation(model, "delete", keep_special=False, **given).bind(ids, mask)
+    all_removed = torch.tensor([True, False]).reshape(2, 1, 1).expand(2, 1, 7)
+    without_probability = Perturbation(model, "mask", readout=lambda output, _: output.logits[:, 0], **given)
+    refusals: list[tuple[Any, str]] = [
+        (lambda: Perturbation(model, "mask"), "without a tokenizer"),
+        (lambda: Perturbation(model, "mask", output="margin", **given), "got output='margin'"),  # type: ignore[arg-type]
+        (lambda: Perturbation(model, "mask", batch_size=0, **given), "batch_size=0"),
+        (lambda: Perturbation(several, "mask", **given), "multi-label classifier, whose probability is the sigmoid of"),
+        (lambda: without_probability.bind(ids, mask), "has no probability"),
+        (
+            lambda: plain.bind(ids, mask).outputs(none + 1),
+            r"torch.float32 of .* expected torch.bool of shape \(2, K, 7\)",
+        ),
+        (lambda: bound.outputs(all_removed), "deletion leaves no token of example 1"),
+        (lambda: faithful(ids, {"": none[:, :6]}, None, mask), r"scores of shape \(2, 6\); expected \(2, 7\)"),
+        (lambda: faithful(ids, {"": undefined}, None, mask), "scores contain NaN or infinity"),
+        (lambda: faithful(short, {"": torch.zeros(2, 2)}), "example 1 has no token that may be removed"),
+        (lambda: faithful(ids, none, None, mask), "expected a mapping from methods to tensors"),  # type: ignore[arg-type]
+        (lambda: Faithfulness(plain, bins=[0.0, 0.5]), r"bins \(0.0, 0.5\); expected shares"),
+        (lambda: Faithfulness(plain, steps=0), "steps=0"),
+        (lambda: FaithfulnessScores.concatenate([]), "expected those of at least one batch"),
+    ]
+    for call, message in refusals:
+        with pytest.raises(InvalidInputError, match=message):
+            call()
+    Perturbation(several, "mask", output="logit", **given)
     with pytest.raises(UnsupportedModelError, match="BertModel returns no logits"):
         Perturbation(model.bert, tokenizer=TOKENIZER).bind(ids, mask)
 
@@ -387,10 +359,8 @@ def test_signature_says_what_changes_scores() -> None:
     }
     assert len(signatures) == 28
     perturbation = Perturbation(model, 17, tokenizer=TOKENIZER, keep_special=False)
-    assert (
-        Faithfulness(perturbation, bins=[0.2], steps=5).signature
-        == "removal:id:17|special:removed|output:probability|bins:0.2|steps:5"
-    )
+    signature = Faithfulness(perturbation, bins=[0.2], steps=5).signature
+    assert signature == "removal:id:17|special:removed|output:probability|bins:0.2|steps:5"
 
 
 @pytest.mark.parametrize("seed", range(4))

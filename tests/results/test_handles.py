@@ -11,21 +11,8 @@ import torch
 import transformers
 from matplotlib.figure import Figure
 
+import captum_norm as cn
 from alignment import Alignments
-from captum_norm import (
-    AttributionMaps,
-    Comparison,
-    DecompX,
-    Explanation,
-    GenerationAttribution,
-    GenerationResult,
-    InvalidInputError,
-    Measurements,
-    NormAttribution,
-    NormMeter,
-    compare,
-    explain,
-)
 from captum_norm.lab.evaluation import agreement
 from captum_norm.loading import LANGUAGE_MODEL, load
 from captum_norm.results.base import Result
@@ -59,27 +46,27 @@ class Case(NamedTuple):
 
 
 def _maps(bert: Any) -> Case:
-    maps: Any = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, layers=[1])
-    alone: Any = NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS[1], layers=[1])
+    maps: Any = cn.NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, layers=[1])
+    alone: Any = cn.NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS[1], layers=[1])
     return Case(maps, maps.encoder, (maps[0], maps.encoder[0]), alone.encoder, "value", "encoder", "[CLS]")
 
 
 def _measurements(bert: Any) -> Case:
-    meter = NormMeter(bert, tokenizer=tokenizer())
+    meter = cn.NormMeter(bert, tokenizer=tokenizer())
     measured, alone = (meter.measure(texts, weights=True)["encoder"] for texts in (TEXTS, TEXTS[1]))
     weights: Any = measured.weights
     return Case(measured, weights, (measured[0], weights[0]), alone.weights, "value", "weights", "sees")
 
 
 def _explanation(bert: Any) -> Case:
-    found, alone = (explain(texts, bert, tokenizer(), layer=1) for texts in (TEXTS, TEXTS[1]))
+    found, alone = (cn.explain(texts, bert, tokenizer(), layer=1) for texts in (TEXTS, TEXTS[1]))
     squares: Any = found.squares
     return Case(found, found.scores, (found[0], squares[0]), alone.scores, "score", "scores", "runs")
 
 
 def _comparison(bert: Any) -> Case:
     options: dict[str, Any] = {"tokenizer": tokenizer(), "methods": ["norm"], "steps": 2}
-    found, alone = (compare(bert, texts, **options) for texts in (TEXTS, TEXTS[1:]))
+    found, alone = (cn.compare(bert, texts, **options) for texts in (TEXTS, TEXTS[1:]))
     scores = found.results["norm"].scores
     part = alone.results["norm"].scores
     return Case(found, scores, (found, None), part, "norm", "", "sees")
@@ -87,7 +74,7 @@ def _comparison(bert: Any) -> Case:
 
 def _answer(_: Any) -> Case:
     model, known = load(LANGUAGE_MODEL)
-    found: Any = GenerationAttribution(DecompX(model), known).attribute("Clara saw", " a cat", segments=["Clara"])
+    found: Any = cn.GenerationAttribution(cn.DecompX(model), known).attribute("Clara saw", " a cat", segments=["Clara"])
     rows: Any = found.token_attr
     return Case(found, found.seq_attr, (found, None), rows[-1], "score", "seq_attr", "Clara")
 
@@ -100,11 +87,11 @@ def _alignments(_: Any) -> Case:
 
 
 CASES: dict[type[Result], Callable[[Any], Case]] = {
-    AttributionMaps: _maps,
-    Measurements: _measurements,
-    Explanation: _explanation,
-    Comparison: _comparison,
-    GenerationResult: _answer,
+    cn.AttributionMaps: _maps,
+    cn.Measurements: _measurements,
+    cn.Explanation: _explanation,
+    cn.Comparison: _comparison,
+    cn.GenerationResult: _answer,
     Alignments: _alignments,
 }
 
@@ -121,7 +108,7 @@ def every(kind: type[Result]) -> Iterator[type[Result]]:
 
 
 kinds = pytest.mark.parametrize("kind", CASES)
-others = pytest.mark.parametrize("kind", [kind for kind in CASES if kind is not Comparison])
+others = pytest.mark.parametrize("kind", [kind for kind in CASES if kind is not cn.Comparison])
 
 
 def test_no_result_is_forgotten() -> None:
@@ -151,7 +138,7 @@ def test_figures_draw_the_numbers(kind: type[Result], cases: dict[type[Result], 
     if expected is not None:
         panels = [axes.images[0].get_array() for axes in figure.axes if axes.images]
         np.testing.assert_allclose(np.stack([np.asarray(panel) for panel in panels]), expected, rtol=1e-6)
-    elif kind is GenerationResult:
+    elif kind is cn.GenerationResult:
         (panel,) = (np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images)
         np.testing.assert_allclose(panel, drawn.token_attr, rtol=1e-6)
     else:
@@ -166,12 +153,12 @@ def test_the_top_is_the_largest(kind: type[Result], cases: dict[type[Result], Ca
     (best,) = case.result.top(1)
     if kind is Alignments:
         assert best == (("la", "the"), 1)  # of pairs that are linked as often, the first
-    elif kind is GenerationResult:
+    elif kind is cn.GenerationResult:
         assert best == ("Clara", pytest.approx(float(case.result.segment_attr.max())))
     else:
         value = best.value if hasattr(best, "value") else best[1]
         assert value == pytest.approx(float(torch.as_tensor(case.numbers).max()))
-    with pytest.raises(InvalidInputError, match="expected at least 1"):
+    with pytest.raises(cn.InvalidInputError, match="expected at least 1"):
         case.result.top(0)
 
 
@@ -181,7 +168,7 @@ def test_words_keep_the_sum(kind: type[Result], cases: dict[type[Result], Case])
     case = cases[kind]
     words: Any = case.result.words()
     assert type(words).__name__ == kind.__name__
-    if kind is GenerationResult:
+    if kind is cn.GenerationResult:
         assert len(words.template) == len(words.input_tokens) < len(case.result.input_tokens)
         assert float(words.seq_attr.sum()) == pytest.approx(float(case.numbers.sum()), rel=1e-4)
         assert torch.allclose(words[0].seq_attr, words.token_attr[0])
@@ -196,7 +183,7 @@ def test_words_keep_the_sum(kind: type[Result], cases: dict[type[Result], Case])
 def test_tables_hold_the_numbers(kind: type[Result], cases: dict[type[Result], Case]) -> None:
     case = cases[kind]
     result = case.result
-    frame = result.frame("scores") if kind is Comparison else result.to_frame()
+    frame = result.frame("scores") if kind is cn.Comparison else result.to_frame()
     if kind is Alignments:
         places = {tuple(row) for row in frame[["pair", "target", "source"]].to_numpy().tolist()}
         assert places == {tuple(place) for place in np.argwhere(case.numbers).tolist()}
@@ -212,13 +199,12 @@ def test_parts_are_what_each_alone_gives(kind: type[Result], cases: dict[type[Re
     last = result[-1]
     assert len(list(result)) == len(result)
     assert last == result[len(result) - 1] == list(result)[-1]
-    fields: dict[type[Result], str]
-    fields = {AttributionMaps: "encoder", Measurements: "weights", Explanation: "scores", GenerationResult: "seq_attr"}
-    found = getattr(last, fields[kind]) if kind in fields else list(last)
-    if kind is Comparison:
+    found = getattr(last, case.field) if case.field else list(last)
+    if kind is cn.Comparison:
         found = last.results["norm"].scores
     np.testing.assert_allclose(np.asarray(found), np.asarray(case.part), rtol=1e-3, atol=1e-6)
-    with pytest.raises(IndexError if kind is Alignments else InvalidInputError, match=r"expected 0 to 1|range|0 to \d"):
+    error = IndexError if kind is Alignments else cn.InvalidInputError
+    with pytest.raises(error, match=r"expected 0 to 1|range|0 to \d"):
         result[len(result)]
 
 
@@ -238,7 +224,7 @@ def test_a_part_of_a_comparison_is_a_comparison() -> None:
     torch.manual_seed(0)
     bert = transformers.BertForSequenceClassification(bert_config()).train(False)
     options: dict[str, Any] = {"tokenizer": tokenizer(), "methods": ["norm", "globenc"], "steps": 2}
-    both = compare(bert, TEXTS, **options)
+    both = cn.compare(bert, TEXTS, **options)
     for example, part in enumerate(both):
         assert len(part) == 1
         assert part.targets == [both.targets[example]]
@@ -259,7 +245,7 @@ def test_a_part_of_a_comparison_is_a_comparison() -> None:
 
 
 def test_a_part_of_an_answer_is_of_its_token(cases: dict[type[Result], Case]) -> None:
-    result: Any = cases[GenerationResult].result
+    result: Any = cases[cn.GenerationResult].result
     first, end = result.explained.outputs
     assert len(result) == end - first
     for place, part in enumerate(result):
@@ -269,6 +255,6 @@ def test_a_part_of_an_answer_is_of_its_token(cases: dict[type[Result], Case]) ->
         assert part.output_tokens == [result.output_tokens[place]]
         assert part.segments is None
     model, known = load(LANGUAGE_MODEL)
-    whole = GenerationAttribution(DecompX(model), known).attribute("Clara saw", " a cat", per_token=False)
-    with pytest.raises(InvalidInputError, match=r"^got the scores of an answer as a whole; explain each of its tokens"):
+    whole = cn.GenerationAttribution(cn.DecompX(model), known).attribute("Clara saw", " a cat", per_token=False)
+    with pytest.raises(cn.InvalidInputError, match=r"^got the scores of an answer as a whole; explain each of its"):
         whole[0]

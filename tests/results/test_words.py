@@ -124,17 +124,26 @@ def test_some_stacks_know_whose_positions_theirs_are(bart: Any, stacks: list[str
         torch.testing.assert_close(getattr(some[1], name), getattr(whole[1], name))
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
-def test_mixing_ratios_of_an_example_are_of_its_own_rows(bart: Any, stack: str) -> None:
-    method, inputs = NormAttribution(bart, tokenizer=Tokenizer()), both("left")
-    alone = {name: tensor[1:] for name, tensor in inputs.items()}
+def test_maps_and_mixing_ratios_of_an_example_are_those_of_it_alone(bart: Any, stack: str, side: str) -> None:
+    method, inputs = NormAttribution(bart, tokenizer=Tokenizer()), both(side)
+    single = {name: tensor[1:] for name, tensor in inputs.items()}
     for prefix in ("", "decoder_"):
         mask = inputs[f"{prefix}attention_mask"][1].bool()
         for name in (f"{prefix}input_ids", f"{prefix}attention_mask"):
-            alone[name] = inputs[name][1:, mask]
-    part = method.maps(inputs, stacks=[stack])[1]
-    assert part.mixing_ratio is not None
-    torch.testing.assert_close(part.mixing_ratio, method.maps(alone, stacks=[stack]).mixing_ratio)
+            single[name] = inputs[name][1:, mask]
+    for per_head in (False, True):
+        part: Any = method.maps(inputs, stacks=[stack], per_head=per_head)[1]
+        alone = method.maps(single, stacks=[stack], per_head=per_head)
+        torch.testing.assert_close(getattr(part, stack), getattr(alone, stack), rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(part.mixing_ratio, alone.mixing_ratio)
+        assert (part.tokens, part.real.tolist()) == (alone.tokens, alone.real.tolist())
+    options: dict[str, Any] = {"scopes": ["attn"], "weights": True, "head_norms": True, "stacks": [stack]}
+    measured, expected = (NormMeter(bart).measure(given, **options)[stack] for given in (inputs, single))
+    for name in ("weights", "head_norms", "transformed_norms", "residual_norm"):
+        torch.testing.assert_close(getattr(measured[1], name), getattr(expected, name), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(measured[1].norms["attn"], expected.norms["attn"], rtol=1e-4, atol=1e-6)
 
 
 def test_tokens_can_be_given(bart: Any) -> None:

@@ -19,14 +19,11 @@ def heatmaps(count: int, tokens: list[str]) -> Figure:
     return draw_heatmaps([Panel("m", torch.rand(size, size, generator=generator), "norm")] * count, tokens)
 
 
-def test_a_notebook_shows_a_figure_as_the_result_of_a_cell() -> None:
+def test_a_figure_is_a_picture_in_notebooks_and_unknown_to_pyplot() -> None:
     figure: Any = heatmaps(1, ["a", "b"])
     picture = figure._repr_png_()  # what IPython asks for
     assert picture.startswith(b"\x89PNG")
     assert picture == figure_bytes(heatmaps(1, ["a", "b"]))
-
-
-def test_pyplot_does_not_see_the_figure() -> None:
     pyplot = sys.modules.get("matplotlib.pyplot")
     before = pyplot.get_fignums() if pyplot else []
     figure_bytes(heatmaps(2, ["a", "b"]))

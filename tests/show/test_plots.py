@@ -16,13 +16,7 @@ from matplotlib.figure import Figure
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.lab.analysis.results import AnalysisResult, Column, Plot, Table
-from captum_norm.show.plots import (
-    INK,
-    draw_curves,
-    draw_plot,
-    plot_bytes,
-    plot_svg,
-)
+from captum_norm.show.plots import INK, draw_curves, draw_plot, plot_bytes, plot_svg
 from tests.lab.analysis.results import HEAT, LAYERS, LINE, RESULT
 
 NAN = math.nan

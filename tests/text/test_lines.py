@@ -39,7 +39,7 @@ def test_streams_of_text_and_bytes_stay_open() -> None:
         assert not stream.closed
 
 
-def test_line_that_is_not_utf8_is_named_and_the_next_one_read(tmp_path: Path) -> None:
+def test_what_is_not_utf8_is_named_and_the_next_line_read(tmp_path: Path) -> None:
     path = tmp_path / "latin1.txt"
     path.write_bytes(b"one\nd\xe9j\xe0\nthree\n")
     (_, one), (_, error), (_, three) = scan_lines(path)
@@ -47,9 +47,6 @@ def test_line_that_is_not_utf8_is_named_and_the_next_one_read(tmp_path: Path) ->
     assert str(error) == f"{path}, line 2: got byte 0xe9 at byte 2 of the line, expected UTF-8; convert the file"
     with pytest.raises(InvalidInputError, match="line 2: got byte 0xe9"):
         list(read_lines(path))
-
-
-def test_stream_of_text_that_is_not_utf8_is_refused() -> None:
     stream = io.TextIOWrapper(io.BytesIO(b"d\xe9j\xe0\n"), encoding="utf-8")
     with pytest.raises(InvalidInputError, match=r"cannot read <stream>: .utf-8. codec can't decode byte 0xe9"):
         list(read_lines(stream))

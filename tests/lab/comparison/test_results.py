@@ -83,13 +83,10 @@ def test_json_and_csv_hold_every_table(found: Comparison) -> None:
         found.to_csv("means")  # type: ignore[arg-type]
 
 
-def test_methods_are_ranked_by_relevance_gain(found: Comparison) -> None:
+def test_methods_are_ranked_and_facts_stated(found: Comparison) -> None:
     gains = [found.means()[name]["relevance_gain"] for name in found.ranking]
     assert gains == sorted(gains, reverse=True)
     assert set(found.ranking) == set(METHODS)
-
-
-def test_every_fact_is_stated(found: Comparison) -> None:
     facts = found.facts()
     assert facts["signature"] == found.signature
     assert facts["examples"] == "2"
@@ -123,32 +120,22 @@ def test_the_p_value_is_the_share_of_flips(seed: int) -> None:
     assert sign_flip_p(noisy(1.0, seed)) < 0.001
 
 
-def test_only_what_differs_is_marked() -> None:
+def test_only_differences_that_are_seen_and_tell_something_are_marked() -> None:
     found = {"a": noisy(0.5, 0), "b": noisy(0.5, 1), "c": noisy(0.0, 2)}
     assert undefeated(found, GAIN) == {"a", "b"}
     assert undefeated({name: -one for name, one in found.items()}, BY_NAME["sufficiency"]) == {"a", "b"}
     assert undefeated({"a": noisy(0.5, 0), "b": noisy(0.5, 1)}, GAIN) == set(), "no method is worse"
-
-
-def test_what_tables_do_not_show_is_no_difference() -> None:
-    """A flat model: differences in the fourth decimal have one sign, and are significant."""
     flat = {name: torch.full((20,), 1e-4 * place) for place, name in enumerate("abcd", 1)}
     assert undefeated(flat, GAIN) == set()
-
-
-def test_few_examples_tell_nothing() -> None:
     assert undefeated({"a": torch.ones(5), "b": torch.zeros(5)}, GAIN) == set()
     assert undefeated({"a": torch.ones(6), "b": torch.zeros(6)}, GAIN) == {"a"}
 
 
-def test_nan_is_left_out() -> None:
+def test_nan_is_left_out_and_flat_comparisons_say_so() -> None:
     nan = torch.full((6,), torch.nan)
     half = torch.ones(8).index_fill(0, torch.tensor([3]), torch.nan)
     assert undefeated({"a": nan}, GAIN) == set()
     assert undefeated({"a": half, "b": torch.zeros(8), "c": torch.full((8,), torch.nan)}, GAIN) == {"a"}
-
-
-def test_a_flat_comparison_says_so() -> None:
     found = comparison()
     assert len(found) == 2
     assert "no method differs" in found.facts()["flat"]
