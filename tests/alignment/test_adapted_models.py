@@ -115,8 +115,7 @@ def test_virtual_tokens_are_no_words(name: str, tmp_path: Path) -> None:
         "inputs_embeds": torch.cat([prompt, embedded], 1),
         "attention_mask": torch.nn.functional.pad(batch.inputs["attention_mask"], (3, 0), value=1),
     }
-    cross = NormAttribution(model.get_base_model()).maps(inputs, stacks=["cross"]).cross
-    assert cross is not None
+    cross: Any = NormAttribution(model.get_base_model()).maps(inputs, stacks=["cross"]).cross
     method = NormAttribution(model)
     found = dict(word_maps(model, family.tokenizer, PAIRS, attention_maps(method)))
     for index, (source, target) in enumerate(zip(batch.source, batch.target, strict=True)):
@@ -159,17 +158,14 @@ def test_commands_take_adapters(name: str, tmp_path: Path, capsys: pytest.Captur
     merged = deepcopy(adapted).merge_and_unload()
     merged.save_pretrained(tmp_path / "merged")
     family.plain.save_pretrained(tmp_path / "merged")
-    files = {"source": SOURCES, "target": TARGETS}
-    for file, lines in files.items():
-        (tmp_path / file).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    folder = tmp_path / "rwth"
+    folder, source, target = (tmp_path / name for name in ("rwth", "source", "target"))
     folder.mkdir()
-    for file, text in {"test.de": "das Haus\n", "test.en": "the house\n", "alignment.talp": "1-1 2-2\n"}.items():
-        (folder / file).write_text(text, encoding="utf-8")
-    source, target = str(tmp_path / "source"), str(tmp_path / "target")
+    files = {source: SOURCES, target: TARGETS, folder / "test.de": ["das Haus"], folder / "test.en": ["the house"]}
+    for file, lines in {**files, folder / "alignment.talp": ["1-1 2-2"]}.items():
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     for words in (
-        ["extract", source, target, "--method=attention-block", "--setting=auto", "--layer=auto", "--scores"],
-        ["translate", source, "--beam=2", "--max-length=8", "--alignments"],
+        ["extract", f"{source}", f"{target}", "--method=attention-block", "--setting=auto", "--layer=auto", "--scores"],
+        ["translate", f"{source}", "--beam=2", "--max-length=8", "--alignments"],
         ["sweep", f"--corpus=rwth={folder}", "--bootstrap=0"],
     ):
         outputs = [

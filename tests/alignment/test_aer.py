@@ -11,13 +11,7 @@ import pytest
 from sacrebleu.significance import PairedTest
 
 from alignment import AER, alignment_error_rate
-from alignment.aer import (
-    TRIALS,
-    Correction,
-    TestName,
-    find_correction,
-    paired_significance,
-)
+from alignment.aer import TRIALS, Correction, TestName, find_correction, paired_significance
 from alignment.formats import Output, format_pharaoh, parse_pharaoh, parse_talp
 from alignment.links import Alignment, GoldAlignment, ScoredAlignment, calibrated
 from captum_norm import InvalidInputError

@@ -11,10 +11,9 @@ from torch import Tensor
 import alignment.aligner
 from alignment.aligner import BidirectionalAligner, Layer, WordAligner
 from alignment.decoding import hmm_posteriors, link_probabilities, mutual_argmax
-from alignment.fairseq.loading import load_shipped_model
 from alignment.huggingface import HuggingFaceTokenizer
 from alignment.lexicon import Lexicon
-from alignment.links import Alignment, ScoredAlignment
+from alignment.links import Alignment
 from alignment.recipes import RECIPES, Recipe
 from alignment.selection import Choice, Setting
 from alignment.symmetrization import COMBINATIONS, SYMMETRIZATIONS
@@ -173,9 +172,7 @@ def test_pairs_that_cannot_be_used_are_told() -> None:
         toy(1).align([sources[0], [], ["bad"]], [targets[0], ["A"], ["A"]])
     for layer in (1, "highest-norm"):
         aligner = toy(layer, "auto")
-        with pytest.raises(
-            InvalidInputError, match="got 2 sentence pairs, none of them usable to choose a layer; pair 0: got a ba"
-        ):
+        with pytest.raises(InvalidInputError, match=r"got 2 sentence pairs, none of them usable to .*; pair 0: got"):
             aligner.align_pairs(bad[:2])
         assert aligner.choice is None
 
@@ -296,21 +293,15 @@ def test_pairs_that_one_side_refuses(combine: str) -> None:
     assert [found[0], found[4]] == alone
 
 
-def links_of(answer: ScoredAlignment | InvalidInputError) -> Alignment:
-    assert isinstance(answer, ScoredAlignment)
-    return answer.links
-
-
-def lexical(pairs: Any, both: Any, lexicon: Lexicon, counted: bool) -> list[Alignment]:
+def lexical(before: Any, lexicon: Lexicon, counted: bool) -> list[Alignment]:
     """Two passes written out: count the first map's probabilities, multiply the rest of the counts in, read links."""
-    before = [sinkhorn(forward + reverse.T, null=False) for forward, reverse in both]
     owns = [link_probabilities(word_map, jump_penalty=0.2, null=False) for word_map in before]
     if counted:
-        for (source, target), own in zip(pairs, owns, strict=True):
-            lexicon.count(source, target, own)
+        for pair, own in zip(PAIRS, owns, strict=True):
+            lexicon.count(*pair, own)
     after = [
-        lexicon.applied(word_map, source, target, own if counted else None)
-        for word_map, (source, target), own in zip(before, pairs, owns, strict=True)
+        lexicon.applied(word_map, *pair, own if counted else None)
+        for word_map, pair, own in zip(before, PAIRS, owns, strict=True)
     ]
     return [RECIPES["hmm"].decode(word_map, combined=True).links for word_map in after]
 
@@ -318,21 +309,21 @@ def lexical(pairs: Any, both: Any, lexicon: Lexicon, counted: bool) -> list[Alig
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("counted", [False, True])
 def test_two_passes(given: bool, counted: bool) -> None:
-    used = Lexicon() if given else None
-    if used is not None:
+    used: Any = Lexicon() if given else None
+    if given:
         for source, target, links in zip(*translations(3), strict=True):
             right = np.zeros((len(target), len(source)))
             for i, j in links:
                 right[j, i] = 0.9
             used.count(source, target, right)
-    before = None if used is None else len(used)
+    before = len(used) if given else None
     aligner = BidirectionalAligner(one(1), one(2), lexicon=used, count_text=counted)
     found = aligner.align_scored(SOURCES, TARGETS)
     assert {scored.corpus_statistics for scored in found} == {aligner.corpus_statistics} == {given or counted}
     written = [scored.links for scored in found]
     if given or counted:
-        begun = Lexicon() if used is None else used.copy()
-        assert written == lexical(PAIRS, maps("hmm"), begun, counted)
+        merged = [sinkhorn(forward + reverse.T, null=False) for forward, reverse in maps("hmm")]
+        assert written == lexical(merged, used.copy() if given else Lexicon(), counted)
     without = BidirectionalAligner(one(1), one(2)).align(SOURCES, TARGETS)
 
     def right_links(alignments: list[Alignment]) -> int:
@@ -340,20 +331,12 @@ def test_two_passes(given: bool, counted: bool) -> None:
 
     if given:
         assert right_links(written) > right_links(without)
-        assert used is not None
         assert len(used) == before
 
 
 def test_one_direction_with_a_lexicon() -> None:
     alone = one(1, count_text=True)
-    before = [word_map for word_map, _ in maps("hmm")]
-    lexicon = Lexicon()
-    owns = [link_probabilities(word_map, jump_penalty=0.2, null=False) for word_map in before]
-    for pair, own in zip(PAIRS, owns, strict=True):
-        lexicon.count(*pair, own)
-    rows = zip(before, SOURCES, TARGETS, owns, strict=True)
-    after = [lexicon.applied(word_map, source, target, own) for word_map, source, target, own in rows]
-    assert alone.align(SOURCES, TARGETS) == [RECIPES["hmm"].decode(word_map, combined=True).links for word_map in after]
+    assert alone.align(SOURCES, TARGETS) == lexical([word_map for word_map, _ in maps("hmm")], Lexicon(), True)
     assert alone.align([[], *SOURCES[:1]], [["A"], *TARGETS[:1]])[0] == Alignment()
 
 
@@ -367,18 +350,11 @@ def test_a_multilingual_model_serves_both(tmp_path: Any) -> None:
     assert (turned.languages, turned.digest()) == (("en", "de"), back.digest())
     forward, reverse = (WordAligner(model, way, layer=0, recipe="hmm") for way in (there, back))
     pairs = [["a", "b"]], [["b", "a"]]
-    found = BidirectionalAligner(forward, reverse).align_scored(*pairs)
-    separate = BidirectionalAligner(forward, WordAligner(model, turned, layer=0, recipe="hmm")).align_scored(*pairs)
-    assert found[0].probabilities is not None
-    assert separate[0].probabilities is not None
+    found: Any = BidirectionalAligner(forward, reverse).align_scored(*pairs)
+    other = WordAligner(model, turned, layer=0, recipe="hmm")
+    separate: Any = BidirectionalAligner(forward, other).align_scored(*pairs)
     assert np.array_equal(found[0].probabilities, separate[0].probabilities)
     with pytest.raises(InvalidInputError, match=r"got a reverse model that translates de–en beside .* de–en; .* en–de"):
-        BidirectionalAligner(forward, forward)
-
-
-def test_other_languages_are_refused() -> None:
-    forward = WordAligner(*load_shipped_model("fr-en"), layer=0, recipe="hmm")
-    with pytest.raises(InvalidInputError, match=r"translates fr–en beside .* fr–en; .* en–fr"):
         BidirectionalAligner(forward, forward)
 
 

@@ -5,7 +5,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
 
 from alignment.aer import AER
 from alignment.aligner import WordAligner, without_head
@@ -18,6 +17,7 @@ from alignment.teacher_forcing import MapMethod, attention_maps, word_maps
 from captum_norm import AttentionWeights, InvalidInputError, NormAttribution, UnsupportedScopeError
 from tests.alignment.toy import ToyModel
 from tests.alignment.translation_models import PAIRS, made
+from tests.families import state_of
 
 BOTH: tuple[Setting, ...] = ("AWI", "AWO")
 
@@ -47,21 +47,11 @@ def test_what_the_method_cannot_is_refused(marian: Any, tmp_path: Any) -> None:
         aligner.align(marian.sources, marian.targets)
 
 
-def test_the_model_is_left_as_it_was(marian: Any) -> None:
-    model = marian.model
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    modules, implementation = dict(model.named_modules()), model.config._attn_implementation
+def test_the_model_is_left_as_it_was_and_its_head_is_not_run(marian: Any) -> None:
+    before = state_of(marian.model)
     for layer in (0, "auto"):
-        WordAligner(model, marian.tokenizer, layer=layer).align(marian.sources, marian.targets)
-    assert all(torch.equal(tensor, before.pop(name)) for name, tensor in model.state_dict().items())
-    assert not before
-    assert dict(model.named_modules()) == modules
-    assert model.config._attn_implementation == implementation
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules.values())
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_the_head_of_a_model_is_not_run(marian: Any) -> None:
+        WordAligner(marian.model, marian.tokenizer, layer=layer).align(marian.sources, marian.targets)
+    assert state_of(marian.model) == before
     assert without_head(marian.model) is marian.model.model
     assert without_head(marian.model.model) is marian.model.model
     plain = ToyModel()

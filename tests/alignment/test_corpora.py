@@ -64,15 +64,12 @@ def test_stories_are_unchanged() -> None:
     assert len(given) == 9
 
 
-def test_wpt03_is_turned_to_french_english(tmp_path: Path) -> None:
+def test_corpora_have_one_direction(tmp_path: Path) -> None:
     files = {"test.src-tgt": "the house ||| la maison bleue  \nyes ||| oui\n", "test.enfr.talp": "1-1 2-2 2p3\n1-1\n"}
     corpus = read_wpt03(write(tmp_path, files))
     gold = [GoldAlignment(Alignment([(0, 0), (1, 1)]), Alignment([(2, 1)])), GoldAlignment(Alignment([(0, 0)]))]
     sentences = [["la", "maison", "bleue"], ["oui"]], [["the", "house"], ["yes"]]
     assert corpus == ParallelGold("WPT03", "fr", "en", *sentences, gold)
-
-
-def test_rwth_is_german_english(tmp_path: Path) -> None:
     files = {"test.de": "das blaue Haus\n", "test.en": "houses\n", "alignment.talp": "3-1 2p1\n"}
     corpus = read_rwth(write(tmp_path, files))
     gold = [GoldAlignment(Alignment([(2, 0)]), Alignment([(1, 0)]))]

@@ -14,19 +14,9 @@ import alignment.gradients
 from alignment.gradients import GradientKind, gradient_maps
 from alignment.huggingface import HuggingFaceTokenizer
 from alignment.selection import Setting
-from alignment.teacher_forcing import (
-    TeacherForcedBatch,
-    attention_maps,
-    word_maps,
-)
+from alignment.teacher_forcing import TeacherForcedBatch, attention_maps, word_maps
 from alignment.tokenization import TranslationTokenizer
-from captum_norm import (
-    AttentionWeights,
-    AttributionMaps,
-    InvalidInputError,
-    NormAttribution,
-    NormMeter,
-)
+from captum_norm import AttentionWeights, AttributionMaps, InvalidInputError, NormAttribution, NormMeter
 from tests.alignment.toy import PAIRS, ToyMethod, ToyModel, ToyTokenizer
 from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
 

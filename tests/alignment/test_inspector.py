@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from alignment.aligner import WordAligner
 from alignment.corpora import load_alibi
 from alignment.fairseq.loading import load_shipped_model
 from alignment.inspection import DOUBT, Inspection, flags_of, link_entropy, repeated_words
-from alignment.inspector import NO_SOURCE, Inspector, source_shares
+from alignment.inspector import NO_SOURCE, Inspector
 from alignment.links import calibrated
 from alignment.teacher_forcing import attention_maps, teacher_forced_batches, word_maps
 from alignment.translation import emitted_steps, target_log_probabilities
 from captum_norm import InvalidInputError, NormAttribution, NormMeter
 from tests.alignment.translation_models import PAIRS, made
+from tests.families import state_of
 
 SIDES = [source for source, _ in PAIRS], [target for _, target in PAIRS]
 LAYER, HEAD = 1, 0
@@ -43,10 +43,9 @@ def share_by_hand(model: Any, tokenizer: Any, pair: Any) -> float:
 @pytest.mark.parametrize(("name", "seed", "layer"), [("Marian", 0, 1), ("NLLB", 1, 0), ("T5", 2, 1)])
 def test_measures_are_as_defined(name: str, seed: int, layer: int, tmp_path: Path) -> None:
     model, tokenizer = made(name, tmp_path, seed)
-    before = {key: value.clone() for key, value in model.state_dict().items()}
+    before = state_of(model)
     found = Inspector(model, tokenizer, layer=layer, head=HEAD, all_measures=True, max_tokens=80).inspect(*SIDES)
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert not any(module._forward_hooks for module in model.modules())
+    assert state_of(model) == before
     aligner = WordAligner(model, tokenizer, layer=layer, head=HEAD, recipe="hmm")
     links = aligner.align_scored(*SIDES)
     maps = dict(
@@ -116,24 +115,6 @@ def test_unusable_pairs_are_reported(tmp_path: Path) -> None:
         inspector.inspect(["das Haus"], [["the"]])
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_source_shares_do_not_depend_on_the_encoder(seed: int) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    cross = torch.rand(2, 3, 4, 5, generator=draw, dtype=torch.float64)
-    cross = cross / cross.sum(-1, keepdim=True) * torch.rand(2, 3, 4, 1, generator=draw, dtype=torch.float64)
-    decoder = torch.rand(2, 3, 4, 4, generator=draw, dtype=torch.float64).tril()
-    encoder = torch.rand(2, 3, 5, 5, generator=draw, dtype=torch.float64)
-    found = source_shares(cross.sum(-1), decoder)
-    through = torch.eye(5, dtype=torch.float64).expand(2, 5, 5)
-    for layer in encoder.unbind(1):
-        through = layer / layer.sum(-1, keepdim=True) @ through
-    source = torch.zeros(2, 4, 5, dtype=torch.float64)
-    for own, added in zip(decoder.unbind(1), cross.unbind(1), strict=True):
-        rest = 1 - added.sum(-1, keepdim=True)
-        source = added @ through + rest * (own / own.sum(-1, keepdim=True) @ source)
-    torch.testing.assert_close(found, source.sum(-1), rtol=1e-12, atol=1e-12)
-
-
 SOURCE = "je vous remercie beaucoup de votre attention ."
 HARD = {
     "thank you very much for your attention .": (),
@@ -151,14 +132,10 @@ HARD = {
 }
 
 
-def test_flags_of_hard_cases() -> None:
+def test_flags_of_hard_cases_exchanged_sides_and_copies() -> None:
     inspector = Inspector(*load_shipped_model("fr-en"), layer=0, head=2)
     found = inspector.inspect([SOURCE.split()] * len(HARD), [target.split() for target in HARD])
     assert {target: one.flags for target, one in zip(HARD, found, strict=True)} == HARD
-
-
-def test_exchanged_sides_are_flagged_and_repeated_sources_are_not() -> None:
-    inspector = Inspector(*load_shipped_model("fr-en"), layer=0, head=2)
     english = "thank you very much for your attention ."
     echo = "non , non , non , non !", "no , no , no , no !"
     found = inspector.inspect([english.split(), echo[0].split()], [SOURCE.split(), echo[1].split()])
@@ -168,16 +145,12 @@ def test_exchanged_sides_are_flagged_and_repeated_sources_are_not() -> None:
     assert repeated_words(echo[1].split())
     assert "repeated" not in found[1].flags
     assert set(DOUBT) == {"coverage", "log_probability"}
-
-
-def test_copies_of_the_source_are_flagged() -> None:
     story = load_alibi("last-lesson")  # no limit was chosen on it
     sources, targets = story.sources[:40], story.targets[:40]
     halves = [
         [*target[: len(target) // 2], *source[len(source) // 2 :]]
         for source, target in zip(sources, targets, strict=True)
     ]
-    inspector = Inspector(*load_shipped_model("fr-en"), layer=0, head=2)
     for least, most, changed in ((38, 40, sources), (36, 40, halves), (0, 1, targets)):
         flagged = sum("untranslated" in one.flags for one in inspector.inspect(sources, changed))
         assert least <= flagged <= most

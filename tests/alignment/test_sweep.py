@@ -20,17 +20,8 @@ from alignment.corpora import ParallelGold
 from alignment.gradients import gradient_maps
 from alignment.recipes import RECIPES
 from alignment.selection import Choice, Setting
-from alignment.sweep import (
-    Reading,
-    Sweep,
-    corpora_tables,
-    head_figure,
-    layer_figure,
-    records,
-    sweep,
-    tables,
-)
-from alignment.teacher_forcing import attention_maps, word_maps
+from alignment.sweep import Reading, Sweep, corpora_tables, head_figure, layer_figure, records, sweep, tables
+from alignment.teacher_forcing import word_maps
 from captum_norm import AttentionWeights, InvalidInputError, NormAttribution
 from tests.alignment.toy import toy_gradients
 
@@ -38,27 +29,6 @@ SETTINGS: tuple[Setting, ...] = ("AWO", "AWI")
 LAYERS, HEADS = 2, 2
 AUTO_RULES = ("auto", "auto, one head")
 KINDS = ("saliency", "gradient_x_input")
-
-
-@pytest.mark.parametrize("method", ["norm", "weights"])
-def test_every_map_has_its_place(trial: Any, swept: Sweep, method: str) -> None:
-    model, tokenizer, corpus = trial
-    pairs = list(zip(corpus.sources, corpus.targets, strict=True))
-    made_method: Any = (NormAttribution if method == "norm" else AttentionWeights)(model)
-    together, split = (
-        dict(word_maps(model, tokenizer, pairs, attention_maps(made_method, per_head=per_head), settings=SETTINGS))
-        for per_head in (False, True)
-    )
-    for index in range(len(pairs)):
-        for setting in SETTINGS:
-            for layer in range(LAYERS):
-                for head in (None, 0, 1):
-                    found = swept.maps[cast(Any, method), Choice(setting, layer, head)][index]
-                    maps = together[index][setting][layer] if head is None else split[index][setting][layer, head]
-                    np.testing.assert_allclose(found, maps, atol=1e-5 * maps.max())
-    places = {place for name, place in swept.maps if name == method}
-    assert len(places) == len(SETTINGS) * LAYERS * (1 + HEADS)
-    assert (swept.layers, swept.heads) == (LAYERS, HEADS)
 
 
 @pytest.mark.parametrize("method", ["norm", "weights"])
@@ -159,23 +129,12 @@ def rate(swept: Sweep, method: str, setting: Setting, layer: int, head: int | No
 def test_records(trial: Any, swept: Sweep) -> None:
     found = list(records(swept))
     for record, (reading, result) in zip(found, swept.results.items(), strict=True):
-        score = result.score
-        place = reading.place
-        assert list(record.items()) == [
-            ("corpus", "Trial"),
-            ("direction", "de-en"),
-            ("method", reading.method),
-            ("setting", place.setting),
-            ("layer", place.layer),
-            ("head", place.head),
-            ("recipe", reading.recipe),
-            ("aer", score.aer),
-            ("aer_interval", score._ci),
-            ("precision", score.precision),
-            ("recall", score.recall),
-            ("f1", score.f1),
-            ("links", score.links),
-        ]
+        score, place = result.score, reading.place
+        expected = {"corpus": "Trial", "direction": "de-en", "method": reading.method}
+        expected |= {"setting": place.setting, "layer": place.layer, "head": place.head, "recipe": reading.recipe}
+        expected |= {"aer": score.aer, "aer_interval": score._ci}
+        expected |= {name: getattr(score, name) for name in ("precision", "recall", "f1", "links")}
+        assert list(record.items()) == list(expected.items())
     model, tokenizer, corpus = trial
     plain = list(records(sweep(model, tokenizer, corpus, gradients=False, n_bootstrap=1)))
     assert {record["aer_interval"] for record in plain} == {None}
@@ -227,12 +186,6 @@ def test_table_of_rules(swept: Sweep) -> None:
     ]
 
 
-def other_rates(swept: Sweep, seed: int) -> Sweep:
-    """The sweep of a model whose readings have other rates."""
-    generator = np.random.default_rng(seed)
-    return with_rates(swept, lambda: 100 * generator.random())
-
-
 def with_rates(swept: Sweep, rate: Callable[[], float]) -> Sweep:
     """The sweep of a model whose readings have these rates."""
 
@@ -246,7 +199,8 @@ def with_rates(swept: Sweep, rate: Callable[[], float]) -> Sweep:
 
 
 def test_table_of_correlations(swept: Sweep) -> None:
-    swept = other_rates(swept, 0)
+    generator = np.random.default_rng(0)
+    swept = with_rates(swept, lambda: 100 * generator.random())
     title, header, *body = rows(tables(swept)[3])
     assert " ".join(title) == "AER of single heads against their mean norm"
     assert " ".join(header) == "setting Spearman Pearson AER of the head with the highest norm"
@@ -318,18 +272,17 @@ def test_tables_of_recipes(swept: Sweep, place: int, rule: str) -> None:
     assert [" ".join(row) for row in body] == expected
 
 
-def assert_panels(figure: Any, title: str, matrices: dict[str, list[list[str]]], names: list[list[str]]) -> None:
+def assert_panels(figure: Any, title: str, rates: Callable[[str], list[list[str]]], names: list[list[str]]) -> None:
     assert figure.get_suptitle() == title
-    assert [axes.get_title() for axes in figure.axes] == list(matrices)
-    for axes, matrix in zip(figure.axes, matrices.values(), strict=True):
-        [image] = axes.images
+    assert [axes.get_title() for axes in figure.axes] == list(ATTENTION.values())
+    for axes, method in zip(figure.axes, ATTENTION, strict=True):
+        [image], matrix = axes.images, rates(method)
         found = image.get_array()
         assert [[f"{value:.1f}" for value in row] for row in found] == matrix
         texts = {text.get_position(): text.get_text() for text in axes.texts}
         assert texts == {(x, y): number for y, row in enumerate(matrix) for x, number in enumerate(row)}
-        assert [
-            [label.get_text() for label in labels] for labels in (axes.get_yticklabels(), axes.get_xticklabels())
-        ] == (names)
+        labels = axes.get_yticklabels(), axes.get_xticklabels()
+        assert [[label.get_text() for label in side] for side in labels] == names
         assert image.get_clim() == (0, 100)
 
 
@@ -338,19 +291,15 @@ def test_figures(swept: Sweep) -> None:
     assert_panels(
         layer_figure(swept),
         "AER (%), Trial de–en",
-        {
-            title: [[rate(swept, method, setting, layer) for layer in range(LAYERS)] for setting in SETTINGS]
-            for method, title in ATTENTION.items()
-        },
+        lambda method: [[rate(swept, method, setting, layer) for layer in range(LAYERS)] for setting in SETTINGS],
         [["AWO", "AWI"], layers],
     )
     setting = swept.chosen["auto"].setting
     assert_panels(
         head_figure(swept),
         f"AER (%), Trial de–en, {setting}",
-        {
-            title: [[rate(swept, method, setting, layer, head) for head in range(HEADS)] for layer in range(LAYERS)]
-            for method, title in ATTENTION.items()
-        },
+        lambda method: [
+            [rate(swept, method, setting, layer, head) for head in range(HEADS)] for layer in range(LAYERS)
+        ],
         [layers, ["head 0", "head 1"]],
     )

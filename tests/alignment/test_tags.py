@@ -276,15 +276,12 @@ def test_content_that_stays_as_it_is(source: str, target: str, links: str, expec
 
 
 def test_apostrophes_end_words_by_language() -> None:
-    found = transferred("the <b>hour</b>", "l'heure", "0-0 1-1", ("en", "fr"))
-    assert found == "l'<b>heure</b>"
+    assert transferred("the <b>hour</b>", "l'heure", "0-0 1-1", ("en", "fr")) == "l'<b>heure</b>"
     assert transferred("l'<b>heure</b>", "the hour", "0-0 1-1", ("fr", "en")) == "the <b>hour</b>"
 
 
 def test_translations_with_tags_are_refused() -> None:
-    with pytest.raises(
-        InvalidInputError, match="got '<b>' at character 3 of the translation, expected text without tags"
-    ):
+    with pytest.raises(InvalidInputError, match="got '<b>' at character 3 of the translation, expected text without"):
         transferred("a", "A <b>", "0-0")
 
 
@@ -360,19 +357,8 @@ INLINE = ("b", "I", "a", "span", "g", "ns.x", "code", "kbd")
 SINGLE = ["<br>", "<BR />", "<hr>", "<img alt='>'>", "<x id='1'/>", "<!-- <b> -->", "<![CDATA[ <x> ]]>", "<?pi > ?>"]
 SINGLE += ["<wbr>", "<p/>", '<ph id="1">{1}</ph>', "<script>a<b</script>"]
 ATTRIBUTES = ("", " n='1'", ' href="&lt;b> />"', ' translate="no"', " translate=no", ' title=">"')
-SEVERAL = [
-    *TEXTS,
-    "x y. Z! ",
-    "a < b",
-    "&nbsp;",
-    "&#160;",
-    "&",
-    "مرحبا",
-    "👩\u200d👩\u200d👧",
-    "\u00ad",
-    "\u3000",
-    "\u2028",
-]
+SEVERAL = ["x y. Z! ", "a < b", "&nbsp;", "&#160;", "&", "مرحبا", "👩\u200d👩\u200d👧", "\u00ad", "\u3000", "\u2028"]
+SEVERAL += TEXTS
 
 
 def drawn_html(draw: random.Random, depth: int = 0) -> Iterator[str]:
@@ -439,9 +425,7 @@ def test_the_words_of_a_block_stay_in_it() -> None:
 def test_cuts_that_are_refused(cuts: list[int]) -> None:
     markup = parse_markup("<p>a</p><p>b</p>")
     words = split_text(markup.text, breaks=markup.breaks)
-    with pytest.raises(
-        InvalidInputError, match=r"got cuts=.* of 2 target words for 2 blocks; expected the first target"
-    ):
+    with pytest.raises(InvalidInputError, match=r"got cuts=.* of 2 target words for 2 blocks; expected the first"):
         transfer_tags(markup, "A B", Alignment(), words, split_text("A B"), cuts=cuts)
 
 

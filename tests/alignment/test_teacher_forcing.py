@@ -214,9 +214,7 @@ def test_models_with_a_table_of_positions_refuse_longer_pairs(made: Any) -> None
             with pytest.raises(InvalidInputError, match=r"got a target side of \d+ (pieces|letters), expected at most"):
                 teacher_forced_batches(made.model, made.tokenizer, [(["a"], [word])])
     else:
-        with pytest.raises(
-            InvalidInputError, match=rf"^pair 0: got a source side of \d+ pieces, expected at most {limit}"
-        ):
+        with pytest.raises(InvalidInputError, match=rf"^pair 0: .* side of \d+ pieces, expected at most {limit}"):
             teacher_forced_batches(made.model, made.tokenizer, [pair])
 
 

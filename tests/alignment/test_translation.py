@@ -16,6 +16,7 @@ from alignment.translation import emitted_steps, log_probabilities, target_log_p
 from captum_norm import InvalidInputError, UnsupportedModelError
 from tests.alignment.fairseq.small import SOURCE, TARGET, settings, weights
 from tests.alignment.translation_models import FAMILIES, PAIRS, SOURCES, made
+from tests.families import state_of
 
 
 def step_by_step(model: Any, tokenizer: Any, pair: Any) -> list[float]:
@@ -35,22 +36,18 @@ def step_by_step(model: Any, tokenizer: Any, pair: Any) -> list[float]:
 @pytest.mark.parametrize(("name", "seed"), [("Marian", 0), ("NLLB", 1), ("mBART", 2), ("T5", 3), ("BART", 4)])
 def test_log_probabilities_are_those_of_each_step(name: str, seed: int, tmp_path: Path) -> None:
     model, tokenizer = made(name, tmp_path, seed)
-    before = {key: value.clone() for key, value in model.state_dict().items()}
+    before = state_of(model)
     found = dict(target_log_probabilities(model, tokenizer, PAIRS, max_tokens=60))
     assert sorted(found) == list(range(len(PAIRS)))
     for index, pair in enumerate(PAIRS):
         np.testing.assert_allclose(found[index], step_by_step(model, tokenizer, pair), rtol=2e-5, atol=2e-5)
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert not any(module._forward_hooks for module in model.modules())
+    assert state_of(model) == before
 
 
-def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
+def test_models_without_a_head_and_foreign_labels_are_refused(tmp_path: Path) -> None:
     model, tokenizer = made("Marian", tmp_path)
     with pytest.raises(UnsupportedModelError, match="got a MarianModel, expected a model with a lang"):
         list(target_log_probabilities(model.model, tokenizer, PAIRS))
-
-
-def test_labels_outside_the_vocabulary_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="got the label 7, expected -100 or one of the model's 5 pieces"):
         log_probabilities(torch.zeros(1, 2, 5), torch.tensor([[1, 7]]))
 
@@ -68,9 +65,8 @@ def test_emitted_steps(word_ids: list[int | None], steps: list[int]) -> None:
 
 
 SENTENCES = [source.split() for source in SOURCES]
-FRENCH = [
-    line.split() for line in ["le débat est clos .", "oui", "", "je vous remercie de votre attention .", "merci ."]
-]
+LINES = ["le débat est clos .", "oui", "", "je vous remercie de votre attention .", "merci ."]
+FRENCH = [line.split() for line in LINES]
 ENGLISH = ["the debate is closed .", "yes", "", "thank you for your attention .", "thank you ."]
 
 
@@ -81,17 +77,15 @@ def shipped() -> tuple[Any, Any]:
 
 def small_fairseq(seed: int) -> tuple[Any, FairseqTokenizer]:
     """A random model of fairseq that is sure of nothing, and whose words are its pieces."""
-    source, target = (
-        ("xx", Dictionary(symbols, {symbol: index for index, symbol in enumerate(symbols)}), Segmenter())
-        for symbols in (
-            (*SPECIAL, *(f"word{index}" for index in range(len(SPECIAL), size))) for size in (SOURCE, TARGET)
-        )
-    )
+    sides = []
+    for size in (SOURCE, TARGET):
+        symbols = (*SPECIAL, *(f"word{index}" for index in range(len(SPECIAL), size)))
+        ids = {symbol: index for index, symbol in enumerate(symbols)}
+        sides.append(("xx", Dictionary(symbols, ids), Segmenter()))
     parts = weights(tied=False, seed=seed)
     parts["decoder.output_projection.weight"] /= 4
-    return build_model(settings(share_decoder_input_output_embed=False), parts).double(), FairseqTokenizer(
-        source, target
-    )
+    model = build_model(settings(share_decoder_input_output_embed=False), parts)
+    return model.double(), FairseqTokenizer(*sides)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -12,6 +12,7 @@ import transformers as hf
 from tokenizers import ByteLevelBPETokenizer
 
 from alignment.huggingface import HuggingFaceTokenizer
+from tests.tiny import halves
 
 SOURCES = [
     "das Haus ist klein .",
@@ -155,24 +156,11 @@ def fsmt_tokenizer(folder: Path) -> Any:
     return hf.FSMTTokenizer.from_pretrained(folder, langs=["de", "en"])
 
 
-SIZES: dict[str, Any] = {
-    "d_model": 16,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
-    "max_position_embeddings": 128,
-}
-T5_SIZES: dict[str, Any] = {
-    "d_model": 16,
-    "d_kv": 8,
-    "d_ff": 24,
-    "num_layers": 2,
-    "num_heads": 2,
-    "decoder_start_token_id": 0,
-}
+SIZES = halves(2, 2, 16, 2, 24) | {"max_position_embeddings": 128}
+T5_SIZES: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+T5_SIZES |= {"decoder_start_token_id": 0}
+LED_SIZES = {name: size for name, size in SIZES.items() if name != "max_position_embeddings"}
+LED_SIZES |= {f"max_{half}_position_embeddings": 128 for half in ("encoder", "decoder")} | {"attention_window": [8, 8]}
 
 
 def _ids(tokenizer: Any) -> dict[str, Any]:
@@ -196,40 +184,15 @@ def marian(tokenizer: Any) -> hf.PreTrainedModel:
     return hf.MarianMTModel(config)
 
 
-def m2m100(tokenizer: Any) -> hf.PreTrainedModel:
-    """An M2M100 model, which NLLB's are, too."""
-    # M2M100's language codes come after its vocabulary, and are not counted.
-    config = hf.M2M100Config(vocab_size=len(tokenizer) + 110, **SIZES, **_ids(tokenizer))
-    return hf.M2M100ForConditionalGeneration(config)
+def model(name: str, sizes: dict[str, Any] = SIZES, further: int = 0) -> Callable[[Any], hf.PreTrainedModel]:
+    """Makes a model of transformers by its name, of a tokenizer's vocabulary and ``further`` pieces."""
 
+    def make(tokenizer: Any) -> Any:
+        kind = getattr(hf, f"{name}ForConditionalGeneration")
+        ids = {} if sizes is T5_SIZES else _ids(tokenizer)
+        return kind(kind.config_class(vocab_size=len(tokenizer) + further, **sizes, **ids))
 
-def mbart(tokenizer: Any) -> hf.PreTrainedModel:
-    """An mBART model."""
-    return hf.MBartForConditionalGeneration(hf.MBartConfig(vocab_size=len(tokenizer), **SIZES, **_ids(tokenizer)))
-
-
-def bart(tokenizer: Any) -> hf.PreTrainedModel:
-    """A BART model."""
-    return hf.BartForConditionalGeneration(hf.BartConfig(vocab_size=len(tokenizer), **SIZES, **_ids(tokenizer)))
-
-
-def led(tokenizer: Any) -> hf.PreTrainedModel:
-    """An LED model, whose encoder attends in windows."""
-    sizes = {name: size for name, size in SIZES.items() if name != "max_position_embeddings"}
-    positions = {f"max_{part}_position_embeddings": SIZES["max_position_embeddings"] for part in ("encoder", "decoder")}
-    config = hf.LEDConfig(vocab_size=len(tokenizer), attention_window=[8, 8], **positions, **sizes, **_ids(tokenizer))
-    return hf.LEDForConditionalGeneration(config)
-
-
-def t5(tokenizer: Any) -> hf.PreTrainedModel:
-    """A T5 model."""
-    config = hf.T5Config(vocab_size=len(tokenizer), **T5_SIZES)
-    return hf.T5ForConditionalGeneration(config)
-
-
-def mt5(tokenizer: Any) -> hf.PreTrainedModel:
-    """An mT5 model: gated feed-forward networks, its own output matrix."""
-    return hf.MT5ForConditionalGeneration(hf.MT5Config(vocab_size=len(tokenizer), **T5_SIZES))
+    return make
 
 
 def fsmt(tokenizer: Any) -> hf.PreTrainedModel:
@@ -256,6 +219,13 @@ def random_model(family: Family, tokenizer: Any, seed: int = 0) -> hf.PreTrained
     return model
 
 
+def languages(source: str, target: str) -> dict[str, str]:
+    return {"source_language": source, "target_language": target}
+
+
+# M2M100's language codes come after its vocabulary, and are not counted.
+M2M100 = model("M2M100", further=110)
+MBART = model("MBart")
 FAMILIES = {
     "Marian": Family(marian_tokenizer, marian, "* </s>", "* </s>", "<pad>"),
     "Marian, two vocabularies": Family(
@@ -269,35 +239,16 @@ FAMILIES = {
         "<pad>",
         {"source_prefix": ">>eng<<"},
     ),
-    "M2M100": Family(
-        m2m100_tokenizer,
-        m2m100,
-        "__de__ * </s>",
-        "__en__ * </s>",
-        "</s>",
-        {"source_language": "de", "target_language": "en"},
-    ),
+    "M2M100": Family(m2m100_tokenizer, M2M100, "__de__ * </s>", "__en__ * </s>", "</s>", languages("de", "en")),
     "NLLB": Family(
-        nllb_tokenizer,
-        m2m100,
-        "deu_Latn * </s>",
-        "eng_Latn * </s>",
-        "</s>",
-        {"source_language": "deu_Latn", "target_language": "eng_Latn"},
+        nllb_tokenizer, M2M100, "deu_Latn * </s>", "eng_Latn * </s>", "</s>", languages("deu_Latn", "eng_Latn")
     ),
-    "mBART": Family(mbart_tokenizer, mbart, "* </s> de_DE", "* </s> en_XX", "en_XX"),
-    "mBART-50": Family(
-        mbart50_tokenizer,
-        mbart,
-        "de_DE * </s>",
-        "en_XX * </s>",
-        "</s>",
-        {"source_language": "de_DE", "target_language": "en_XX"},
-    ),
-    "BART": Family(bart_tokenizer, bart, "<s> * </s>", "<s> * </s>", "</s>"),
-    "LED": Family(led_tokenizer, led, "<s> * </s>", "<s> * </s>", "</s>"),
-    "T5": Family(t5_tokenizer, t5, "* </s>", "* </s>", "<pad>"),
-    "mT5": Family(t5_tokenizer, mt5, "* </s>", "* </s>", "<pad>"),
+    "mBART": Family(mbart_tokenizer, MBART, "* </s> de_DE", "* </s> en_XX", "en_XX"),
+    "mBART-50": Family(mbart50_tokenizer, MBART, "de_DE * </s>", "en_XX * </s>", "</s>", languages("de_DE", "en_XX")),
+    "BART": Family(bart_tokenizer, model("Bart"), "<s> * </s>", "<s> * </s>", "</s>"),
+    "LED": Family(led_tokenizer, model("LED", LED_SIZES), "<s> * </s>", "<s> * </s>", "</s>"),
+    "T5": Family(t5_tokenizer, model("T5", T5_SIZES), "* </s>", "* </s>", "<pad>"),
+    "mT5": Family(t5_tokenizer, model("MT5", T5_SIZES), "* </s>", "* </s>", "<pad>"),
     "FSMT": Family(fsmt_tokenizer, fsmt, "* </s>", "* </s>", "</s>"),
 }
 

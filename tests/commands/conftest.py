@@ -1,10 +1,18 @@
 """Folders with tiny models and tokenizers, and a terminal without colours."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
 
 from tests.tiny import WORDS, bert_config, save_tiny
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command runs in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -64,8 +64,8 @@ def test_the_highest_scores_alone_are_printed(bert: str, capsys: pytest.CaptureF
         assert (TOKENS[int(index)], name) == (token, token)
 
 
-def test_dtype(bert: str, tmp_path: Path) -> None:
-    path = tmp_path / "e.json"
+def test_dtype(bert: str) -> None:
+    path = Path("e.json")
     assert explained("--model", bert, "--dtype", "float64", "--out", str(path)) == 0
     model, tokenizer = load(bert)
     expected = NormAttribution(model.double()).attribute(tokenizer(TEXT, return_tensors="pt"))

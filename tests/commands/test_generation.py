@@ -26,9 +26,9 @@ def explain(*words: str) -> int:
 
 
 @pytest.fixture
-def prompt(tmp_path: Path) -> str:
-    (tmp_path / "prompt.txt").write_text(PROMPT + "\n", encoding="utf-8")
-    return str(tmp_path / "prompt.txt")
+def prompt() -> str:
+    Path("prompt.txt").write_text(PROMPT + "\n", encoding="utf-8")
+    return "prompt.txt"
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +38,15 @@ def generation() -> GenerationAttribution:
 
 
 def test_a_generated_answer_is_the_apis(
-    prompt: str, tmp_path: Path, generation: GenerationAttribution, capsys: pytest.CaptureFixture[str]
+    prompt: str, generation: GenerationAttribution, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = [tmp_path / f"answer{suffix}" for suffix in (".json", ".csv", ".html", ".png")]
+    out = [Path(f"answer{suffix}") for suffix in (".json", ".csv", ".html", ".png")]
     files = [word for path in out for word in ("--out", str(path))]
     assert explain(prompt, "--generate", "20", "--method", "decompx", "--segments", "line", *files) == 0
-    expected = generation.attribute(PROMPT, segments="line", gen_args={"max_new_tokens": 20, "do_sample": False})
+    expected: Any = generation.attribute(PROMPT, segments="line", gen_args={"max_new_tokens": 20, "do_sample": False})
     content, printed = written(out[0]), capsys.readouterr().out
     assert content["answer"] == expected.explained.answer == " a tiny silver ring in the garden."
     assert content["scores"] == expected.seq_attr.tolist()
-    assert expected.token_attr is not None
-    assert expected.segment_attr is not None
     assert content["token_scores"] == expected.token_attr.tolist()
     assert content["segment_scores"] == expected.segment_attr.tolist()
     assert out[1].read_text(encoding="utf-8") == expected.to_csv()
@@ -57,8 +55,8 @@ def test_a_generated_answer_is_the_apis(
     assert printed.index("What did Clara find?") > 0
 
 
-def test_a_given_answer_and_its_rival(prompt: str, tmp_path: Path, generation: GenerationAttribution) -> None:
-    out, words = tmp_path / "answer.json", [" a tiny silver ring", " a tiny golden guitar"]
+def test_a_given_answer_and_its_rival(prompt: str, generation: GenerationAttribution) -> None:
+    out, words = Path("answer.json"), [" a tiny silver ring", " a tiny golden guitar"]
     method = ["--method", "decompx", "--out", str(out)]
     assert explain(prompt, "--answer", words[0], "--contrast", words[1], *method) == 0
     expected = generation.attribute(PROMPT, words[0], contrast=words[1])
@@ -67,8 +65,8 @@ def test_a_given_answer_and_its_rival(prompt: str, tmp_path: Path, generation: G
 
 
 @pytest.mark.parametrize("method", ["random", "saliency", "information-flow", "weights"])
-def test_other_methods(tmp_path: Path, method: str) -> None:
-    out = tmp_path / "answer.json"
+def test_other_methods(method: str) -> None:
+    out = Path("answer.json")
     assert explain("Clara found", "--answer", " a", "--method", method, "--out", str(out)) == 0
     content = written(out)
     assert content["method"] == method
@@ -84,8 +82,8 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny(T5ForConditionalGeneration(config), tmp_path_factory.mktemp("t5")))
 
 
-def test_a_page_of_information_flow_has_the_routes_through_both_stacks(t5: str, tmp_path: Path) -> None:
-    out = tmp_path / "flow.html"
+def test_a_page_of_information_flow_has_the_routes_through_both_stacks(t5: str) -> None:
+    out = Path("flow.html")
     words = ["--answer", "the dog", "--method", "information-flow", "--model", t5, "--out", str(out)]
     assert explain("a cat runs", *words) == 0
     (example,) = content_of(out.read_text(encoding="utf-8"))["examples"]
@@ -103,18 +101,15 @@ def test_encoder_decoders_explain_answers(t5: str, words: list[str], capsys: pyt
     assert "--generate N or --answer TEXT" in refused(capsys, "explain", "a cat runs", "--model", t5, *words)
 
 
-def test_words_are_segments(
-    prompt: str, tmp_path: Path, generation: GenerationAttribution, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "answer.json"
+def test_words_are_segments(prompt: str, generation: GenerationAttribution, capsys: pytest.CaptureFixture[str]) -> None:
+    out = Path("answer.json")
     given = ["--answer", " a tiny", "--method", "decompx", "--segments", "word", "--top", "2", "--out", str(out)]
     assert explain(prompt, *given) == 0
-    expected = generation.attribute(PROMPT, " a tiny", segments="word")
+    expected: Any = generation.attribute(PROMPT, " a tiny", segments="word")
     content = written(out)
     assert content["segments"] == list(expected.segments or ())
     assert content["segments"][:5] == ["Eva", "lives", "in", "Prague", "with"]
     assert content["method"] == "decompx"
-    assert expected.segment_attr is not None
     assert sum(content["segment_scores"]) == pytest.approx(float(expected.segment_attr.sum()))
     printed = capsys.readouterr().out
     rows = printed[printed.index("index") :].splitlines()[1:]
@@ -143,8 +138,8 @@ def test_options_that_do_not_fit_are_refused(
     assert message in refused(capsys, "explain", prompt, *words)
 
 
-def test_conversations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chat = tmp_path / "chat.json"
+def test_conversations(capsys: pytest.CaptureFixture[str]) -> None:
+    chat = Path("chat.json")
     for content, message in (
         ('[{"role": "user", "content": "Anna owns"}]', "has no chat template"),
         ("{", "is not JSON"),

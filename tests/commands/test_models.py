@@ -19,8 +19,8 @@ from tests.tiny import bert_config, save_tiny
 STACKS = ("encoder", "decoder", "cross")
 
 
-def test_the_supported_models_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "models.json"
+def test_the_supported_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    out = Path("models.json")
     assert main(["models", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     for model in supported_models():
@@ -51,11 +51,11 @@ def test_a_check_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ids=["gpt-oss", "gptj", "dinov2", "whisper", "bart"],
 )
 def test_a_model_without_a_tokenizer_is_checked_with_what_it_reads(
-    model: Any, inputs: str, layout: str, layers: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Any, inputs: str, layout: str, layers: dict[str, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model().save_pretrained(tmp_path / "model")
-    out = tmp_path / "check.json"
-    assert main(["models", "--check", str(tmp_path / "model"), "--out", str(out)]) == 0
+    model().save_pretrained("model")
+    out = Path("check.json")
+    assert main(["models", "--check", "model", "--out", str(out)]) == 0
     assert inputs in capsys.readouterr().out
     found = json.loads(out.read_text())
     assert {stack: len([x for x in found["layers"] if x["stack"] == stack]) for stack in layers} == layers
@@ -89,11 +89,11 @@ def test_a_model_for_which_no_example_can_be_made_up_is_refused(
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
-def test_a_model_is_checked_in_few_bits(quantization: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_is_checked_in_few_bits(quantization: str, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     config = hf.BertConfig.from_dict({**bert_config().to_dict(), "hidden_size": 64, "intermediate_size": 128})
-    folder = save_tiny(hf.BertForSequenceClassification(config), tmp_path / "model")
-    out = tmp_path / "check.json"
+    folder = save_tiny(hf.BertForSequenceClassification(config), Path("model"))
+    out = Path("check.json")
     assert main(["models", "--check", str(folder), "--quantize", quantization, "--out", str(out)]) == 0
     check = json.loads(out.read_text(encoding="utf-8"))
     assert "accepted" in capsys.readouterr().out

@@ -60,12 +60,9 @@ def test_libraries_log_only_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert last == "again"
 
 
-def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_and_interruptions_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert program(failing(InvalidInputError("got\n  nothing;\ngive some"))).main(["say"]) == 2
     assert capsys.readouterr() == ("begun\n", "trial: error: got nothing; give some\n")
-
-
-def test_interruption_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert program(failing(KeyboardInterrupt())).main(["say"]) == 130
     assert capsys.readouterr() == ("begun\n", "trial: interrupted\n")
 
@@ -79,10 +76,10 @@ def test_interruption_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_what_the_system_refuses_is_one_sentence(
-    error: OSError, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    error: OSError, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A file of its own, since what its descriptor stands for may be exchanged.
-    with (tmp_path / "output").open("w", encoding="utf-8") as output, monkeypatch.context() as patch:
+    with Path("output").open("w", encoding="utf-8") as output, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", output)
         assert program(failing(error)).main(["say"]) == 2
     assert capsys.readouterr() == ("", f"trial: error: {message}\n")

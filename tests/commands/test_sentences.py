@@ -29,8 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_similarity_is_explained(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out.json"
+def test_a_similarity_is_explained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = Path("out.json")
     words = ["explain", TEXT, "--model", str(folder), "--method", "decompx", "--out", str(out)]
     assert main([*words, "--target", "a dog", "--against", "the cat"]) == 0
     near = SentenceSimilarity(load_sentence_transformer(str(folder)), "a dog", "the cat")
@@ -42,10 +42,10 @@ def test_a_similarity_is_explained(folder: Path, tmp_path: Path, capsys: pytest.
     assert "target: a dog − the cat" in capsys.readouterr().out
 
 
-def test_the_default_position_is_the_pooling(folder: Path, tmp_path: Path) -> None:
-    words = ["explain", TEXT, "--model", str(folder), "--out", str(tmp_path / "out.json")]
+def test_the_default_position_is_the_pooling(folder: Path) -> None:
+    words = ["explain", TEXT, "--model", str(folder), "--out", "out.json"]
     assert main(words) == 0
-    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    found = json.loads(Path("out.json").read_text(encoding="utf-8"))
     model = load_sentence_transformer(str(folder))
     expected = NormAttribution(model[0].auto_model).attribute(model.tokenizer(TEXT, return_tensors="pt"), position=0)
     assert found["position"] == "first"
@@ -62,9 +62,9 @@ def test_the_default_position_is_the_pooling(folder: Path, tmp_path: Path) -> No
     ],
 )
 def test_a_pooling_of_no_one_position_is_named(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, Any], poolings: list[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], config: dict[str, Any], poolings: list[str]
 ) -> None:
-    copied = shutil.copytree(folder, tmp_path / "model")
+    copied = shutil.copytree(folder, Path("model"))
     (copied / "1_Pooling" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert load_poolings(str(copied)) == poolings
     told = refused(capsys, "explain", TEXT, "--model", str(copied))
@@ -72,8 +72,8 @@ def test_a_pooling_of_no_one_position_is_named(
     assert main(["explain", TEXT, "--model", str(copied), "--position", "1"]) == 0
 
 
-def test_methods_are_compared_on_the_similarity_to_a_text(folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
+def test_methods_are_compared_on_the_similarity_to_a_text(folder: Path) -> None:
+    out = Path("out.json")
     words = ["compare", TEXT, "--model", str(folder), "--methods", "decompx,weights", "--out", str(out)]
     assert main([*words, "--target", "a dog"]) == 0
     near = SentenceSimilarity(load_sentence_transformer(str(folder)), "a dog")
@@ -81,9 +81,9 @@ def test_methods_are_compared_on_the_similarity_to_a_text(folder: Path, tmp_path
     assert json.loads(out.read_text(encoding="utf-8"))["targets"] == compare(near, TEXT, **options).targets
 
 
-def test_other_models_are_none(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_models_are_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
-    plain = save_tiny(transformers.BertModel(bert_config()), tmp_path / "plain")
+    plain = save_tiny(transformers.BertModel(bert_config()), Path("plain"))
     assert load_sentence_transformer(str(plain)) is None
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(__import__("sys").modules, "sentence_transformers", None)

@@ -176,15 +176,15 @@ def test_what_commands_complain_of(
 
 
 def test_translations_on_a_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """In a pipe they are data."""
-    (tmp_path / "text").write_text("oui\n", encoding="utf-8")
+    Path("text").write_text("oui\n", encoding="utf-8")
     monkeypatch.setattr("alignment.translation.translate", lambda *_, **__: [[HOSTILE]])
     shown = []
     for is_terminal in (True, False):
         monkeypatch.setattr(sys.stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
-        assert alignment.cli.main(["translate", str(tmp_path / "text"), "--quiet"]) == 0
+        assert alignment.cli.main(["translate", "text", "--quiet"]) == 0
         shown.append(capsysbinary.readouterr().out.decode())
     assert shown == [f"{SPELLED}\n", f"{HOSTILE}\n"]
 

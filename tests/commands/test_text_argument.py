@@ -6,14 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
 
 import alignment.cli
 from captum_norm import InvalidInputError, cli
 from captum_norm.commands.shared import given_text, output_folder, output_path
 from captum_norm.loading import load
-from tests.tiny import bert_config, save_tiny
 
 ARGUMENT = b"caf\xe9 noir".decode("utf-8", "surrogateescape")
 """What Python makes of an argument in Latin-1."""
@@ -33,12 +30,6 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         Path(name).write_bytes(content)
     Path("folder").mkdir()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(0)
-    return str(save_tiny(transformers.BertModel(bert_config()), tmp_path_factory.mktemp("bert")))
 
 
 @pytest.fixture
@@ -135,10 +126,10 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("words", REFUSED, ids=lambda words: ascii(" ".join(words)))
-def test_bad_input_is_one_sentence(words: list[str], model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_sentence(words: list[str], bert: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("folder.json").mkdir()
-    words = [word.replace("MODEL", model) for word in words]
-    words += [] if words[0] == "models" else ["--model", model]
+    words = [word.replace("MODEL", bert) for word in words]
+    words += [] if words[0] == "models" else ["--model", bert]
     said = complaint(cli.main, words, capsys)
     assert any(part in said for part in ("UTF-", "there is no", "cannot ", "must end in"))
     assert ("--text" in said) == ("nosuch.txt" in words)
@@ -174,16 +165,16 @@ def test_standard_input_of_which_nothing_can_be_read(
         assert b"line 1: got" in said
 
 
-def test_explain_reads_files(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_reads_files(bert: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("dog.txt").write_text("a dog runs\n", encoding="utf-8")
     said = []
     for words in (["a dog runs"], ["dog.txt"]):
-        assert cli.main(["explain", *words, "--model", model]) == 0
+        assert cli.main(["explain", *words, "--model", bert]) == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1]
-    assert cli.main(["explain", "dog.txt", "--text", "--model", model]) == 0
+    assert cli.main(["explain", "dog.txt", "--text", "--model", bert]) == 0
     assert capsys.readouterr().out != said[0]
-    assert load(model)[1].tokenize("dog.txt") == ["dog", ".", "[UNK]"]
+    assert load(bert)[1].tokenize("dog.txt") == ["dog", ".", "[UNK]"]
 
 
 def test_places_to_write() -> None:

@@ -54,10 +54,15 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
     return check
 
 
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files in the current folder."""
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command runs in a folder of its own."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def files() -> None:
+    """The files in the current folder."""
     for name, content in FILES.items():
         Path(name).write_text(content, encoding="utf-8")
 

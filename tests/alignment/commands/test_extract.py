@@ -31,19 +31,8 @@ LINKS = "0-0 1-1 2-2 3-3"  # of the first two pairs, with the recipe "mutual"
 
 
 @pytest.fixture(autouse=True)
-def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _files() -> None:
     write_texts()
-
-
-def test_from_two_files_to_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["extract", "fr", "en", *MUTUAL, "--out=links"]) == 0
-    found = lines("links")
-    assert found[:2] == [LINKS, LINKS]
-    assert len(found) == len(FRENCH)
-    count = sum(len(line.split()) for line in found)
-    assert capsys.readouterr() == ("", f"chose AWI layer 0\n6 lines, {count} links; 0 bad lines\n")
-    assert {path.name for path in Path().iterdir()} == {"fr", "en", "pairs", "links"}
 
 
 @pytest.mark.parametrize(
@@ -254,26 +243,6 @@ def test_scores_and_formats(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"7 lines, {kept} links" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--recipe=paper", "--scores"], "got scores and links that have no probabilities; use the recipe hmm"),
-        (["--combine=union", "--min-score=0.5"], "got scores and links that have no probabilities"),
-        (["--min-score=1.5"], "argument --min-score: got 1.5; expected a number from 0 to 1, such as 0.5"),
-    ],
-)
-def test_scores_where_there_are_none(refused: Refused, words: list[str], message: str) -> None:
-    refused(message, "extract", "fr", "en", "--layer=0", "--out=links", "--quiet", *words)
-
-
-def test_a_page_has_the_links_written() -> None:
-    assert cli.main(["extract", "pairs", *MUTUAL, "--layer=0", "--out=links", "--page=links.html", "--quiet"]) == 0
-    examples = content_of(Path("links.html").read_text(encoding="utf-8"))["examples"]
-    found = [{f"{source}-{target}" for target, source, _ in example["links"][0]["links"]} for example in examples]
-    assert found == [set(line.split()) for line in lines("links")]
-    assert [example["inputs"]["texts"] for example in examples] == [line.split() for line in FRENCH]
-
-
 def test_a_page_leaves_out_improbable_links_as_the_file_does() -> None:
     words = ["--layer=0", "--head=2", "--reverse-head=0", "--min-score=0.9", "--quiet"]
     assert cli.main(["extract", "pairs", *words, "--out=links", "--page=links.html"]) == 0
@@ -281,6 +250,7 @@ def test_a_page_leaves_out_improbable_links_as_the_file_does() -> None:
     examples = content_of(Path("links.html").read_text(encoding="utf-8"))["examples"]
     found = [{f"{source}-{target}" for target, source, _ in example["links"][0]["links"]} for example in examples]
     assert found == [set(line.split()) for line in lines("links")] != [set(line.split()) for line in lines("all")]
+    assert [example["inputs"]["texts"] for example in examples] == [line.split() for line in FRENCH]
 
 
 def interrupted(*_: object) -> None:
@@ -358,9 +328,12 @@ def test_two_directions_by_default_and_a_lexicon(
         (["--lexicon", "--save-lexicon=./links"], "got ./links for the links and for the lexicon; give two names"),
         (["--use-lexicon=pairs", "--out=./pairs", "--overwrite"], "cannot write ./pairs: it is the input"),
         (["--use-lexicon=en-fr.lexicon"], "got a lexicon of en–fr text for fr–en; count one with the sides in this"),
+        (["--recipe=paper", "--scores"], "got scores and links that have no probabilities; use the recipe hmm"),
+        (["--combine=union", "--min-score=0.5"], "got scores and links that have no probabilities"),
+        (["--min-score=1.5"], "argument --min-score: got 1.5; expected a number from 0 to 1, such as 0.5"),
     ],
 )
-def test_directions_and_lexicons_that_are_refused(refused: Refused, words: list[str], message: str) -> None:
+def test_directions_lexicons_and_scores_that_are_refused(refused: Refused, words: list[str], message: str) -> None:
     Lexicon(languages=("en", "fr")).save("en-fr.lexicon")
     refused(message, "extract", "fr", "en", "--layer=0", "--quiet", "--out=links", *words)
 
@@ -383,15 +356,11 @@ def test_a_multilingual_model_is_loaded_once_for_both_directions(
     model = random_model(family, tokenizer)
     model.save_pretrained("model")
     tokenizer.save_pretrained("model")
-    aligners = [
-        WordAligner(
-            model, HuggingFaceTokenizer(tokenizer, source_language=one, target_language=other), layer=0, recipe="hmm"
-        )
-        for one, other in (codes, codes[::-1])
-    ]
+    way = HuggingFaceTokenizer(tokenizer, source_language=codes[0], target_language=codes[1])
+    forward, reverse = (WordAligner(model, one, layer=0, recipe="hmm") for one in (way, way.reversed()))
     write("pairs", [f"{source} ||| {target}" for source, target in zip(SOURCES, TARGETS, strict=True)])
     sides = ([line.split() for line in text] for text in (SOURCES, TARGETS))
-    expected = list(map(format_pharaoh, BidirectionalAligner(aligners[0], aligners[1], "multiply").align(*sides)))
+    expected = list(map(format_pharaoh, BidirectionalAligner(forward, reverse, "multiply").align(*sides)))
     languages = [f"--source-language={codes[0]}", f"--target-language={codes[1]}"]
     words = ["extract", "pairs", "--model=model", "--layer=0", "--head=all", "--combine=multiply", "--quiet"]
     assert cli.main([*words, *languages]) == 0

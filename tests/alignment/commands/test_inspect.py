@@ -2,7 +2,6 @@
 
 import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -26,8 +25,7 @@ HEAD = ["line", "flags", *MEASURES, "uncovered", "added", "repeated", "source", 
 
 
 @pytest.fixture(autouse=True)
-def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _files() -> None:
     write("fr", FRENCH)
     write("en", ENGLISH)
     write("bad", TARGETS)

@@ -18,7 +18,7 @@ from alignment.huggingface import HuggingFaceTokenizer
 from alignment.normalization import NormalizedWords
 from captum_norm import InvalidInputError
 from tests.alignment.commands.texts import set_stdin
-from tests.alignment.fairseq.small import SOURCE, TARGET, settings, weights, write_dictionary
+from tests.alignment.fairseq.small import save_checkpoint, weights
 from tests.alignment.translation_models import FAMILIES, random_model
 from tests.commands import calls
 from tests.tiny import bert_config, save_tiny
@@ -45,10 +45,7 @@ def same(model: Any, other: Any) -> bool:
 @pytest.fixture
 def fairseq(tmp_path: Path) -> Path:
     """A checkpoint, its dictionaries beside it."""
-    save_checkpoint(tmp_path)
-    write_dictionary(tmp_path / "dict.fr.txt", SOURCE)
-    write_dictionary(tmp_path / "dict.en.txt", TARGET)
-    return tmp_path
+    return save_checkpoint(tmp_path)
 
 
 def saved(name: str, folder: Path) -> tuple[Path, Any]:
@@ -60,8 +57,7 @@ def saved(name: str, folder: Path) -> tuple[Path, Any]:
     return folder / "model", model
 
 
-def test_models_of_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_models_of_this_package() -> None:
     Path("fr-en").mkdir()  # a folder would be ./fr-en
     for words, name in (([], "fr-en"), (["--model=fr-en"], "fr-en"), (["--model=en-fr"], "en-fr")):
         model, tokenizer = load(*words)
@@ -80,7 +76,8 @@ def test_checkpoints_of_fairseq(fairseq: Path) -> None:
         assert isinstance(tokenizer, FairseqTokenizer)
         assert torch.equal(model.state_dict()["lm_head.weight"], weights()["decoder.output_projection.weight"])
         # The codes join "ab", but not "ba".
-        assert len(tokenizer.encode_source([["ab", "ba"]])[0].ids) == (4 if case > 1 else 3)
+        for encode in (tokenizer.encode_source, tokenizer.encode_target):
+            assert len(encode([["ab", "ba"]])[0].ids) == (4 if case > 1 else 3)
 
 
 def test_models_of_hugging_face(tmp_path: Path) -> None:
@@ -121,10 +118,7 @@ def test_a_prefix_is_told_to_the_model(tmp_path: Path) -> None:
         (["--device=none"], "cannot put the model on the device none: "),
     ],
 )
-def test_what_is_refused_is_said(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_is_refused_is_said(words: list[str], message: str) -> None:
     with pytest.raises(InvalidInputError, match=f"^{message}"):
         load(*words)
 
@@ -138,10 +132,6 @@ def test_other_models_of_hugging_face_are_refused(tmp_path: Path) -> None:
 def identity(*words: str) -> dict[str, str | None]:
     options = parsed(*words)
     return models.identity(options, *models.load(options), options.device)
-
-
-def save_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> None:
-    torch.save({"model": weights(seed=seed), "args": argparse.Namespace(**settings(**changes))}, folder / "model.pt")
 
 
 def test_two_checkpoints_are_told_apart_by_all_that_decides_the_alignments(fairseq: Path) -> None:

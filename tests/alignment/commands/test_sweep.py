@@ -31,9 +31,9 @@ Run = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
-def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for folder, files in (("wpt03", WPT03), ("rwth", RWTH)):
+def _files() -> None:
+    wrong, empty = WPT03 | {"test.enfr.talp": "1-1\n9-1\n"}, dict.fromkeys(RWTH, "")
+    for folder, files in {"wpt03": WPT03, "rwth": RWTH, "wrong": wrong, "empty": empty}.items():
         Path(folder).mkdir()
         for name, content in files.items():
             Path(folder, name).write_text(content, encoding="utf-8")
@@ -93,28 +93,15 @@ def test_the_stories_are_swept_by_default(run: Run, monkeypatch: pytest.MonkeyPa
     rates = {tuple(row[name] for name in names): float(row["aer"]) for row in found}
     assert len(rates) == len(found)
 
-    def at(story: str, head: str, recipe: str) -> list[str]:
-        return [f"{rates[story, method, 'AWI', '0', head, recipe]:.1f}" for method in ("norm", "weights")]
-
     recipes = ("paper", "product", "hmm")
-    lesson = [at("The Last Lesson", head, recipe) for head in ("", "2") for recipe in recipes]
-    assert lesson == [
-        ["32.1", "34.7"],
-        ["15.3", "17.6"],
-        ["10.9", "14.1"],
-        ["33.0", "32.5"],
-        ["13.7", "13.7"],
-        ["9.9", "9.6"],
-    ]
-    cat = [at("The Master Cat", head, recipe) for head in ("", "2") for recipe in recipes]
-    assert cat == [
-        ["39.3", "40.6"],
-        ["20.3", "24.1"],
-        ["15.9", "19.3"],
-        ["40.0", "39.5"],
-        ["18.8", "18.6"],
-        ["12.7", "13.0"],
-    ]
+
+    def of(story: str) -> str:
+        """Norms and weights, by recipe: all heads together, then head 2."""
+        choices = product(("", "2"), recipes, ("norm", "weights"))
+        return " ".join(f"{rates[story, method, 'AWI', '0', head, recipe]:.1f}" for head, recipe, method in choices)
+
+    assert of("The Last Lesson") == "32.1 34.7 15.3 17.6 10.9 14.1 33.0 32.5 13.7 13.7 9.9 9.6"
+    assert of("The Master Cat") == "39.3 40.6 20.3 24.1 15.9 19.3 40.0 39.5 18.8 18.6 12.7 13.0"
     means = printed[printed.index("2 corpora fr–en; AER in %") :]
     for recipe, head in product(recipes, ("", "2")):
         both = [
@@ -148,6 +135,8 @@ def test_several_corpora(run: Run) -> None:
     assert [row["corpus"] for row in found] == ["RWTH"] * (len(found) // 2) + ["WPT03"] * (len(found) // 2)
     assert [row["direction"] for row in found] == ["de-en"] * (len(found) // 2) + ["fr-en"] * (len(found) // 2)
     assert len(list(Path("out").glob("*.html"))) == 2
+    output = run("--corpus=rwth=rwth", "--swapped", warned=OTHER_LANGUAGES.format("en–de"))
+    assert output.startswith("RWTH en–de, ")
 
 
 @pytest.mark.parametrize(("model", "source", "target"), [("fr-en", "fr", "en"), ("en-fr", "en", "fr")])
@@ -163,11 +152,6 @@ def test_the_corpus_is_turned_the_models_way(run: Run, model: str, source: Langu
     assert min(float(row["aer"]) for row in found if row["recipe"] == "paper") < 20
 
 
-def test_the_corpus_is_turned_when_asked(run: Run) -> None:
-    output = run("--corpus=rwth=rwth", "--swapped", warned=OTHER_LANGUAGES.format("en–de"))
-    assert output.startswith("RWTH en–de, ")
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -179,14 +163,17 @@ def test_the_corpus_is_turned_when_asked(run: Run) -> None:
         (["--corpus=rwth=empty"], "got the corpus RWTH without a sentence pair"),
         (["--corpus=alibi", "--corpus=alibi=master-cat"], "got the corpora Blue Beard, The Master Cat, The Last Lesso"),
         (["--source=fr"], "got --source or --target without --gold; give the gold alignments of these sentences"),
+        (["--gold=gold", "--gold-base=1"], "got --gold without both sides; give --source and --target"),
+        (["--gold=gold", "--gold-format=tsv", "--source=en"], "the sentences are in a tsv file; leave out --source an"),
+        (["--gold=gold", "--corpus=alibi"], "got --gold and --corpus; give one of them"),
+        (["--gold=gold", "--source=en", "--target=en"], "talp files count from 0 or from 1"),
+        (["--gold=gold", "--gold-base=1", "--source=en", "--target=en"], "gold, line 1: got "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_is_refused_is_one_sentence(refused: Refused, words: list[str], message: str) -> None:
-    for folder, files in (("wrong", WPT03 | {"test.enfr.talp": "1-1\n9-1\n"}), ("empty", dict.fromkeys(RWTH, ""))):
-        Path(folder).mkdir()
-        for name, content in files.items():
-            Path(folder, name).write_text(content, encoding="utf-8")
+    write("gold", ["1-9"])
+    write("en", ["a b"])
     refused(message, "sweep", *words)
 
 
@@ -208,19 +195,3 @@ def test_gold_of_ones_own(words: list[str], links: list[str], run: Run) -> None:
     named = run("--corpus=wpt03=wpt03", "--model=en-fr")
     assert printed.partition("\n")[2] == named.partition("\n")[2]
     assert printed.startswith("gold source–target, 2 sentence pairs; AER in %")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--gold-base=1"], "got --gold without both sides; give --source and --target"),
-        (["--gold-format=tsv", "--source=en"], "the sentences are in a tsv file; leave out --source and --target"),
-        (["--corpus=alibi"], "got --gold and --corpus; give one of them"),
-        (["--source=en", "--target=en"], "talp files count from 0 or from 1"),
-        (["--gold-base=1", "--source=en", "--target=en"], "gold, line 1: got "),
-    ],
-)
-def test_gold_that_is_refused(words: list[str], message: str, refused: Refused) -> None:
-    Path("gold").write_text("1-9\n", encoding="utf-8")
-    Path("en").write_text("a b\n", encoding="utf-8")
-    refused(message, "sweep", "--gold=gold", *words)

@@ -16,8 +16,7 @@ INTERSECTION, UNION = "0-0 2-2\n\n3-1\n", "0-0 1-1 2-1 2-2\n0-0\n2-0 3-1\n"
 
 
 @pytest.fixture(autouse=True)
-def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _files() -> None:
     write("forward", FORWARD)
     write("reverse", REVERSE)
     write("swapped", SWAPPED_FROM_1)
@@ -40,13 +39,10 @@ def test_heuristics_and_files(
     assert capfdbinary.readouterr().out.decode() == found["grow-diag"]
 
 
-def test_a_name_may_have_an_equals_sign(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_files_of_any_name_and_compression_are_read(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     write("x=forward", REVERSE)
     assert cli.main(["symmetrize", "x=forward", "reverse", "--heuristic=union"]) == 0
     assert capfdbinary.readouterr().out.decode().split("\n") == [*REVERSE[:2], "2-0 3-1", ""]
-
-
-def test_compressed_files_are_read_back(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     for name in ("links.gz", "links.xz", "links.bz2"):
         assert cli.main(["symmetrize", "forward", "reverse", "--heuristic=union", f"--out={name}"]) == 0
         assert Path(name).read_bytes() != UNION.encode()

@@ -20,8 +20,7 @@ ONE = ("--layer=0", "--head=2", "--reverse-model=none")
 
 
 @pytest.fixture(autouse=True)
-def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _files() -> None:
     write("fr", SOURCE)
     write("en", TARGET)
 

@@ -1,11 +1,9 @@
 """``norm-align translate``: what the API gives line by line, columns, scores, raw text, and lines that are bad."""
 
-import argparse
 from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from alignment import cli
 from alignment.aligner import WordAligner
@@ -15,13 +13,12 @@ from alignment.formats import format_pharaoh
 from alignment.translation import translate
 from tests.alignment.commands.conftest import Printed, Refused
 from tests.alignment.commands.texts import ENGLISH, FRENCH, set_stdin, write
-from tests.alignment.fairseq.small import SOURCE, TARGET, settings, weights, write_dictionary
+from tests.alignment.fairseq.small import save_checkpoint
 from tests.pages import content as content_of
 
 
 @pytest.fixture(autouse=True)
-def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _files() -> None:
     write("fr", FRENCH)
     write("en", ENGLISH)
 
@@ -127,9 +124,7 @@ def test_raw_text(run: Printed) -> None:
     ],
 )
 def test_what_is_refused_is_one_sentence(refused: Refused, words: list[str], message: str) -> None:
-    torch.save({"model": weights(), "args": argparse.Namespace(**settings())}, "model.pt")
-    write_dictionary(Path("dict.fr.txt"), SOURCE)
-    write_dictionary(Path("dict.en.txt"), TARGET)
+    save_checkpoint(Path())
     refused(message, "translate", *words)
 
 

@@ -1,5 +1,6 @@
 """A small model in fairseq's terms, made without fairseq."""
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +65,12 @@ def weights(
 def write_dictionary(path: Path, size: int) -> None:
     """A dictionary for an embedding of that many rows."""
     path.write_text("".join(f"word{index} {100 - index}\n" for index in range(4, size)), encoding="utf-8")
+
+
+def save_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """A checkpoint with its dictionaries beside it."""
+    state = {"model": weights(seed=seed), "args": argparse.Namespace(**settings(**changes))}
+    torch.save(state, folder / "model.pt")
+    write_dictionary(folder / "dict.fr.txt", SOURCE)
+    write_dictionary(folder / "dict.en.txt", TARGET)
+    return folder

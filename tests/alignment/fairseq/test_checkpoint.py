@@ -22,7 +22,7 @@ from alignment.fairseq.checkpoint import read_checkpoint
 from captum_norm import InvalidInputError
 from tests.alignment.fairseq import make_reference
 from tests.alignment.fairseq.make_reference import CASES, PAD, Case, batch
-from tests.alignment.fairseq.small import SOURCE, TARGET, settings, weights, write_dictionary
+from tests.alignment.fairseq.small import save_checkpoint, settings, weights
 from tests.fuzzing import bounded, limited
 
 
@@ -73,12 +73,6 @@ def test_what_only_looks_like_fairseqs_does_nothing(tmp_path: Path, old: bool) -
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_what_torch_itself_does_not_build_is_refused(tmp_path: Path, old: bool) -> None:
-    path = save(tmp_path / "model.pt", old=old, model=weights(), args=Call(torch.set_num_threads, 1))
-    assert "torch.set_num_threads" in refusal(path)
-
-
-@pytest.mark.parametrize("old", [False, True])
 def test_settings_of_a_namespace(tmp_path: Path, old: bool) -> None:
     saved = weights()
     path = save(tmp_path / "model.pt", old=old, model=saved, args=argparse.Namespace(**settings(layers=[1, (2,)])))
@@ -98,14 +92,11 @@ def test_settings_of_a_namespace_that_the_user_has_declared_safe(tmp_path: Path)
     assert set(torch.serialization.get_safe_globals()) == before
 
 
-def test_settings_of_the_model_go_before_those_of_the_task(tmp_path: Path) -> None:
+def test_settings_of_the_model_go_before_those_of_the_task_and_nested_ones_are_flattened(tmp_path: Path) -> None:
     task = {"source_lang": "fr", "max_source_positions": 10}
-    model = argparse.Namespace(max_source_positions=20)
-    path = save(tmp_path / "model.pt", model=weights(), args=None, cfg={"task": task, "model": model, "bpe": None})
+    plain = argparse.Namespace(max_source_positions=20)
+    path = save(tmp_path / "model.pt", model=weights(), args=None, cfg={"task": task, "model": plain, "bpe": None})
     assert read_checkpoint(path).settings == {"source_lang": "fr", "max_source_positions": 20}
-
-
-def test_nested_settings_are_flattened(tmp_path: Path) -> None:
     model = {"_name": "transformer", "encoder": {"layers": 2}, "decoder": {"layers": 3}, "quant_noise": {"pq": 0}}
     path = save(tmp_path / "model.pt", model=weights(), cfg={"model": model, "task": None})
     expected = {"_name": "transformer", "encoder_layers": 2, "decoder_layers": 3, "quant_noise_pq": 0}
@@ -165,14 +156,20 @@ def test_settings_that_hold_themselves_are_refused(tmp_path: Path, old: bool) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["builtins.bytearray", "torch.Tensor", "torch.storage.UntypedStorage", "torch._utils._rebuild_qtensor"]
+    "name",
+    [
+        *("builtins.bytearray", "torch.Tensor", "torch.storage.UntypedStorage", "torch._utils._rebuild_qtensor"),
+        "torch.set_num_threads",
+    ],
 )
 @pytest.mark.parametrize("old", [False, True])
-def test_functions_that_make_objects_of_any_size_are_refused(tmp_path: Path, name: str, old: bool) -> None:
+def test_other_functions_are_refused_as_those_that_make_objects_of_any_size(
+    tmp_path: Path, name: str, old: bool
+) -> None:
     """Torch's reader itself would call ``bytearray(10 ** 11)``."""
     module, _, function = name.rpartition(".")
     made = getattr(importlib.import_module(module), function)
-    path = save(tmp_path / "model.pt", old=old, model=weights(), args=Call(made, 0))
+    path = save(tmp_path / "model.pt", old=old, model=weights(), args=Call(made, 1))
     with limited(), bounded(50):
         assert f"it refers to {name}" in refusal(path).replace("torch._C.", "torch.")
 
@@ -267,33 +264,14 @@ def test_the_tokenizer_has_the_ids_of_fairseq(reference: Path) -> None:
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A checkpoint and its dictionaries."""
-    torch.save({"model": weights(), "args": argparse.Namespace(**settings())}, tmp_path / "model.pt")
-    write_dictionary(tmp_path / "dict.fr.txt", SOURCE)
-    write_dictionary(tmp_path / "dict.en.txt", TARGET)
-    return tmp_path
-
-
-def test_codes_for_each_side(data: Path) -> None:
-    codes = data / "merges"
-    codes.write_text("#version: 0.2\na b</w>\n", encoding="utf-8")
-    _, tokenizer = load_fairseq_checkpoint(str(data / "model.pt"), str(data), codes=(codes, codes))
-    assert len(tokenizer.encode_source([["ab", "ba"]])[0].ids) == 4
-    _, tokenizer = load_fairseq_checkpoint(data / "model.pt", data, codes=codes)
-    assert len(tokenizer.encode_target([["ab", "ba"]])[0].ids) == 4
-    assert tokenizer.decode_target([7, 8, 2]) == ["word7", "word8"]
-    _, tokenizer = load_fairseq_checkpoint(data / "model.pt", data, codes=False)
-    assert len(tokenizer.encode_target([["ab", "ba"]])[0].ids) == 3
+    return save_checkpoint(tmp_path)
 
 
 def test_what_is_wrong_is_said(data: Path) -> None:
-    with pytest.raises(InvalidInputError, match=f"there is no folder {data / 'none'}"):
-        load_fairseq_checkpoint(data / "model.pt", data / "none")
-    with pytest.raises(InvalidInputError, match=f"there is no file {data / 'none.pt'}"):
-        load_fairseq_checkpoint(data / "none.pt", data)
     (data / "dict.en.txt").rename(data / "dict.de.txt")
     with pytest.raises(InvalidInputError, match=r"found no dict\.en\.txt"):
         load_fairseq_checkpoint(data / "model.pt", data)
-    torch.save({"model": weights(), "args": argparse.Namespace(**settings(target_lang=None))}, data / "model.pt")
+    (save_checkpoint(data, target_lang=None) / "dict.en.txt").unlink()
     with pytest.raises(InvalidInputError, match=r"does not name its languages.*expected one pair in .*, found none"):
         load_fairseq_checkpoint(data / "model.pt", data)
     for pair in ("fr-de", "fr-en"):

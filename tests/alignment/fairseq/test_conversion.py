@@ -43,16 +43,13 @@ def test_the_weights_tell_what_is_tied(shared: bool, tied: bool, expected: tuple
         assert (found.tied, found.shared) == expected
 
 
-def test_defaults_of_fairseq() -> None:
+def test_defaults_of_fairseq_and_learned_positions() -> None:
     few = {name: value for name, value in settings().items() if "attention_heads" in name}
     config: Any = architecture(few, weights()).config
     assert (config.activation_function, config.scale_embedding, config.max_position_embeddings) == ("relu", True, 1024)
-
-
-def test_learned_positions_tell_their_number() -> None:
     found = weights(learned=True)
     found["decoder.embed_positions.weight"] = torch.zeros(32, WIDTH)
-    config: Any = architecture(settings(max_target_positions=1024), found).config
+    config = architecture(settings(max_target_positions=1024), found).config
     assert config.max_position_embeddings == 30
 
 
@@ -166,7 +163,7 @@ def test_models_are_in_float32(dtype: torch.dtype) -> None:
     assert torch.equal(model.state_dict()["model.encoder.layers.0.fc1.weight"], rounded)
 
 
-def test_markers_and_stale_copies_are_dropped() -> None:
+def test_stale_copies_are_dropped_and_joint_projections_split() -> None:
     given = weights()
     expected = logits(build_model(settings(), given))
     for name in ("in_proj_weight", "in_proj_bias", "out_proj_weight", "fc1_bias", "fc2_weight"):
@@ -174,11 +171,6 @@ def test_markers_and_stale_copies_are_dropped() -> None:
     given["decoder.version"] = torch.tensor([3.0])
     given["decoder.embed_positions._float_tensor"] = given["encoder.embed_positions.weights"] = torch.zeros(1)
     assert torch.equal(logits(build_model(settings(), given)), expected)
-
-
-def test_joint_projections_are_split() -> None:
-    given = weights()
-    expected = logits(build_model(settings(), given))
     for attention in ("encoder.layers.0.self_attn", "decoder.layers.1.encoder_attn"):
         for kind in ("weight", "bias"):
             parts = [given.pop(f"{attention}.{letter}_proj.{kind}") for letter in "qkv"]

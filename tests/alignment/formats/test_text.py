@@ -31,12 +31,9 @@ def test_written_lines_come_back_and_bytes_are_reproducible(tmp_path: Path, suff
     assert (first == "a\n\nü\n".encode()) == (suffix == "")
 
 
-def test_words_are_split_at_spaces_and_tabs_alone() -> None:
+def test_words_and_links_stand_between_spaces_and_tabs() -> None:
     assert split_words(" 1\u00a0000  \u3000 francs\t!") == ["1\u00a0000", "\u3000", "francs", "!"]
     assert split_words("") == []
-
-
-def test_line_is_parsed_whatever_its_spaces() -> None:
     assert parse_pharaoh(" 10-0\t2-1  2-1 \r") == Alignment([(2, 1), (10, 0)])
     assert parse_pharaoh("") == Alignment()
 
