@@ -68,36 +68,27 @@ def supported() -> Iterator[dict[str, Any]]:
     """What the families say, in their order."""
     for kind, families in KINDS.items():
         if kind == "Vision":
-            yield from _encoder_decoders()
+            for name, pair in ENCODER_DECODERS.items():
+                yield _entry("Encoder–decoders", name, pair, pair.layout)
         for name, family in families.items():
             yield _entry(kind, name, family, family.style)
-    for name, pair in VISION_LANGUAGE.items():
-        yield _entry("Images and text", name, pair.text, pair.text.style)
-
-
-def _encoder_decoders() -> Iterator[dict[str, Any]]:
-    for name, family in ENCODER_DECODERS.items():
-        yield _entry("Encoder–decoders", name, family, family.layout)
+    for name, both in VISION_LANGUAGE.items():
+        yield _entry("Images and text", name, both.text, both.text.style)
 
 
 def _entry(kind: str, name: str, family: Family | EncoderDecoder, layout: str) -> dict[str, Any]:
-    model = family.build()
+    model: Any = family.build()
     behind = () if name in feed_forwards.NOT_UNDERSTOOD else feed_forwards.SCOPES[layout]
     scopes = (*SCOPES[layout], *behind)
     return {
         "kind": kind,
-        "model_type": _model_type(model),
+        "model_type": model.config.model_type,
         "model_class": type(model).__name__,
         "layout": layout,
         "positions": family.positions,
         "special": list(family.special),
         "scopes": list(scopes),
     }
-
-
-def _model_type(model: Any) -> str:
-    name: str = model.config.model_type
-    return name
 
 
 def data(models: list[dict[str, Any]]) -> str:
@@ -108,17 +99,14 @@ def data(models: list[dict[str, Any]]) -> str:
 
 def page(models: list[dict[str, Any]]) -> str:
     """As a page of the documentation."""
-    parts = [
-        HEAD.format(
-            count=len(models), full=len(models) - len(FURTHER | VISION_LANGUAGE), formed=len(feed_forwards.PARTS)
-        )
-    ]
+    full = len(models) - len(FURTHER | VISION_LANGUAGE)
+    parts = [HEAD.format(count=len(models), full=full, formed=len(feed_forwards.PARTS))]
     for kind, group in groupby(models, key=lambda model: model["kind"]):
         rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_row, group)]
         parts.append(f"\n## {kind}\n\n{NOTES.get(kind, '')}" + "".join(f"| {' | '.join(row)} |\n" for row in rows))
-    every: dict[str, Family | EncoderDecoder] = {**EVERY, **ENCODER_DECODERS}
+    every: dict[str, Any] = {**EVERY, **ENCODER_DECODERS}
     reasons = [
-        WITHOUT.format(model_type=_model_type(every[name].build()), reason=reason)
+        WITHOUT.format(model_type=every[name].build().config.model_type, reason=reason)
         for name, reason in feed_forwards.NOT_UNDERSTOOD.items()
     ]
     refused = (f"| {', '.join(f'`{name}`' for name in row['model_types'])} | {row['reason']} |\n" for row in refusals())

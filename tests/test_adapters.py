@@ -82,14 +82,11 @@ def test_the_class_is_that_of_the_adapter(base: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(model(IDS)[0], plain.eval()(IDS)[0], rtol=0, atol=0)
 
 
-def test_the_base_model_may_be_named_relative_to_the_adapter(base: Path, folder: Path) -> None:
+def test_a_base_model_and_a_tokenizer_beside_the_adapter_are_taken(base: Path, folder: Path) -> None:
     expected = load_model(str(folder))(IDS).logits
     shutil.copytree(base, folder / "base")
     edit(folder, lambda content: content.update(base_model_name_or_path="base"))
     assert torch.equal(load_model(str(folder))(IDS).logits, expected)
-
-
-def test_a_tokenizer_beside_the_adapter_is_the_one(folder: Path) -> None:
     words = tokenizer()
     words.add_tokens(["wolf"])
     words.save_pretrained(folder)

@@ -58,15 +58,12 @@ def test_a_bar_counts_the_queries_of_all_layers(
     assert shown.endswith("\r")  # cleared
 
 
-def test_the_queries_of_an_encoder_and_a_decoder(finished: list[object]) -> None:
+def test_bars_of_an_encoder_decoder_and_of_the_last_rows(finished: list[object]) -> None:
     model, inputs = encoder_decoders.build("bart"), encoder_decoders.inputs("bart", batch=2, source=9, target=6)
     with progress(delay=0):
         NormAttribution(model).maps(inputs)
     queries = 2 * 2 * (9 + 6 + 6)  # examples, layers, positions of encoder, decoder, and decoder to encoder
     assert (queries, queries) in finished
-
-
-def test_a_bar_counts_the_rows_requested(finished: list[object]) -> None:
     model, ids = families.build("llama"), families.inputs("llama", batch=2)
     with progress(delay=0):
         NormAttribution(model).maps(ids, last=3)

@@ -10,7 +10,7 @@ from captum.log import log_usage
 from captum.metrics import infidelity, sensitivity_max
 from torch import Tensor
 
-from captum_norm import NormAttribution, TokenAttribution
+from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution, TokenAttribution
 from tests import families
 from tests.classifiers import classifier, sentences
 
@@ -60,6 +60,18 @@ def test_captums_metrics_take_the_methods() -> None:
     expected = 0.1 * scores.sum(1) - (logit(embeddings, mask) - logit(0.9 * embeddings, mask)).detach()
     assert mask.bool().all(1).any()
     torch.testing.assert_close(captums[0], expected[0].square())
+
+
+@pytest.mark.parametrize("kind", [NormAttribution, AttentionBlockAttribution, AttentionWeights])
+def test_methods_of_maps_are_captums(kind: Any) -> None:
+    model, ids = families.build("bert"), families.inputs("bert", batch=2)
+    embeddings, method = model.get_input_embeddings()(ids).detach(), kind(model)
+    more: dict[str, Any] = {"additional_forward_args": torch.ones_like(ids)}
+    assert isinstance(method, attr.Attribution)
+    smooth = attr.NoiseTunnel(method).attribute(embeddings, nt_samples=3, nt_type="smoothgrad", stdevs=0.0, **more)
+    torch.testing.assert_close(smooth, method.attribute(embeddings, **more))
+    assert sensitivity_max(method.attribute, embeddings, perturb_radius=0.0, **more).abs().max() < 1e-5
+    assert (sensitivity_max(method.attribute, embeddings, perturb_radius=0.5, **more) > 1e-4).all()
 
 
 @pytest.mark.parametrize("make", [NormAttribution, lambda model: TokenAttribution(model, attr.FeatureAblation)])

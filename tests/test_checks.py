@@ -13,15 +13,7 @@ import transformers as hf
 from captum.attr import FeatureAblation, IntegratedGradients
 
 import captum_norm
-from captum_norm import (
-    CaptumNormError,
-    DecompX,
-    Difference,
-    InvalidInputError,
-    NormAttribution,
-    NormMeter,
-    TokenAttribution,
-)
+import captum_norm as cn
 from captum_norm.checks import quoted_name
 from captum_norm.lab.evaluation import Faithfulness, Perturbation, agreement
 from captum_norm.methods import METHODS
@@ -53,7 +45,7 @@ def absurd() -> Iterator[Any]:
     yield from (np.int64(1), np.array([1, 2]), np.array(math.nan), np.array(["a"]), np.float32(1))
     yield from (torch.tensor(1), torch.tensor([1.5]), torch.tensor([2**40]), torch.tensor([[1, 2]]), torch.empty(0))
     yield from (torch.tensor([1j]), torch.empty(2, device="meta"), torch.tensor([1, 1], dtype=torch.uint16))
-    yield from (Difference(0, 1), Difference([0], 2**70), Difference("a", None))  # type: ignore[arg-type]
+    yield from (cn.Difference(0, 1), cn.Difference([0], 2**70), cn.Difference("a", None))  # type: ignore[arg-type]
 
 
 def odd_inputs() -> Iterator[Any]:
@@ -73,7 +65,7 @@ def answered(work: Callable[[], Any]) -> bool:
     """Whether there is an answer; if not, the refusal must be one of ours, in one sentence."""
     try:
         work()
-    except CaptumNormError as error:
+    except cn.CaptumNormError as error:
         message = str(error)
     else:
         return True
@@ -131,15 +123,15 @@ def test_arguments_of_constructors(class_name: str, model: Any) -> None:
             if name in taken:
                 answered(partial(kind, model, *further, **{name: value}))
                 continue
-            with pytest.raises((TypeError, InvalidInputError), match=unknown):
+            with pytest.raises((TypeError, cn.InvalidInputError), match=unknown):
                 kind(model, *further, **{name: value})
 
 
 def test_further_arguments(model: Any) -> None:
-    meter, parts, tokens = NormMeter(model), DecompX(model), TokenAttribution(model, FeatureAblation)
+    meter, parts, tokens = cn.NormMeter(model), cn.DecompX(model), cn.TokenAttribution(model, FeatureAblation)
     translator = randomized(hf.MarianMTModel(tiny.marian_config(50)), 0, torch.float32)
     pair = {"input_ids": IDS, "decoder_input_ids": IDS}
-    stacks = NormAttribution(translator)
+    stacks = cn.NormAttribution(translator)
     for value in absurd():
         for name in ("scopes", "weights", "per_head", "head_norms", "maps", "layers", "stacks"):
             answered(partial(meter.measure, IDS, **{"scopes": ["attn"], name: value}))
@@ -173,11 +165,11 @@ def test_arguments_of_measures(model: Any) -> None:
 
 def test_any_sequence_of_names_is_one(model: Any) -> None:
     """A generator's names are not lost by looking at them."""
-    (measured,) = NormMeter(model).measure(IDS, scopes=(s for s in ["attn", "atb"])).values()  # type: ignore[arg-type]
+    (measured,) = cn.NormMeter(model).measure(IDS, scopes=(s for s in ["attn", "atb"])).values()  # type: ignore[arg-type]
     assert list(measured.norms) == ["attn", "atb"]
-    expected = NormAttribution(model).maps(IDS, layers=[1, 0]).encoder
+    expected = cn.NormAttribution(model).maps(IDS, layers=[1, 0]).encoder
     for layers in (torch.tensor([1, 0]), np.array([1, 0]), (1, 0), (layer for layer in [1, 0])):
-        found = NormAttribution(model).maps(IDS, layers=layers).encoder  # type: ignore[arg-type]
+        found = cn.NormAttribution(model).maps(IDS, layers=layers).encoder  # type: ignore[arg-type]
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
@@ -199,8 +191,8 @@ MESSAGES: list[tuple[Callable[[Any], Any], str]] = [
 
 @pytest.mark.parametrize(("work", "message"), MESSAGES, ids=range(len(MESSAGES)))
 def test_messages(model: Any, work: Callable[[Any], Any], message: str) -> None:
-    with pytest.raises(InvalidInputError) as caught:
-        work(NormAttribution(model))
+    with pytest.raises(cn.InvalidInputError) as caught:
+        work(cn.NormAttribution(model))
     assert str(caught.value).startswith(message)
 
 
@@ -209,7 +201,7 @@ def test_embeddings_may_lie_in_memory_as_they_like(bias: Any) -> None:
     """A model takes views of what its norms give, as GPT-2's linear maps do."""
     embeddings = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
     strided = embeddings.permute(2, 0, 1).contiguous().permute(1, 2, 0)
-    method = DecompX(build("gpt2", "GPT2LMHeadModel").double(), bias)
+    method = cn.DecompX(build("gpt2", "GPT2LMHeadModel").double(), bias)
     for target in (None, 1):
         expected = method.attribute(embeddings.double(), target)
         torch.testing.assert_close(method.attribute(strided.double(), target), expected)
@@ -217,18 +209,18 @@ def test_embeddings_may_lie_in_memory_as_they_like(bias: Any) -> None:
 
 def test_two_outputs_of_a_difference_are_no_two_positions(model: Any) -> None:
     """Beside the two targets an example of one token in a row of two lost one."""
-    method = TokenAttribution(model, FeatureAblation)
-    alone = method.attribute(torch.tensor([[7]]), Difference(0, 1))
+    method = cn.TokenAttribution(model, FeatureAblation)
+    alone = method.attribute(torch.tensor([[7]]), cn.Difference(0, 1))
     padded = {"input_ids": torch.tensor([[7, 0]]), "attention_mask": torch.tensor([[1, 0]])}
-    torch.testing.assert_close(method.attribute(padded, Difference(0, 1))[:, :1], alone)
+    torch.testing.assert_close(method.attribute(padded, cn.Difference(0, 1))[:, :1], alone)
 
 
 def test_what_torch_refuses_inside_of_a_models_code_is_the_models_refusal() -> None:
     """Also where functions of torch are watched: in code that computes its attention itself, and by DecompX."""
     model = randomized(Classifier(batch_first=True), 0, torch.float32)
     narrow = EMBEDDED[..., :3]
-    for method in (NormAttribution(build("bloom", "BloomForSequenceClassification")), DecompX(classifier())):
-        with pytest.raises(InvalidInputError, match="does not accept these inputs"):
+    for method in (cn.NormAttribution(build("bloom", "BloomForSequenceClassification")), cn.DecompX(classifier())):
+        with pytest.raises(cn.InvalidInputError, match="does not accept these inputs"):
             method.attribute(narrow)
-    with pytest.raises(InvalidInputError, match="does not accept these inputs"):
-        NormAttribution(model).attribute(EMBEDDED)
+    with pytest.raises(cn.InvalidInputError, match="does not accept these inputs"):
+        cn.NormAttribution(model).attribute(EMBEDDED)

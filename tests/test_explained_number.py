@@ -64,16 +64,13 @@ def test_the_number_of_every_family_is_that_of_the_plain_call(name: str) -> None
     expect_number(model, inputs, readout=head_of_means, target=1)
 
 
-def test_the_logit_of_a_language_model_is_that_of_the_plain_call() -> None:
+def test_logits_of_language_and_translation_models_are_those_of_the_plain_call() -> None:
     model, ids = new("LlamaForCausalLM", **TEXT)().eval(), families.inputs("llama", 0, 2, 7)
     places = OWN["position_ids"]
     for keep in (1, 0):
         options = {"use_cache": keep == 1, "output_hidden_states": True, "return_dict": True}
         inputs = {"input_ids": ids, "position_ids": places, "logits_to_keep": keep, **options}
         expect_number(model, inputs, target=11)
-
-
-def test_the_logit_of_a_translation_model_is_that_of_the_plain_call() -> None:
     model, inputs = encoder_decoders.build("bart"), encoder_decoders.inputs("bart", 0, 2, 5, 4)
     for cached in (False, True):
         expect_number(model, inputs | {"use_cache": cached, "output_hidden_states": True}, target=7)

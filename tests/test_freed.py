@@ -11,27 +11,7 @@ import torch
 from captum.attr import IntegratedGradients, Occlusion
 from torch import Tensor
 
-from captum_norm import (
-    ALTI,
-    CPLRP,
-    GIM,
-    ALTILogit,
-    AttentionBlockAttribution,
-    AttentionRollout,
-    AttentionTimesGradient,
-    AttentionWeights,
-    AttnLRP,
-    DecompX,
-    GenerationAttribution,
-    GlobEnc,
-    IncompleteDecompositionError,
-    InformationFlow,
-    InvalidInputError,
-    NormAttribution,
-    TokenAttribution,
-    ValueZeroing,
-    explain,
-)
+import captum_norm as cn
 from tests.families import TEXT
 from tests.families.family import new
 from tests.generation.texts import ANSWER, PROMPT, tokenizer
@@ -48,30 +28,30 @@ MODELS: dict[str, tuple[Callable[[], Any], dict[str, Tensor]]] = {
 EXPLAINED: dict[str, Any] = {"target": 1}
 # How a method is made, what is called, and with what beside inputs.
 CALLS: dict[str, tuple[Callable[[Any], Any], str, dict[str, Any]]] = {
-    "norm": (NormAttribution, "maps", {}),
-    "norm, differentiable": (partial(NormAttribution, differentiable=True), "maps", {}),
-    "attention-block": (partial(AttentionBlockAttribution, scope="atb_ff_res"), "maps", {}),
-    "globenc": (GlobEnc, "attribute", {}),
-    "alti": (ALTI, "attribute", {}),
-    "value-zeroing": (ValueZeroing, "attribute", {}),
-    "weights": (AttentionWeights, "maps", {}),
-    "rollout": (AttentionRollout, "attribute", {}),
-    "information-flow": (InformationFlow, "graphs", {}),
-    "attention-gradient": (AttentionTimesGradient, "attribute", EXPLAINED),
-    "alti-logit": (ALTILogit, "decompose", EXPLAINED),
-    "updates": (ALTILogit, "logit_updates", EXPLAINED),
-    "decompx": (DecompX, "decompose", EXPLAINED),
-    "decompx, propagated": (partial(DecompX, propagate=True), "decompose", EXPLAINED),
-    "decompx, maps": (DecompX, "maps", {}),
-    "cp-lrp": (CPLRP, "decompose", EXPLAINED),
-    "attnlrp": (AttnLRP, "decompose", EXPLAINED),
-    "gim": (GIM, "decompose", {"target": [[0, 1]]}),
+    "norm": (cn.NormAttribution, "maps", {}),
+    "norm, differentiable": (partial(cn.NormAttribution, differentiable=True), "maps", {}),
+    "attention-block": (partial(cn.AttentionBlockAttribution, scope="atb_ff_res"), "maps", {}),
+    "globenc": (cn.GlobEnc, "attribute", {}),
+    "alti": (cn.ALTI, "attribute", {}),
+    "value-zeroing": (cn.ValueZeroing, "attribute", {}),
+    "weights": (cn.AttentionWeights, "maps", {}),
+    "rollout": (cn.AttentionRollout, "attribute", {}),
+    "information-flow": (cn.InformationFlow, "graphs", {}),
+    "attention-gradient": (cn.AttentionTimesGradient, "attribute", EXPLAINED),
+    "alti-logit": (cn.ALTILogit, "decompose", EXPLAINED),
+    "updates": (cn.ALTILogit, "logit_updates", EXPLAINED),
+    "decompx": (cn.DecompX, "decompose", EXPLAINED),
+    "decompx, propagated": (partial(cn.DecompX, propagate=True), "decompose", EXPLAINED),
+    "decompx, maps": (cn.DecompX, "maps", {}),
+    "cp-lrp": (cn.CPLRP, "decompose", EXPLAINED),
+    "attnlrp": (cn.AttnLRP, "decompose", EXPLAINED),
+    "gim": (cn.GIM, "decompose", {"target": [[0, 1]]}),
     "integrated gradients": (
-        lambda model: TokenAttribution(model, IntegratedGradients, n_steps=3),
+        lambda model: cn.TokenAttribution(model, IntegratedGradients, n_steps=3),
         "attribute",
         EXPLAINED,
     ),
-    "occlusion": (lambda model: TokenAttribution(model, Occlusion), "attribute", EXPLAINED),
+    "occlusion": (lambda model: cn.TokenAttribution(model, Occlusion), "attribute", EXPLAINED),
 }
 # GlobEnc needs post-norm layers, and with others one stack; that of T5's decoder has no feed-forward network.
 WITHOUT = {
@@ -130,22 +110,13 @@ def test_model_and_graphs_are_freed(kind: str, name: str) -> None:
     assert alive() is None
 
 
-@pytest.mark.parametrize("method", [NormAttribution, DecompX, AttnLRP])
+@pytest.mark.parametrize("method", [cn.NormAttribution, cn.DecompX, cn.AttnLRP, "integrated-gradients"])
 @pytest.mark.usefixtures("uncollected")
-def test_generation_keeps_nothing(method: Any) -> None:
+def test_explain_and_generation_keep_nothing(method: Any) -> None:
     model = new("LlamaForCausalLM", **TEXT | {"vocab_size": len(tokenizer())})().eval()
-    explainer = GenerationAttribution(method(model), tokenizer())
-    expect_nothing_left(partial(explainer.attribute, PROMPT, ANSWER))
-    alive = ref(model)
-    del model, explainer
-    assert alive() is None
-
-
-@pytest.mark.parametrize("method", ["norm", "attnlrp", "integrated-gradients"])
-@pytest.mark.usefixtures("uncollected")
-def test_explain_keeps_nothing(method: str) -> None:
-    model = new("LlamaForCausalLM", **TEXT | {"vocab_size": len(tokenizer())})().eval()
-    expect_nothing_left(partial(explain, PROMPT, model, tokenizer(), method=method))
+    expect_nothing_left(partial(cn.explain, PROMPT, model, tokenizer(), method=getattr(method, "name", method)))
+    if not isinstance(method, str):
+        expect_nothing_left(partial(cn.GenerationAttribution(method(model), tokenizer()).attribute, PROMPT, ANSWER))
     alive = ref(model)
     del model
     assert alive() is None
@@ -156,12 +127,12 @@ def test_explain_keeps_nothing(method: str) -> None:
 def test_model_is_freed_after_an_exception(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs, call = prepared(kind, name)
     call(inputs)
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(cn.InvalidInputError):
         call({key: value + 60 for key, value in inputs.items()})
     for module in ("attr.output", "attr.layer_maps"):
         nothing_accepted = dict.fromkeys([torch.float32, torch.float64], -1.0)
         monkeypatch.setattr(f"captum_norm.{module}.TOLERANCE", nothing_accepted)
-    with pytest.raises(IncompleteDecompositionError):
+    with pytest.raises(cn.IncompleteDecompositionError):
         call(inputs)
     alive = ref(model)
     del model, call

@@ -8,20 +8,8 @@ import torch
 from captum.attr import IntegratedGradients, Occlusion, Saliency
 from torch import Tensor, nn
 
+import captum_norm as cn
 from benchmarks.precision import COMPARABLE, errors
-from captum_norm import (
-    TOLERANCE,
-    AttentionBlockAttribution,
-    AttentionTimesGradient,
-    AttentionWeights,
-    AttnLRP,
-    DecompX,
-    InvalidInputError,
-    NormAttribution,
-    NormMeter,
-    TokenAttribution,
-    UnsupportedModelError,
-)
 from tests import families, feed_forwards, oracle
 from tests.classifiers import classifier
 from tests.families import arrangement_of, tiers
@@ -33,7 +21,7 @@ from tests.test_matrix import SCOPES
 def test_norms_are_accumulated_in_single_precision(name: str, dtype: torch.dtype, tolerance: float) -> None:
     found = errors(name, dtype)
     assert found.accumulation < 1e-6
-    assert found.completeness < TOLERANCE[dtype]
+    assert found.completeness < cn.TOLERANCE[dtype]
     if name in COMPARABLE:
         assert found.mixing_ratio < tolerance
         assert found.maps < tolerance
@@ -48,9 +36,8 @@ def test_the_first_layer_stays_near_the_same_weights_in_float64(
     model, inputs = families.build(name, 0, dtype), families.inputs(name, dtype=dtype)
     style = feed_forwards.EVERY[name].style
     scopes = (*SCOPES[style], *feed_forwards.SCOPES[style])
-    (measured,) = NormMeter(model).measure(inputs, scopes=scopes).values()
-    assert measured.convergence_delta is not None
-    assert measured.convergence_delta.max() < TOLERANCE[dtype]
+    measured = families.measured(model, inputs, scopes=scopes)
+    assert measured.convergence_delta.max() < cn.TOLERANCE[dtype]
     assert measured.convergence_delta.dtype == torch.float32
     model, inputs = model.double(), inputs.double() if inputs.is_floating_point() else inputs
     layer = oracle.layers(feed_forwards.EVERY[name], model, inputs)[0]
@@ -66,10 +53,10 @@ def test_the_first_layer_stays_near_the_same_weights_in_float64(
 @pytest.mark.parametrize("scope", ["atb", "atb_ff_res"])
 def test_automatic_mixed_precision_is_refused(scope: Any) -> None:
     model, ids = families.build("bert"), families.inputs("bert")
-    with torch.autocast("cpu"), pytest.raises(InvalidInputError, match=r"torch\.autocast is on"):
-        AttentionBlockAttribution(model, scope).maps(ids)
+    with torch.autocast("cpu"), pytest.raises(cn.InvalidInputError, match=r"torch\.autocast is on"):
+        cn.AttentionBlockAttribution(model, scope).maps(ids)
     with torch.autocast("cpu"):
-        assert AttentionWeights(model).maps(ids).encoder is not None
+        assert cn.AttentionWeights(model).maps(ids).encoder is not None
 
 
 IDS = families.inputs("bert", 0, 2, 5)
@@ -78,11 +65,11 @@ IDS = families.inputs("bert", 0, 2, 5)
 PLACES = ("bert.encoder.layer.1.intermediate.dense", "bert.encoder.layer.1.attention.self.value")
 
 GRADIENTS: list[Any] = [
-    AttentionTimesGradient,
-    AttnLRP,
-    DecompX,
-    lambda model: TokenAttribution(model, IntegratedGradients, n_steps=5),
-    lambda model: TokenAttribution(model, Saliency),
+    cn.AttentionTimesGradient,
+    cn.AttnLRP,
+    cn.DecompX,
+    lambda model: cn.TokenAttribution(model, IntegratedGradients, n_steps=5),
+    lambda model: cn.TokenAttribution(model, Saliency),
 ]
 
 
@@ -131,7 +118,7 @@ def test_a_layer_that_passes_gradients_on_is_the_dequantized_one(place: str, num
 def test_a_layer_that_passes_none_on_is_refused(place: str, number: int, trained: bool) -> None:
     model, _ = built(place, rounds=True)
     model.requires_grad_(trained)
-    with pytest.raises(UnsupportedModelError, match=rf'^"{place}" \(Integers\) of BertForSeq.* no gradient on'):
+    with pytest.raises(cn.UnsupportedModelError, match=rf'^"{place}" \(Integers\) of BertForSeq.* no gradient on'):
         GRADIENTS[number](model).attribute(IDS, 1)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
@@ -139,9 +126,9 @@ def test_a_layer_that_passes_none_on_is_refused(place: str, number: int, trained
 def test_methods_without_gradients_explain_it() -> None:
     model, plain = built(PLACES[0], rounds=True)
     methods: list[Any] = [
-        NormAttribution,
-        lambda model: DecompX(model, propagate=True),
-        lambda model: TokenAttribution(model, Occlusion),
+        cn.NormAttribution,
+        lambda model: cn.DecompX(model, propagate=True),
+        lambda model: cn.TokenAttribution(model, Occlusion),
     ]
     for method in methods:
         scores, expected = (method(each).attribute(IDS, 1) for each in (model, plain))
@@ -160,5 +147,5 @@ def test_a_backward_pass_that_fails_is_refused() -> None:
 
     model = classifier()
     model.bert.encoder.layer[1].output.register_forward_hook(lambda _, __, output: Fails.apply(output))  # type: ignore[no-untyped-call]
-    with pytest.raises(UnsupportedModelError, match=r"backward pass of BertFor.* fails: view size .*; try model"):
-        AttentionTimesGradient(model).attribute(IDS, 1)
+    with pytest.raises(cn.UnsupportedModelError, match=r"backward pass of BertFor.* fails: view size .*; try model"):
+        cn.AttentionTimesGradient(model).attribute(IDS, 1)

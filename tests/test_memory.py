@@ -39,16 +39,13 @@ def test_where_nothing_says_what_is_free_the_budget_is_a_stated_one(system: Path
     assert MemoryBudget()[CPU] == UNKNOWN_FREE // SHARE
 
 
-def test_a_budget_is_a_share_of_what_was_free_first(system: Path) -> None:
+def test_a_budget_is_a_share_of_what_was_free_first_and_sizes_are_readable(system: Path) -> None:
     budget = MemoryBudget()
     assert budget[CPU] == 25 * MEBIBYTE
     system.write_text("MemAvailable:  4 kB\n")
     assert budget[CPU] == 25 * MEBIBYTE
     assert MemoryBudget()[CPU] == 1024
     assert MemoryBudget(17)[META] == 17
-
-
-def test_sizes_are_readable() -> None:
     assert (readable(2**30), readable(2**30 - 1), readable(0)) == ("1.0 GiB", "1024.0 MiB", "0.0 MiB")
 
 

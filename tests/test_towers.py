@@ -6,15 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from captum_norm import (
-    AttentionRollout,
-    AttentionWeights,
-    DecompX,
-    InvalidInputError,
-    NormAttribution,
-    UnsupportedModelError,
-    ValueZeroing,
-)
+import captum_norm as cn
 from captum_norm.forward.record import record
 from captum_norm.forward.session import Session
 from captum_norm.models.inputs import bind_inputs
@@ -36,45 +28,40 @@ from tests.test_images import alone, inputs_of, merged_inputs, model_of
 
 def test_stacks_that_a_model_lacks_are_refused() -> None:
     model, inputs = model_of("llava"), inputs_of("llava")
-    method = NormAttribution(model)
-    with pytest.raises(InvalidInputError, match="expected some of text, encoder, decoder, cross, vision"):
+    method = cn.NormAttribution(model)
+    with pytest.raises(cn.InvalidInputError, match="expected some of text, encoder, decoder, cross, vision"):
         method.maps(inputs, stacks=["qformer"])
     words = {"input_ids": torch.tensor([[1, 7, 9]])}
-    with pytest.raises(UnsupportedModelError, match=r"no attention of vision was seen .* pass its inputs, too"):
+    with pytest.raises(cn.UnsupportedModelError, match=r"no attention of vision was seen .* pass its inputs, too"):
         method.maps(words, stacks=["vision"])
     # Afterwards, the tower is seen.
     assert method.maps(inputs, stacks=["vision"]).towers["vision"].shape == (3, 2, 17, 17)
-    with pytest.raises(InvalidInputError, match=r"maps of vision alone; read \.towers"):
+    with pytest.raises(cn.InvalidInputError, match=r"maps of vision alone; read \.towers"):
         method.scores(method.maps(inputs, stacks=["vision"]))
-    with pytest.raises(InvalidInputError, match="got the stack vision; ValueZeroing explains the text alone"):
-        ValueZeroing(model).maps(inputs, stacks=["vision"])
+    with pytest.raises(cn.InvalidInputError, match="got the stack vision; ValueZeroing explains the text alone"):
+        cn.ValueZeroing(model).maps(inputs, stacks=["vision"])
 
 
 def test_text_alone_has_the_maps_of_the_text_model() -> None:
     model, ids = model_of("llava"), torch.tensor([[1, 7, 9, 3]])
-    maps = NormAttribution(model).maps(ids)
-    assert maps.modality is not None
+    maps: Any = cn.NormAttribution(model).maps(ids)
     assert maps.modality[0] == ["text"] * 4
     assert not maps.patches
-    alone = NormAttribution(model.model.language_model).maps(ids)
+    alone = cn.NormAttribution(model.model.language_model).maps(ids)
     torch.testing.assert_close(maps.decoder, alone.decoder, rtol=1e-9, atol=1e-11)
 
 
 def test_a_decoder_that_attends_to_pictures_has_maps_of_both() -> None:
     """Mllama: the norms in cross-attention, written out; aggregating the text's own layers must be asked for."""
     model, inputs = model_of("mllama"), inputs_of("mllama")
-    method = NormAttribution(model, "attn_res")
-    maps = method.maps(inputs)
-    assert maps.decoder is not None
-    assert maps.cross is not None
+    method = cn.NormAttribution(model, "attn_res")
+    maps: Any = method.maps(inputs)
     assert maps.decoder.shape == (2, 2, 6, 6)
     assert maps.cross.shape == (2, 1, 6, 10)
     layer = model.model.language_model.layers[1].cross_attn
     name = "model.language_model.layers.1.cross_attn"
-    with (
-        oracle.watched(model, {"v": (f"{name}.v_proj", "output"), "all": (name, "output")}) as seen,
-        oracle.eager(model),
-    ):
+    places = {"v": (f"{name}.v_proj", "output"), "all": (name, "output")}
+    with oracle.watched(model, places) as seen, oracle.eager(model):
         model(**inputs)
     (values,), ((_, weights),) = seen.values()
     heads = values.view(2, -1, 2, 8).transpose(1, 2).repeat_interleave(2, 1)
@@ -83,26 +70,23 @@ def test_a_decoder_that_attends_to_pictures_has_maps_of_both() -> None:
     vectors = oracle.vectors_per_head(weights, heads, matrix).sum(1).norm(dim=-1) * gate
     real = inputs["attention_mask"].bool()[..., None]
     torch.testing.assert_close(maps.cross[:, 0], vectors * real, rtol=1e-6, atol=1e-9)
-    with pytest.raises(InvalidInputError, match="maps of the stacks decoder, cross; expected"):
+    with pytest.raises(cn.InvalidInputError, match="maps of the stacks decoder, cross; expected"):
         method.attribute(inputs)
     own = method.scores(method.maps(inputs, stacks=["text"]))
     torch.testing.assert_close(own.sum(1), torch.ones(2, dtype=own.dtype))
-    for refused in (ValueZeroing, DecompX):
-        with pytest.raises(UnsupportedModelError, match="attends to a tower's positions, too"):
+    for refused in (cn.ValueZeroing, cn.DecompX):
+        with pytest.raises(cn.UnsupportedModelError, match="attends to a tower's positions, too"):
             refused(model).attribute(inputs)
-    with pytest.raises(InvalidInputError, match="not rolled out together"):
-        AttentionRollout(model).attribute(inputs)
+    with pytest.raises(cn.InvalidInputError, match="not rolled out together"):
+        cn.AttentionRollout(model).attribute(inputs)
 
 
 def test_a_query_transformer_has_stacks_of_its_own() -> None:
     model, inputs = model_of("blip-2"), inputs_of("blip-2")
-    maps = NormAttribution(model, "attn").maps(inputs, stacks=["qformer", "qformer cross"])
-    assert {name: tuple(stack.shape) for name, stack in maps.towers.items()} == {
-        "qformer": (3, 2, 4, 4),
-        "qformer cross": (3, 1, 4, 17),
-    }
+    maps: Any = cn.NormAttribution(model, "attn").maps(inputs, stacks=["qformer", "qformer cross"])
+    shapes = {name: tuple(stack.shape) for name, stack in maps.towers.items()}
+    assert shapes == {"qformer": (3, 2, 4, 4), "qformer cross": (3, 1, 4, 17)}
     # What stands in the sequence are its queries, not patches.
-    assert maps.modality is not None
     assert maps.modality[0].count("image") == 4
     assert not maps.patches
 
@@ -110,7 +94,7 @@ def test_a_query_transformer_has_stacks_of_its_own() -> None:
 def test_windows_and_pictures_do_not_attend_to_each_other() -> None:
     """Qwen2.5-VL packs pictures into a sequence and divides them into windows, in its first layer here."""
     model, inputs = model_of("qwen2.5-vl"), inputs_of("qwen2.5-vl")
-    maps = AttentionWeights(model).maps(inputs, stacks=["vision"]).towers["vision"]
+    maps = cn.AttentionWeights(model).maps(inputs, stacks=["vision"]).towers["vision"]
     assert maps.shape == (1, 2, 36, 36)
     picture = torch.tensor([0] * 16 + [1] * 12 + [2] * 8)
     same = picture[:, None] == picture
@@ -123,7 +107,7 @@ def test_windows_and_pictures_do_not_attend_to_each_other() -> None:
 def test_pictures_are_padding_where_no_query_attends_to_them() -> None:
     """Half of SmolVLM's last picture is padding: its patches are 0 in the tower's maps."""
     model, inputs = model_of("smolvlm"), inputs_of("smolvlm")
-    maps = NormAttribution(model).maps(inputs, stacks=["vision"])
+    maps = cn.NormAttribution(model).maps(inputs, stacks=["vision"])
     real = torch.ones(3, 4, 4, dtype=torch.bool)
     real[2, :, 2:] = False
     assert torch.equal(maps.real, real.flatten(1))
@@ -160,13 +144,11 @@ def test_an_adapted_model_has_towers_too() -> None:
     """LoRA on every query and value map, of text and tower, unmerged: the maps of the merged model."""
     peft = pytest.importorskip("peft", reason="PEFT is not installed")
     torch.manual_seed(0)
-    adapted = peft.get_peft_model(
-        copy.deepcopy(model_of("llava")),
-        peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False),
-    ).eval()
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(copy.deepcopy(model_of("llava")), config).eval()
     inputs = inputs_of("llava")
-    found = NormAttribution(adapted).maps(inputs, stacks=["text", "vision"])
-    expected = NormAttribution(adapted.merge_and_unload()).maps(inputs, stacks=["text", "vision"])
+    found = cn.NormAttribution(adapted).maps(inputs, stacks=["text", "vision"])
+    expected = cn.NormAttribution(adapted.merge_and_unload()).maps(inputs, stacks=["text", "vision"])
     torch.testing.assert_close(found.decoder, expected.decoder, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(found.towers["vision"], expected.towers["vision"], rtol=1e-5, atol=1e-7)
     assert [grid.positions.tolist() for grid in found.patches] == [grid.positions.tolist() for grid in expected.patches]
@@ -214,13 +196,12 @@ def video_alone(name: str, example: int) -> dict[str, Any]:
 @QWEN
 def test_every_position_of_a_video_has_its_modality(name: str) -> None:
     model, inputs = model_of(name), videos(name)
-    maps = NormAttribution(model).maps(inputs)
-    assert maps.modality is not None
+    maps: Any = cn.NormAttribution(model).maps(inputs)
     kinds = {IMAGE_TOKEN: "image", VIDEO_TOKEN: "video"}
     for ids, modality in zip(inputs["input_ids"].tolist(), maps.modality, strict=True):
         assert list(modality) == [kinds.get(token, "text") for token in ids]
     for example in range(2):
-        own = NormAttribution(model).maps(video_alone(name, example))
+        own = cn.NormAttribution(model).maps(video_alone(name, example))
         length = own.self_attention.shape[-1]
         inside = maps.self_attention[example, :, :length, :length]
         torch.testing.assert_close(inside, own.self_attention[0], rtol=1e-6, atol=1e-9)
@@ -236,7 +217,7 @@ def test_a_patch_of_a_frame_stands_where_its_pixels_go(name: str) -> None:
             layer = VISION_LANGUAGE[name].tower.layer.format(index)
             model.get_submodule(f"{layer}.{VISION_LANGUAGE[name].tower.projection}").weight.zero_()
     inputs = videos(name)
-    maps = NormAttribution(model).maps(inputs)
+    maps = cn.NormAttribution(model).maps(inputs)
     frames = [grid for grid in maps.patches if inputs["input_ids"][grid.example, grid.positions[0, 0]] == VIDEO_TOKEN]
     assert [tuple(grid.positions.shape) for grid in frames] == [(2, 2)] * 2 + [(1, 2)] * 3
     assert [grid.example for grid in frames] == [0] * 2 + [1] * 3

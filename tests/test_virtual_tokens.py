@@ -10,21 +10,7 @@ import transformers as hf
 from captum.attr import InputXGradient
 from torch import Tensor
 
-from captum_norm import (
-    ALTI,
-    ALTILogit,
-    AttentionRollout,
-    AttentionTimesGradient,
-    AttentionWeights,
-    DecompX,
-    InformationFlow,
-    InvalidInputError,
-    NormAttribution,
-    NormMeter,
-    TokenAttribution,
-    UnsupportedModelError,
-    ValueZeroing,
-)
+import captum_norm as cn
 from captum_norm.lab.analysis import Corpus, analyze
 from captum_norm.lab.analysis.corpus import SAMPLE
 from captum_norm.results.aggregation import encoder_decoder_relevance, encoder_decoder_rollout
@@ -89,7 +75,7 @@ def test_maps_are_those_of_the_model_inside(name: str, kind: str) -> None:
     base, inputs = plain(model, ids)
     before = model(ids).logits
     rows = LENGTH if "prefix" in kind or kind == "projected" else COUNT + LENGTH
-    for make in (NormAttribution, ALTI, ValueZeroing, AttentionTimesGradient):
+    for make in (cn.NormAttribution, cn.ALTI, cn.ValueZeroing, cn.AttentionTimesGradient):
         options: Any = {"target": 5} if make.target == "always" else {}
         expected = make(base).maps(inputs, **options).self_attention
         maps = make(model).maps(ids, **options)
@@ -103,7 +89,7 @@ def test_maps_are_those_of_the_model_inside(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
 def test_virtual_tokens_have_their_part_in_the_updates_of_a_logit(kind: str) -> None:
     model, ids = tuned("gpt2", kind), families.inputs("gpt2", batch=2, length=LENGTH)
-    method, tokens = ALTILogit(model), [[5, 7], [5, 7]]
+    method, tokens = cn.ALTILogit(model), [[5, 7], [5, 7]]
     parts = method.decompose(padded(ids), tokens, position=[[2, 5], [3, 5]])
     assert parts.scores.shape == (2, 2, COUNT + LENGTH)
     assert (parts.scores.sum(-1) + parts.bias - parts.number).abs().max() < 1e-9
@@ -117,14 +103,14 @@ def test_virtual_tokens_have_their_part_in_the_updates_of_a_logit(kind: str) -> 
     torch.testing.assert_close(parts.scores[1:, :, real], alone.scores, rtol=0, atol=1e-10)
     assert not parts.scores[1:, :, ~real].any()
     torch.testing.assert_close(method.attribute(padded(ids), 7, position=5), parts.scores[:, 1, COUNT:])
-    with pytest.raises(InvalidInputError, match="got virtual tokens or cached positions"):
-        InformationFlow(model).graphs(ids)
+    with pytest.raises(cn.InvalidInputError, match="got virtual tokens or cached positions"):
+        cn.InformationFlow(model).graphs(ids)
 
 
 @pytest.mark.parametrize("kind", ["prompt", "p-tuning", "prefix"])
 def test_padding_moves_the_inputs_behind_the_virtual_tokens(kind: str) -> None:
     model, ids = tuned("gpt2", kind), families.inputs("gpt2", batch=2, length=LENGTH)
-    for method in (NormAttribution(model), ALTI(model), ValueZeroing(model)):
+    for method in (cn.NormAttribution(model), cn.ALTI(model), cn.ValueZeroing(model)):
         batch, alone = method.maps(padded(ids)), method.maps(ids[1:, 2:])
         real = torch.ones(COUNT + LENGTH, dtype=torch.bool)
         real[COUNT : COUNT + 2] = False
@@ -141,14 +127,14 @@ def test_padding_moves_the_inputs_behind_the_virtual_tokens(kind: str) -> None:
 def test_a_rollout_goes_on_to_a_prefix_in_every_layer() -> None:
     """A_2 A_1 with the prefix's rows: what a layer takes from it is not passed on further."""
     model, ids = tuned("gpt2", "prefix"), families.inputs("gpt2", batch=2, length=LENGTH)
-    maps = AttentionWeights(model, "attn_res").maps(ids).self_attention
+    maps = cn.AttentionWeights(model, "attn_res").maps(ids).self_attention
     first, second = maps.unbind(1)
     shares = second[..., COUNT:] @ first
     shares[..., :COUNT] += second[..., :COUNT]
-    rolled = AttentionRollout(model).maps(ids).self_attention
+    rolled = cn.AttentionRollout(model).maps(ids).self_attention
     torch.testing.assert_close(rolled[:, 1], shares, rtol=0, atol=1e-12)
     torch.testing.assert_close(rolled.sum(-1), torch.ones(2, 2, LENGTH, dtype=torch.float64), rtol=0, atol=1e-12)
-    for method in (AttentionRollout(model), AttentionWeights(model, "attn_res", "rollout")):
+    for method in (cn.AttentionRollout(model), cn.AttentionWeights(model, "attn_res", "rollout")):
         scores = method.scores(method.maps(ids))
         torch.testing.assert_close(scores, shares[:, -1], rtol=0, atol=1e-12)
         torch.testing.assert_close(method.attribute(ids, position=-1), shares[:, -1, COUNT:], rtol=0, atol=1e-12)
@@ -157,7 +143,7 @@ def test_a_rollout_goes_on_to_a_prefix_in_every_layer() -> None:
 def test_relevance_of_a_prefix_is_what_each_layer_adds() -> None:
     """(I + Ā_2)(I + Ā_1), where the prefix's own rows of Ā are 0."""
     model, ids = tuned("gpt2", "prefix"), families.inputs("gpt2", batch=1, length=LENGTH)
-    method = AttentionTimesGradient(model)
+    method = cn.AttentionTimesGradient(model)
     maps = method.maps(ids, target=4)
     square = torch.zeros(2, COUNT + LENGTH, COUNT + LENGTH, dtype=torch.float64)
     square[:, COUNT:] = maps.self_attention[0]
@@ -172,7 +158,7 @@ def test_parts_of_an_output_are_those_of_virtual_tokens_and_inputs(kind: str) ->
     inputs = padded(ids)
     with torch.no_grad():
         number = model(**inputs).logits[0, -1, 7]
-    method = DecompX(model)
+    method = cn.DecompX(model)
     parts = method.decompose(inputs, 7)
     assert parts.scores.shape == (2, COUNT + LENGTH)
     assert parts.scores[:, :COUNT].abs().min() > 0
@@ -180,16 +166,16 @@ def test_parts_of_an_output_are_those_of_virtual_tokens_and_inputs(kind: str) ->
     torch.testing.assert_close(parts.number[0], number, rtol=0, atol=1e-11)
     scores = method.attribute(inputs, 7)
     assert torch.equal(scores, parts.scores[:, COUNT:])
-    propagated = DecompX(model, propagate=True).decompose(inputs, 7)
+    propagated = cn.DecompX(model, propagate=True).decompose(inputs, 7)
     torch.testing.assert_close(propagated.scores, parts.scores, rtol=0, atol=1e-11)
     base, plainly = plain(model, ids[:1])
-    torch.testing.assert_close(DecompX(base).decompose(plainly, 7).scores, parts.scores[:1], rtol=0, atol=1e-11)
+    torch.testing.assert_close(cn.DecompX(base).decompose(plainly, 7).scores, parts.scores[:1], rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
 def test_positions_count_from_the_first_input(kind: str) -> None:
     model, ids = tuned("gpt2", kind), families.inputs("gpt2", batch=2, length=LENGTH)
-    method = NormAttribution(model, aggregation="mean")
+    method = cn.NormAttribution(model, aggregation="mean")
     maps = method.maps(ids)
     mean = maps.self_attention.mean(1)[:, -LENGTH:]
     for position in (0, 2, -1):
@@ -197,7 +183,7 @@ def test_positions_count_from_the_first_input(kind: str) -> None:
         assert torch.equal(method.attribute(ids, position=position), mean[:, position, COUNT:])
     torch.testing.assert_close(method.attribute(ids, position="mean"), mean.mean(1)[:, COUNT:], rtol=1e-6, atol=0)
     assert torch.equal(method.attribute(ids), mean[:, -1, COUNT:])
-    with pytest.raises(InvalidInputError, match=f"the sequence has {LENGTH} positions"):
+    with pytest.raises(cn.InvalidInputError, match=f"the sequence has {LENGTH} positions"):
         method.attribute(ids, position=LENGTH)
 
 
@@ -207,7 +193,7 @@ def test_gradients_are_of_the_inputs_embeddings() -> None:
         table = model.get_base_model().get_input_embeddings().weight.detach()
         leaf = table[ids].clone().requires_grad_()
         (gradient,) = torch.autograd.grad(model(inputs_embeds=leaf).logits[:, -3, 7].sum(), leaf)
-        scores = TokenAttribution(model, InputXGradient).attribute(ids, 7, position=-3)
+        scores = cn.TokenAttribution(model, InputXGradient).attribute(ids, 7, position=-3)
         torch.testing.assert_close(scores, (gradient * table[ids]).sum(-1), rtol=1e-9, atol=1e-12)
 
 
@@ -215,7 +201,7 @@ def test_the_head_of_a_classifier_reads_the_first_virtual_token() -> None:
     """PEFT puts the prompt before [CLS], and BERT's pooler reads what comes first."""
     model = peft.get_peft_model(classifier(dtype=torch.float32), settings("prompt", "SEQ_CLS")).double().eval()
     ids = families.inputs("bert", batch=2, length=LENGTH)
-    method = NormAttribution(model, aggregation="mean")
+    method = cn.NormAttribution(model, aggregation="mean")
     maps = method.maps(ids)
     mean = maps.self_attention.mean(1)
     torch.testing.assert_close(method.scores(maps), mean[:, 0])
@@ -230,7 +216,7 @@ def test_an_encoder_decoder_model(kind: str) -> None:
     inputs = encoder_decoders.masked_inputs(target=5)
     source, target = inputs["input_ids"], inputs["decoder_input_ids"]
     before, beside = (COUNT, 0) if kind == "prompt" else (0, COUNT)
-    for method in (NormAttribution(model, "attn"), AttentionWeights(model), ALTI(model)):
+    for method in (cn.NormAttribution(model, "attn"), cn.AttentionWeights(model), cn.ALTI(model)):
         maps = method.maps(inputs)
         shapes = [stack.shape[2:] for stack in maps.of_three_stacks]
         assert shapes == [(before + 6, before + 6), (5, beside + 5), (5, before + 6)]
@@ -238,13 +224,13 @@ def test_an_encoder_decoder_model(kind: str) -> None:
         for stack, expected in zip(maps.of_three_stacks, alone.of_three_stacks, strict=True):
             rows, columns = expected.shape[2:]
             torch.testing.assert_close(stack[1:, :, :rows, :columns], expected, rtol=0, atol=1e-11)
-    shares = ALTI(model).chain(ALTI(model).maps(inputs))
+    shares = cn.ALTI(model).chain(cn.ALTI(model).maps(inputs))
     total = shares.source.sum(-1) + shares.prefix.sum(-1)
     torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-11)
-    source_scores, prefix_scores = ALTI(model).attribute(inputs)
+    source_scores, prefix_scores = cn.ALTI(model).attribute(inputs)
     torch.testing.assert_close(source_scores, shares.source[:, -1, before:], rtol=0, atol=1e-12)
     torch.testing.assert_close(prefix_scores, shares.prefix[:, -1, beside:], rtol=0, atol=1e-12)
-    parts: Any = ALTILogit(model).decompose(inputs, [[3], [3]], position=[[4], [4]])
+    parts: Any = cn.ALTILogit(model).decompose(inputs, [[3], [3]], position=[[4], [4]])
     total = sum(scores.sum(-1) for scores in parts.scores) + parts.bias
     torch.testing.assert_close(total, parts.number, rtol=0, atol=1e-11)
     with torch.no_grad():
@@ -272,18 +258,18 @@ def test_tokens_name_virtual_tokens() -> None:
     encoded.pop("token_type_ids", None)
     for kind in ("prompt", "prefix"):
         model = peft.get_peft_model(gpt2(400), settings(kind)).eval()
-        maps = NormAttribution(model).maps(encoded)
+        maps = cn.NormAttribution(model).maps(encoded)
         (texts,) = maps.tokens or []
         assert list(texts) == ["[virtual 1]", "[virtual 2]", "[virtual 3]", *encoded.encodings[0].tokens]
         assert len(texts) == maps.self_attention.shape[-1]
-        measured = NormMeter(model).measure(encoded, scopes=["attn"])["decoder"]
+        measured = cn.NormMeter(model).measure(encoded, scopes=["attn"])["decoder"]
         assert (measured.tokens, measured.virtual) == (maps.tokens, COUNT)
 
 
 def test_other_states_of_an_adapter() -> None:
     """Disabled, and enabled again; a LoRA adapter has no virtual tokens."""
     model, ids = tuned("gpt2", "prompt"), families.inputs("gpt2", batch=2, length=LENGTH)
-    method, base = NormAttribution(model), NormAttribution(deepcopy(model.get_base_model()))
+    method, base = cn.NormAttribution(model), cn.NormAttribution(deepcopy(model.get_base_model()))
     with model.disable_adapter():
         maps = method.maps({"input_ids": ids})
     assert (maps.virtual, maps.self_attention.shape[-1]) == (0, LENGTH)
@@ -293,15 +279,15 @@ def test_other_states_of_an_adapter() -> None:
 
 def test_what_is_refused() -> None:
     model, ids = tuned("gpt2", "prefix"), families.inputs("gpt2", batch=2, length=LENGTH)
-    with pytest.raises(InvalidInputError, match="got 3 virtual tokens of a tuned prefix"):
-        DecompX(model).attribute(ids, target=3)
+    with pytest.raises(cn.InvalidInputError, match="got 3 virtual tokens of a tuned prefix"):
+        cn.DecompX(model).attribute(ids, target=3)
     # PEFT would put its virtual tokens behind a cache, or replace it.
     cache: Any = model.get_base_model()(ids[:, :4], use_cache=True).past_key_values
-    with pytest.raises(InvalidInputError, match="puts its virtual tokens before the inputs of every call"):
-        NormAttribution(model).maps({"input_ids": ids[:, 4:], "past_key_values": cache})
+    with pytest.raises(cn.InvalidInputError, match="puts its virtual tokens before the inputs of every call"):
+        cn.NormAttribution(model).maps({"input_ids": ids[:, 4:], "past_key_values": cache})
     assert cache.get_seq_length() == 4
-    with pytest.raises(InvalidInputError, match=r"a sequence of 62 positions after 3 others; .* allows at most 64"):
-        NormAttribution(tuned("gpt2", "prompt")).maps(torch.ones(1, 62, dtype=torch.long))
+    with pytest.raises(cn.InvalidInputError, match=r"a sequence of 62 positions after 3 others; .* allows at most 64"):
+        cn.NormAttribution(tuned("gpt2", "prompt")).maps(torch.ones(1, 62, dtype=torch.long))
 
 
 def test_the_command_shows_virtual_tokens(tmp_path: Path) -> None:
@@ -312,11 +298,11 @@ def test_the_command_shows_virtual_tokens(tmp_path: Path) -> None:
     assert explain("--model", str(tmp_path / "adapter"), "--out", str(out), "--out", str(tmp_path / "map.png")) == 0
     content = written(out)
     assert content["tokens"] == ["[virtual 1]", "[virtual 2]", "[virtual 3]", *TOKENS]
-    method, inputs = NormAttribution(model), tokenizer()(TEXT, return_tensors="pt")
+    method, inputs = cn.NormAttribution(model), tokenizer()(TEXT, return_tensors="pt")
     inputs.pop("token_type_ids", None)
     maps = method.maps(inputs)
     torch.testing.assert_close(torch.tensor(content["scores"]), method.scores(maps)[0], rtol=1e-5, atol=1e-7)
     values = torch.tensor(content["map"]["values"])[:, COUNT:]
     torch.testing.assert_close(values, maps.self_attention[0], rtol=1e-5, atol=1e-7)
-    with pytest.raises(UnsupportedModelError, match="virtual tokens, which stand for no text of the corpus"):
+    with pytest.raises(cn.UnsupportedModelError, match="virtual tokens, which stand for no text of the corpus"):
         analyze("special-tokens", model, tokenizer(), Corpus(SAMPLE, limit=4))

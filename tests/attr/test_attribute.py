@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from captum.attr import Attribution, NoiseTunnel
-from captum.metrics import infidelity, sensitivity_max
 from torch import Tensor
 
 from captum_norm import (
@@ -128,36 +126,9 @@ def test_what_only_heads_of_images_read_is_no_position_to_ask_for() -> None:
 
 def test_one_token_is_explained_by_itself() -> None:
     for name in ("bert", "gpt2"):
-        maps = NormAttribution(families.build(name)).maps(families.inputs(name, length=1))
+        maps: Any = NormAttribution(families.build(name)).maps(families.inputs(name, length=1))
         assert (maps.decoder is not None) == (name == "gpt2")
-        assert maps.mixing_ratio is not None
         assert maps.mixing_ratio.abs().max() < 1e-5
-
-
-def test_captums_tools_work_on_the_methods() -> None:
-    model, ids = families.build("bert"), families.inputs("bert", batch=2)
-    embeddings = model.get_input_embeddings()(ids).detach()
-    mask = torch.ones_like(ids)
-    for method in (NormAttribution(model), AttentionBlockAttribution(model), AttentionWeights(model)):
-        assert isinstance(method, Attribution)
-        torch.manual_seed(0)
-        smooth = NoiseTunnel(method).attribute(
-            embeddings, nt_samples=3, nt_type="smoothgrad", stdevs=0.0, additional_forward_args=mask
-        )
-        torch.testing.assert_close(smooth, method.attribute(embeddings, additional_forward_args=mask))
-        still = sensitivity_max(method.attribute, embeddings, perturb_radius=0.0, additional_forward_args=mask)
-        assert still.abs().max() < 1e-5
-        moved = sensitivity_max(method.attribute, embeddings, perturb_radius=0.5, additional_forward_args=mask)
-        assert (moved > 1e-4).all()
-
-    def perturb(inputs: Tensor) -> tuple[Tensor, Tensor]:
-        noise = 0.01 * torch.randn_like(inputs)
-        return noise, inputs - noise
-
-    scores = NormAttribution(model).attribute(embeddings)[..., None].expand_as(embeddings)
-    values = infidelity(lambda e: model(inputs_embeds=e).last_hidden_state[:, 0, 0], perturb, embeddings, scores)
-    assert values.shape == (2,)
-    assert values.isfinite().all()
 
 
 @pytest.mark.parametrize("kind", [NormAttribution, AttentionBlockAttribution, AttentionWeights, AttentionRollout])
