@@ -202,8 +202,8 @@ def test_padding_on_the_left_shifts_the_maps_and_the_patches(name: str) -> None:
     maps: Any = NormAttribution(model).maps(left)
     for example, count in enumerate(counts):
         places = slice(length - count, length)
-        own = right.self_attention[example, :, :count, :count]
-        torch.testing.assert_close(maps.self_attention[example, :, places, places], own, rtol=1e-6, atol=1e-9)
+        expected = right.self_attention[example, :, :count, :count]
+        torch.testing.assert_close(maps.self_attention[example, :, places, places], expected, rtol=1e-6, atol=1e-9)
         images = [at for at, kind in enumerate(maps.modality[example]) if kind == "image"]
         assert images == (left["input_ids"][example] == IMAGE_TOKEN).nonzero().flatten().tolist()
         for patches, own in zip(maps.patches, right.patches, strict=True):

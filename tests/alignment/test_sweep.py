@@ -130,7 +130,7 @@ def test_records(trial: Any, swept: Sweep) -> None:
     found = list(records(swept))
     for record, (reading, result) in zip(found, swept.results.items(), strict=True):
         score, place = result.score, reading.place
-        expected = {"corpus": "Trial", "direction": "de-en", "method": reading.method}
+        expected: dict[str, Any] = {"corpus": "Trial", "direction": "de-en", "method": reading.method}
         expected |= {"setting": place.setting, "layer": place.layer, "head": place.head, "recipe": reading.recipe}
         expected |= {"aer": score.aer, "aer_interval": score._ci}
         expected |= {name: getattr(score, name) for name in ("precision", "recall", "f1", "links")}

@@ -101,7 +101,7 @@ def test_numbers_at_padding_are_nobodys() -> None:
     """What a model makes of padded positions alone is in no result."""
     model, ids, mask = families.build("bert"), torch.tensor([[5, 9, 7, 0]]), torch.tensor([[1, 1, 1, 0]])
     others = (cn.AttentionWeights, cn.AttentionRollout, cn.ALTI)
-    methods = [cn.NormAttribution(model, "attn_res_ln"), *(kind(model) for kind in others)]
+    methods: list[Any] = [cn.NormAttribution(model, "attn_res_ln"), *(kind(model) for kind in others)]
     methods += [cn.AttentionBlockAttribution(model, "atb_ff_res_ln"), cn.GlobEnc(model)]
     expected = [method.maps(ids, mask).self_attention for method in methods]
     last = model.encoder.layer[1].output
