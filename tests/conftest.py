@@ -53,6 +53,7 @@ def object_store(object_store_server: ObjectStore) -> ObjectStore:
     """The S3 server with an empty bucket."""
     for name in object_store_server.tree():
         object_store_server.files.rm_file(f"{BUCKET}/{name}")
+    object_store_server.files.clear_multipart_uploads(BUCKET)  # what killed processes began
     object_store_server.requests.clear()
     return object_store_server
 

@@ -104,9 +104,7 @@ def test_workers_share_a_run_from_and_to_a_bucket(object_store: ObjectStore, ray
     interrupt(source, out, 2)
     run(source, out, backend=ray)
     check_result("s3://bucket", pairs)
-    # A client that waits too long for an answer, on a busy machine, begins its upload again.
-    begun = object_store.requests.count(Request("POST", "/bucket/out", "uploads"))
-    assert len(object_store.uploads()) < begun
+    assert object_store.uploads() == []
 
 
 def test_workers_that_are_refused_say_so(object_store: ObjectStore, ray: RayBackend) -> None:
