@@ -68,16 +68,21 @@ def test_models_of_this_package() -> None:
 
 
 def test_checkpoints_of_fairseq(fairseq: Path) -> None:
-    codes = fairseq / "merges"
+    codes, others = fairseq / "merges", fairseq / "others"
     codes.write_text("#version: 0.2\na b</w>\n", encoding="utf-8")
-    given = {0: [], 1: ["--codes=none"], 2: [f"--codes={codes}"], 3: [f"--codes={codes}", f"--codes={codes}"]}
-    for case, words in given.items():
+    others.write_text("#version: 0.2\nc d</w>\n", encoding="utf-8")
+    # Of "ab" and "ba" the first codes join one, the others none; without codes both are words.
+    given = {
+        (3, 3): [[], ["--codes=none"]],
+        (4, 4): [[f"--codes={codes}"]],
+        (4, 5): [[f"--codes={codes}", f"--codes={others}"]],
+    }
+    for lengths, words in ((lengths, words) for lengths, several in given.items() for words in several):
         model, tokenizer = load(f"--model={fairseq / 'model.pt'}", f"--data={fairseq}", *words)
         assert isinstance(tokenizer, FairseqTokenizer)
         assert torch.equal(model.state_dict()["lm_head.weight"], weights()["decoder.output_projection.weight"])
-        # The codes join "ab", but not "ba".
-        for encode in (tokenizer.encode_source, tokenizer.encode_target):
-            assert len(encode([["ab", "ba"]])[0].ids) == (4 if case > 1 else 3)
+        encoded = (encode([["ab", "ba"]])[0].ids for encode in (tokenizer.encode_source, tokenizer.encode_target))
+        assert tuple(map(len, encoded)) == lengths
 
 
 def test_models_of_hugging_face(tmp_path: Path) -> None:
