@@ -140,6 +140,8 @@ OPTIONS: list[tuple[Any, str]] = [
     (lambda model, ids: cn.AttentionWeights(model, "attn_res").maps(ids, per_head=True), "per_head=True"),
     (lambda model, ids: cn.AttentionRollout(model).maps(ids, per_head=True), "per_head=True"),
     (lambda model, ids: cn.AttentionWeights(model).attribute(ids, return_convergence_delta=True), "decomposes nothing"),
+    (lambda model, ids: cn.ALTI(model).maps(ids, target=1), "the maps of ALTI depend on no output"),
+    (lambda model, ids: cn.ALTI(model).maps(ids, position=1), "the maps of ALTI depend on no output"),
 ]
 
 
