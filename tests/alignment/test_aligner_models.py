@@ -38,7 +38,7 @@ def test_layers_that_the_model_lacks_are_refused(marian: Any, layer: int) -> Non
 
 def test_what_the_method_cannot_is_refused(marian: Any, tmp_path: Any) -> None:
     method = cast(MapMethod, NormAttribution(marian.model, scope="attn_res_ln"))
-    with pytest.raises(InvalidInputError, match='got per_head=True for the scope "attn_res_ln"'):
+    with pytest.raises(InvalidInputError, match='no maps of single heads; only the scope "attn" splits into heads'):
         WordAligner(marian.model, marian.tokenizer, method, 0, head=0).align(marian.sources, marian.targets)
     model, tokenizer = made("T5", tmp_path)
     scope = NormAttribution(model, scope="attn_res_ln")
