@@ -229,7 +229,9 @@ class Layer:
             if self.gate is not None:
                 factors = self.gate[part.examples, ..., part.rows]
                 gated = (weights.to(factors.dtype).unsqueeze(2) * factors.unsqueeze(-1)).flatten(1, 2)
-            output, seen = (gated.detach().to(dtype) @ values[part.examples]).transpose(1, 2), attended[part]
+            # With so few columns, the transposed product is several times faster.
+            output = (values[part.examples].mT @ gated.detach().to(dtype).mT).permute(0, 3, 1, 2)
+            seen = attended[part]
             error[part] = torch.linalg.vector_norm(output - seen, dim=(2, 3))
             size[part] = torch.linalg.vector_norm(seen, dim=(2, 3))
             if part.rows.start == 0 and self.first == 0:
