@@ -1,6 +1,7 @@
 """Fixtures of the whole test suite."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,22 @@ from tests.object_store import BUCKET, ObjectStore, environment, free_port
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What compiles fairseq, starts Ray or a browser, or speaks to an S3 server is long."""
+    """Mark as long what compiles fairseq, starts Ray or a browser, or speaks to S3, and all but few of some cases."""
+    some = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         slow = {"chromium", "fairseq_python", "object_store", "ray"}.intersection(getattr(item, "fixturenames", ()))
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         if slow or parameters.get("place") == "s3":
             item.add_marker(pytest.mark.long)
+        elif item.get_closest_marker("few") and not item.get_closest_marker("long"):
+            some[item.nodeid.partition("[")[0]].append(item)
+    for cases in some.values():
+        marker = cases[0].get_closest_marker("few")
+        kept = marker.kwargs.get("cases", 3) if marker else len(cases)
+        short = [cases[place * (len(cases) - 1) // (kept - 1)] for place in range(kept)]
+        for item in cases:
+            if item not in short:
+                item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session", name="fairseq_python")

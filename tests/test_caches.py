@@ -98,6 +98,7 @@ def assert_last_measured(rows: Any, whole: Any, new: int, atol: float) -> None:
     assert rows.residual_norm is not None
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("name", "kind", "new"), CASES)
 def test_maps_are_the_last_rows_of_those_without_a_cache(name: str, kind: str, new: int) -> None:
     model, ids = families.build(name, dtype=torch.float64), families.inputs(name, batch=2, length=LENGTH)

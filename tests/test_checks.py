@@ -86,6 +86,7 @@ KINDS = ("NormAttribution", "AttentionTimesGradient", "DecompX", "ALTILogit")
 """Classes that read their arguments in ways of their own; the others take theirs."""
 
 
+@pytest.mark.few
 @QUIET
 @pytest.mark.parametrize(
     "class_name", [pytest.param(name, marks=() if name in KINDS else pytest.mark.long) for name in CLASSES]

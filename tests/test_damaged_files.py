@@ -25,6 +25,7 @@ pytestmark = pytest.mark.fuzz
 LONGEST_MESSAGE = 1000
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", READERS)
 def test_a_damaged_file_is_read_or_refused_in_one_sentence(kind: str, tmp_path: Path) -> None:
     reader = READERS[kind](tmp_path)

@@ -38,6 +38,7 @@ def kind_of(name: str) -> tuple[Any, ...]:
     return (family.scopes, family.positions, family.single, family.special, family.features, family.narrow)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", tiers(ENCODER_DECODERS, kind_of))
 def test_a_family(name: str) -> None:
     family = ENCODER_DECODERS[name]

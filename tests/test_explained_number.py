@@ -52,6 +52,7 @@ def expect_number(model: Any, inputs: dict[str, Any], **options: Any) -> None:
         assert near, (name, found.number, plain)
 
 
+@pytest.mark.few(cases=8)
 @pytest.mark.parametrize("name", tiers(name for name in FAMILIES if name not in {*REFUSED, "xmod"}))
 def test_the_number_of_every_family_is_that_of_the_plain_call(name: str) -> None:
     model = families.build(name)

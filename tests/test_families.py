@@ -17,7 +17,7 @@ from captum_norm import (
     UnsupportedScopeError,
 )
 from tests import families, feed_forwards, oracle
-from tests.families import EVERY, FAMILIES, OWN_CODE, REPRESENTATIVES, kind_of, state_of, tiers
+from tests.families import EVERY, FAMILIES, OWN_CODE, REPRESENTATIVES, kind_of, state_of
 from tests.padding import expect_alone, padded
 from tests.test_matrix import SCOPES, expect_an_interrupt, relative
 
@@ -38,7 +38,9 @@ def test_each_kind_has_a_representative() -> None:
         assert represented == {getattr(family, feature) for family in FAMILIES.values()}
 
 
-@pytest.mark.parametrize("name", tiers(EVERY))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.long) for name in EVERY]
+)
 def test_a_family(name: str) -> None:
     family = EVERY[name]
     model, inputs = families.build(name), families.inputs(name, batch=2, length=9)

@@ -13,6 +13,7 @@ from tests.feed_forwards import EVERY, PARTS, SCOPES
 from tests.test_matrix import relative
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", tiers(PARTS))
 def test_norms_equal_the_oracle(name: str) -> None:
     family, scopes = EVERY[name], SCOPES[EVERY[name].style]
@@ -50,6 +51,7 @@ def exact_vectors(name: str, model: Any, inputs: Tensor, baseline: str) -> list[
     return exact
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", feed_forwards.CROSS)
 def test_norms_behind_cross_attention_equal_the_oracle(name: str) -> None:
     parts = feed_forwards.CROSS[name]

@@ -100,6 +100,7 @@ def prepared(kind: str, name: str) -> tuple[Any, dict[str, Tensor], Callable[[An
     return model, inputs, partial(getattr(method(model), called), **options)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("kind", "name"), CASES)
 @pytest.mark.usefixtures("uncollected")
 def test_model_and_graphs_are_freed(kind: str, name: str) -> None:
@@ -110,6 +111,7 @@ def test_model_and_graphs_are_freed(kind: str, name: str) -> None:
     assert alive() is None
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("method", [cn.NormAttribution, cn.DecompX, cn.AttnLRP, "integrated-gradients"])
 @pytest.mark.usefixtures("uncollected")
 def test_explain_and_generation_keep_nothing(method: Any) -> None:
@@ -122,6 +124,7 @@ def test_explain_and_generation_keep_nothing(method: Any) -> None:
     assert alive() is None
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", ["norm", "decompx", "attnlrp", "alti-logit"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_model_is_freed_after_an_exception(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,7 @@ def test_older_versions_of_sentence_transformers_are_refused(folder: Path, monke
 LORA = {"target_modules": ["query"], "r": 1}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -99,6 +99,7 @@ FILES: dict[str, tuple[str, Callable[[Any], object]]] = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("change", FILES)
 def test_whatever_decides_the_tokens_counts(folder: Path, change: str) -> None:
     expected = tokenizer_digest(load_tokenizer(str(folder)))
@@ -119,6 +120,7 @@ def test_neither_place_nor_use_nor_chat_is_the_tokenizer(folder: Path) -> None:
     assert tokenizer_digest(load_tokenizer(str(folder.rename(folder.with_name("second"))))) == expected
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_kind_of_tokenizer_has_a_digest_that_its_files_decide(name: str, tmp_path: Path) -> None:
     found = set()

@@ -104,6 +104,7 @@ def expect_norms(family: Family, layers: list[oracle.Layer], measured: Any, tole
     assert relative(measured.weights[:, : len(layers)], weights) < tolerance
 
 
+@pytest.mark.few
 @every_family
 def test_norms_equal_the_oracle(name: str) -> None:
     """Over the merged sequence, and in the vision tower."""
@@ -140,6 +141,7 @@ def merged_inputs(model: Any, inputs: Inputs) -> tuple[nn.Module, dict[str, Any]
     return text, given
 
 
+@pytest.mark.few
 @every_family
 @pytest.mark.parametrize("stack", ["text", "vision"])
 def test_scopes_through_the_feed_forward_networks_are_complete(name: str, stack: str) -> None:
@@ -299,6 +301,7 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
     assert state_of(model) == state
 
 
+@pytest.mark.few
 @merged_families
 @pytest.mark.parametrize("method", [ALTI, ValueZeroing, DecompX])
 def test_methods_explain_pictures_and_text_together(name: str, method: Any) -> None:

@@ -67,6 +67,7 @@ def test_an_interrupted_file_is_old_or_new(folder: str, tmp_path: Path) -> None:
         assert is_whole()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffixes", [(".json", ".csv", ".html"), pytest.param((".png",), marks=pytest.mark.long)])
 def test_an_interrupted_command_says_one_line(
     suffixes: tuple[str, ...], folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -89,6 +89,7 @@ def test_without_maps_the_other_numbers_are_the_same(name: str) -> None:
         assert measured.convergence_delta.max() < (1e-6 if family.single else 1e-11)
 
 
+@pytest.mark.few
 @pairs(FAMILIES)
 def test_maps_and_attributions_agree(name: str, method: str) -> None:
     model, inputs = families.build(name), families.inputs(name)
@@ -132,6 +133,7 @@ def expect_an_interrupt(family: Family, model: Any, work: Callable[[], Any]) -> 
     handle.remove()
 
 
+@pytest.mark.few
 @pairs(TEXTS, without=["weights with residual"])
 def test_padding_and_batching_change_nothing(name: str, method: str) -> None:
     explain = METHODS[method](families.build(name))
@@ -154,6 +156,7 @@ def test_padding_and_batching_change_nothing(name: str, method: str) -> None:
 
 
 # The first two take what "weights" does, the third has no chunks.
+@pytest.mark.few(cases=8)
 @pairs(FAMILIES, without=["weights with residual", "rollout", "decompx"])
 def test_chunks_of_queries_change_nothing(name: str, method: str) -> None:
     model, inputs = families.build(name, dtype=torch.float64), families.inputs(name, dtype=torch.float64)

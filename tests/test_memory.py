@@ -73,6 +73,7 @@ def ids(length: int) -> torch.Tensor:
     return torch.randint(4, len(tiny.WORDS), (1, length), generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.long
 def test_8192_tokens_take_their_map_and_the_budget(bert: Any) -> None:
     budget = 16 * 2**20
     meter = NormMeter(bert, memory_budget=budget)

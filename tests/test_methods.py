@@ -35,6 +35,7 @@ def seeded(method: Any, ids: Tensor) -> Tensor:
     return scores
 
 
+@pytest.mark.few
 @pytest.mark.filterwarnings("ignore:Setting forward, backward hooks")
 @pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].package != "captum_norm.lab.comparison"])
 def test_copies_of_a_used_method_give_its_scores(name: str) -> None:

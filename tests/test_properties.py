@@ -240,6 +240,7 @@ def check_maps(call: Call, maps: AttributionMaps) -> None:
         assert (maps.convergence_delta <= TOLERANCE[call.precision]).all()
 
 
+@pytest.mark.few(cases=8)
 @pytest.mark.fuzz
 @pytest.mark.filterwarnings(
     "ignore:Setting forward, backward hooks", "ignore:Objective did not converge", "ignore:The PyTorch API of nested"

@@ -85,6 +85,7 @@ def expect_same(found: Tensor, expected: Tensor, tolerance: float) -> None:
     assert float((found - expected).abs().max() / expected.abs().max()) < tolerance
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("name", ["bert", pytest.param("llama", marks=pytest.mark.long)])
 def test_unmerged_is_merged(name: str, adapter: str) -> None:
@@ -259,6 +260,7 @@ def dequantised(plain: Any, quantised: Any) -> Any:
     return plain
 
 
+@pytest.mark.few
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 @pytest.mark.parametrize("kind", QUANTISED)

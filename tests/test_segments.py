@@ -54,6 +54,7 @@ def method_of(model: Any, scope: Any) -> Any:
     return AttentionBlockAttribution(model) if scope == "atb" else NormAttribution(model, scope)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", SCOPES)
 def test_norms_are_those_of_sums_of_vectors(name: str, seed: int) -> None:

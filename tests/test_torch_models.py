@@ -74,6 +74,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
+@pytest.mark.few
 @both_orders
 @both_styles
 @both_dtypes
@@ -283,6 +284,7 @@ def test_gradients_flow_through_the_maps() -> None:
     torch.testing.assert_close((gradient * step).sum(), (sums[0] - sums[1]) / 2, rtol=1e-5, atol=0)
 
 
+@pytest.mark.few
 @both_styles
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_vectors_through_the_feed_forward_network_add_up(norm_first: bool, activation: str) -> None:

@@ -68,6 +68,7 @@ def plain(model: Any, ids: Tensor) -> tuple[Any, dict[str, Any]]:
     return base, {"input_ids": ids, "past_key_values": prompt}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 @pytest.mark.parametrize("kind", ["prompt", "p-tuning", "prefix", "projected"])
 def test_maps_are_those_of_the_model_inside(name: str, kind: str) -> None:

@@ -67,6 +67,7 @@ def expect_same(found: list[Any], expected: list[Any]) -> None:
     assert sum(map(len, found[0])) > 5
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("name", "task"),
     [("Marian", None), ("M2M100", "SEQ_2_SEQ_LM"), ("BART", None), ("T5", "SEQ_2_SEQ_LM"), ("FSMT", None)],
@@ -93,6 +94,7 @@ WRAP: dict[str, Callable[[Any, Path], Any]] = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.filterwarnings("ignore:The following device_map keys")  # a buffer of the model itself
 @pytest.mark.parametrize("wrapper", WRAP)
 def test_a_wrapped_model_is_the_one_inside(wrapper: str, tmp_path: Path) -> None:

@@ -172,6 +172,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("max_tokens", [60, 4096])
 def test_norms_and_weights_of_random_models(made: Any, max_tokens: int) -> None:
     def read(method: Any, **options: Any) -> dict[int, Any]:

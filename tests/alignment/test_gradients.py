@@ -56,6 +56,7 @@ def close(found: Tensor, expected: Tensor, tolerance: float = 1e-11) -> None:
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", ["marian", "bart", "mbart", "m2m100", "pegasus", "t5", "mt5"])
 def test_equals_one_backward_pass_for_each_word(name: str) -> None:
     model = build(name, dtype=torch.float64)

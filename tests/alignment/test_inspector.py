@@ -132,6 +132,7 @@ HARD = {
 }
 
 
+@pytest.mark.long
 def test_flags_of_hard_cases_exchanged_sides_and_copies() -> None:
     inspector = Inspector(*load_shipped_model("fr-en"), layer=0, head=2)
     found = inspector.inspect([SOURCE.split()] * len(HARD), [target.split() for target in HARD])

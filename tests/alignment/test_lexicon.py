@@ -229,6 +229,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         Lexicon.load(tmp_path / "none")
 
 
+@pytest.mark.long
 def test_files_that_would_take_more_memory_than_they_may(tmp_path: Path) -> None:
     """Declared shapes, sizes beyond what compresses so well, and encryption."""
     lexicon_of(text(5)).save(tmp_path / "sound.npz")

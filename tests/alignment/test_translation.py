@@ -33,6 +33,7 @@ def step_by_step(model: Any, tokenizer: Any, pair: Any) -> list[float]:
     return found
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("name", "seed"), [("Marian", 0), ("NLLB", 1), ("mBART", 2), ("T5", 3), ("BART", 4)])
 def test_log_probabilities_are_those_of_each_step(name: str, seed: int, tmp_path: Path) -> None:
     model, tokenizer = made(name, tmp_path, seed)

@@ -65,6 +65,7 @@ def chain(encoder: list[Tensor], decoder: list[Tensor], cross: list[Tensor]) -> 
     return state[:, : len(source_positions)], state[:, len(source_positions) :]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(ENCODER_DECODERS)))
 def test_source_and_prefix_equal_the_oracle(seed: int, name: str) -> None:
     family = ENCODER_DECODERS[name]

@@ -84,6 +84,7 @@ def by_hand(name: str, model: Any, ids: Tensor, example: int, position: int, tok
     return Direct(embedding, torch.stack(heads), torch.stack(written), bias, logit, scores)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("seed", "name"), [*enumerate(HEADS), (7, "gpt2"), (8, "llama"), (9, "gptj")])
 def test_updates_and_scores_equal_the_sums_by_hand(seed: int, name: str) -> None:
     model, ids = families.build(name, seed, torch.float64), families.inputs(name, seed)

@@ -35,6 +35,7 @@ def built(name: str) -> Any:
     return classifier() if name == "bert" else families.build(name, dtype=torch.float64)
 
 
+@pytest.mark.few
 @every_method
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "bloom"])
 def test_padding_and_batching_change_nothing(name: str, family: str) -> None:
@@ -52,6 +53,7 @@ def test_padding_and_batching_change_nothing(name: str, family: str) -> None:
     assert not scores[mask == 0].any()
 
 
+@pytest.mark.few
 @every_method
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_modes_change_nothing_and_nothing_is_left(name: str, family: str) -> None:
@@ -84,6 +86,7 @@ def test_modes_change_nothing_and_nothing_is_left(name: str, family: str) -> Non
     torch.testing.assert_close(method.attribute(IDS, 1), expected)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", METHODS | MAPS)
 @pytest.mark.parametrize("family", ["bart", "t5"])
 @pytest.mark.parametrize("side", ["left", "right"])

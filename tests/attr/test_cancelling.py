@@ -103,6 +103,7 @@ EACH = list(product(range(3), SIZES))
 """Seeds and sizes."""
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", SCOPES)
 def test_norms_of_heads_that_cancel(name: str) -> None:
     scopes, beyond = SCOPES[name], feed_forwards.SCOPES[EVERY[name].style]
@@ -141,6 +142,7 @@ def test_norms_of_vectors_that_are_all_but_their_mean(name: str) -> None:
             assert error(norms, torch.stack(vectors, 1).norm(dim=-1)) < (1e-5 if name == "bert" else 1e-4)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", SCOPES)
 def test_norms_of_segments(name: str) -> None:
     numbers = torch.tensor([[0, 1, 1, 2, 2, 2, 3, -1, 3], [3, 2, 2, 1, 1, -1, 0, 0, 3]])
@@ -159,6 +161,7 @@ def test_norms_of_segments(name: str) -> None:
             assert error(method.maps(inputs, together=True).self_attention, summed.norm(dim=-1)) < 1e-4
 
 
+@pytest.mark.long
 def test_norms_of_cross_attention() -> None:
     scopes: Any = ("attn", "attn_res_ln", *feed_forwards.SCOPES["post-norm"])
     for seed, size in EACH:
@@ -199,6 +202,7 @@ def test_other_methods_on_heads_that_cancel(size: float) -> None:
         assert (nearness[:, index] - near / near.sum(-1, keepdim=True)).abs().max() < 2e-6
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("size", SIZES)
 def test_a_head_whose_channels_cancel(size: float) -> None:
     for seed in range(3):

@@ -75,6 +75,7 @@ def importances(layer: oracle.Layer, end: Tensor | None) -> tuple[Tensor, Tensor
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", tiers(kind=arrangement_of))
 def test_maps_equal_the_parts_by_hand(name: str) -> None:
     tolerance = 1e-6 if FAMILIES[name].single else 1e-11
@@ -142,6 +143,7 @@ def followed(parts: Parts, output: FlowNode, threshold: float) -> Parts:
     return found
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("seed", "name"), [(0, "gpt2"), (1, "llama"), (2, "gptj"), (3, "bert"), (4, "gpt2")])
 def test_graphs_equal_the_routes_by_hand(seed: int, name: str) -> None:
     model, ids = families.build(name, seed, torch.float64), families.inputs(name, seed)
@@ -218,6 +220,7 @@ def test_graphs_of_padded_examples_are_those_of_each_alone(name: str) -> None:
             assert edge.importance == pytest.approx(other.importance)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_a_graph_to_all_positions_has_those_to_each(name: str, side: str) -> None:

@@ -75,6 +75,7 @@ def tensors(results: Any) -> Iterator[Tensor]:
         yield from tensors(vars(results))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", MODELS)
 def test_results_are_finite_or_refused(name: str) -> None:
     model, ids = MODELS[name](), torch.tensor([[5, 9, 7, 3, 8]])

@@ -59,6 +59,7 @@ def relatively_near(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -
     assert (actual[~counts] <= 2 * LEAST).all()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", SCOPES)
 @pytest.mark.parametrize("make", [small_values, small_weights])
 def test_norms_keep_their_digits(name: str, make: Callable[[str, float], Any]) -> None:

@@ -63,6 +63,7 @@ def direct(name: str, model: Any, inputs: Tensor) -> Tensor:
     return torch.stack([with_values_zeroed(run, model, *both, columns=columns) for both in places], 1)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(LAYERS)))
 def test_maps_equal_whole_passes(seed: int, name: str) -> None:
     tolerance = 1e-6 if FAMILIES[name].single else 1e-11
@@ -95,6 +96,7 @@ def test_biases_of_as_many_heads_as_examples(batch: int) -> None:
     torch.testing.assert_close(maps, alone, rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(("bart", "m2m100", "t5", "whisper"))))
 def test_all_stacks_of_an_encoder_decoder_equal_whole_passes(seed: int, name: str) -> None:
     family = encoder_decoders.ENCODER_DECODERS[name]

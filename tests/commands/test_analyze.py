@@ -57,6 +57,7 @@ def test_what_is_written_is_what_the_api_finds(name: str, model: str, capsys: py
     }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", ANALYSES)
 def test_a_text_of_which_nothing_can_be_ordered(name: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("short").write_text("Yes.\n", encoding="utf-8")
@@ -80,6 +81,7 @@ def test_what_is_refused_is_one_sentence(
     assert refused(capsys, "analyze", *words, "--model", model).startswith(message)
 
 
+@pytest.mark.long
 def test_interrupted_or_without_room_it_leaves_nothing_half_written(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

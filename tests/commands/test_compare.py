@@ -47,6 +47,7 @@ def same(path: Path, expected: Comparison) -> None:
     assert timeless(content["methods"]) == timeless(wanted["methods"])
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("words", "options"),
     [

@@ -20,6 +20,7 @@ from tests.tiny import WORDS, bert_config, save_tiny
 pytestmark = pytest.mark.usefixtures("wide_terminal")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("words", "method", "arguments"),
     [

@@ -64,6 +64,7 @@ def test_a_given_answer_and_its_rival(prompt: str, generation: GenerationAttribu
     assert written(out)["contrast"] == " golden"
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("method", ["random", "saliency", "information-flow", "weights"])
 def test_other_methods(method: str) -> None:
     out = Path("answer.json")

@@ -39,6 +39,7 @@ def test_a_check_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert line in printed
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("model", "inputs", "layout", "layers"),
     [

@@ -118,6 +118,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: f"{words[0]} {len(words)}")
 def test_what_commands_print_and_write(
     words: list[str], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -89,6 +89,7 @@ def test_outputs_are_named_by_label_token_or_text(classifier: Any, gpt2: Any) ->
     assert found.target == "0, 1"
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", sorted(name for name, entry in METHODS.items() if entry.target != "never"))
 @pytest.mark.parametrize("kind", ["classifier", "gpt2"])
 @pytest.mark.filterwarnings("ignore:Setting forward, backward hooks")

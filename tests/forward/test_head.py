@@ -134,6 +134,7 @@ READ: dict[str, Position] = {"first": "first", "last": "last"}
 READ |= dict.fromkeys(("mean of real", "normed mean", "mean of all"), "mean")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("make", [lambda: hf.BertModel(BERT), lambda: hf.GPT2Model(GPT2)], ids=["BERT", "GPT-2"])
 def test_users_own_heads(make: Callable[[], Any], pool: str) -> None:

@@ -102,6 +102,7 @@ RULES: tuple[Any, ...] = (cn.DecompX, cn.AttnLRP, cn.CPLRP, cn.GIM)
 LENGTHS = [16, 64, pytest.param(1000, marks=pytest.mark.long)]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("change", ["window", "squares", "other values"])
 def test_what_attends_otherwise_beyond_a_length_is_explained_as_it_runs(change: str, length: int) -> None:
@@ -118,6 +119,7 @@ def test_what_attends_otherwise_beyond_a_length_is_explained_as_it_runs(change: 
         assert abs(float(method(model).decompose(far, target=7, position=-1).number) - float(number)) < 1e-12
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("change", ["no product", "no softmax", "chunks", "no attention"])
 def test_a_layer_that_is_not_seen_beyond_a_length_is_missed(change: str) -> None:
     """Its maps would be missing, and the numbers of the layers behind it wrong."""
@@ -185,6 +187,7 @@ def test_understanding_a_model_leaves_its_positions() -> None:
     assert abs(float(explained.number) - float(number)) < 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:_compile flag", "ignore:flex_attention called without")
 def test_masks_of_flex_attention_are_the_models() -> None:
     sizes = families.GROUPED | {"hidden_size": 64, "head_dim": 16, "sliding_window": 6}

@@ -176,6 +176,7 @@ def interrupted_at(step: int) -> Iterator[list[int]]:
         sys.settrace(before)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("method", [cn.NormAttribution, cn.ValueZeroing])
 @pytest.mark.parametrize("name", ["bert", "gptj"])
 def test_an_interrupt_anywhere_leaves_nothing(name: str, method: Callable[..., Any]) -> None:

@@ -64,6 +64,7 @@ CASES = [(place, effect) for place in PLACES for effect in (steer, scale, look, 
 CASES = [case for case in CASES if case not in (("embeddings", ablate), ("attention", ablate))]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("place", "effect"), CASES)
 def test_hooks_are_part_of_the_model_or_named(place: str, effect: Callable[..., Any]) -> None:
     model, inputs = families.build("llama", dtype=torch.float64), families.inputs("llama", batch=1, length=12)

@@ -228,6 +228,7 @@ def test_what_a_template_adds_has_no_score() -> None:
     assert result.seq_attr[~template].all()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", ["weights", "alti", "decompx", "alti-logit"])
 def test_an_encoder_decoder_rests_on_its_source_and_its_own_prefix(name: str) -> None:
     model = t5()

@@ -46,6 +46,7 @@ def owner(model: Any) -> None:
     vars(model.get_input_embeddings())["owner"] = model
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("name", "refer"),
     [("bert", own_forward), ("bert", default), ("bert", owner), ("bert", lambda _: None), ("bart", owner)],

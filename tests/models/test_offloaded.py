@@ -55,6 +55,7 @@ def own(module: nn.Module) -> dict[str, Any]:
     return {"forward": vars(module).get("forward"), "hook": hook, "devices": [p.device for p in module.parameters()]}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("name", "offload"), OFFLOADED)
 def test_an_offloaded_model_gives_what_the_plain_one_gives(name: str, offload: Offload, tmp_path: Path) -> None:
     model, inputs = families.build(name), families.inputs(name)

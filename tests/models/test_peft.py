@@ -32,6 +32,7 @@ from tests.models.wrapped import (
 pytestmark = WARNINGS
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", BUILD)
 @pytest.mark.parametrize("parts", ["attention", "head", "embeddings"])
 def test_adapters_give_what_merged_weights_give(name: str, parts: str) -> None:

@@ -62,6 +62,7 @@ def by_hand(model: Any) -> tuple[list[Tensor], list[Tensor]]:
     return attn, atb
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("settings", "seed"),
     [(NO_INPUTS, 0), (PER_LAYER, 1), (SHARED, 2), (SHARED, 3), (ALIKE, 4)],
@@ -95,6 +96,7 @@ def test_a_factor_that_changes_is_never_ignored() -> None:
     torch.testing.assert_close(method.maps(IDS, layers=[0]).self_attention, before / 2, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("scalar", [None, 1.0])
 @pytest.mark.parametrize("settings", [PER_LAYER, SHARED])
 def test_scopes_through_the_network_name_the_embeddings_behind_it(
@@ -121,6 +123,7 @@ def test_layers_at_the_last_positions_alone_are_refused_and_not_asked_for() -> N
     torch.testing.assert_close(last, every[..., -2:, :])
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("settings", [PER_LAYER, SHARED], ids=["inputs", "shared"])
 @pytest.mark.parametrize("rules", [DecompX, AttnLRP, GIM, CPLRP])
 def test_rule_sets_take_the_embeddings_of_layers_as_constants(rules: Any, settings: dict[str, Any]) -> None:

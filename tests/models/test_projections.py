@@ -248,6 +248,7 @@ def test_norms_of_any_code_are_read_by_what_they_compute(name: str, dtype: torch
             assert reader.version() != version
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", ["scale", "1 + scale", "functional", "L2"])
 def test_a_model_with_norms_of_its_own_code_is_that_with_rms_norms(name: str) -> None:
     model, plain = (families.build("llama", dtype=torch.float64) for _ in range(2))

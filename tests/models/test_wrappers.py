@@ -55,6 +55,7 @@ def plain(request: pytest.FixtureRequest) -> tuple[Build, dict[str, Tensor | str
     return build, {name: scores_of(name, model) for name in NAMES}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("wrapper", WRAP)
 def test_every_method_gives_what_it_gives_for_the_model_inside(
     plain: tuple[Build, dict[str, Tensor | str]], wrapper: str, tmp_path: Path

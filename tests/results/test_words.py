@@ -124,6 +124,7 @@ def test_some_stacks_know_whose_positions_theirs_are(bart: Any, stacks: list[str
         torch.testing.assert_close(getattr(some[1], name), getattr(whole[1], name))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("stack", ["encoder", "decoder", "cross"])
 def test_maps_and_mixing_ratios_of_an_example_are_those_of_it_alone(bart: Any, stack: str, side: str) -> None:

@@ -44,6 +44,7 @@ def blocks(folder: Path) -> dict[str, object]:
     return {name: content for name, content in tree(folder).items() if "/block-" in name}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EACCES])
 def test_whichever_call_fails_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)

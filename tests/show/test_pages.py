@@ -94,6 +94,7 @@ def model() -> tuple[nn.Module, Any]:
     return load()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("method", MAPPED)
 def test_the_rollout_that_a_page_draws_is_that_of_the_scores(method: str, model: tuple[nn.Module, Any]) -> None:
     explanation = explain("So it goes.", *model, method=method, position=2)

@@ -100,6 +100,7 @@ def interrupted(size: int, error: type[BaseException]) -> Iterator[bytes]:
     raise error
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("size", [0, 12 << 20])
 def test_nothing_is_published_if_writing_is_interrupted(

@@ -124,6 +124,7 @@ ALL = [chr(code) for code in range(sys.maxunicode + 1)]
 OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
+@pytest.mark.long
 def test_no_control_character_is_left() -> None:
     for character in ALL:
         obeyed = unicodedata.category(character) in OBEYED

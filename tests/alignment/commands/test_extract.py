@@ -35,6 +35,7 @@ def _files() -> None:
     write_texts()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("words", "method", "options"),
     [
@@ -131,6 +132,7 @@ def test_the_first_block_with_a_usable_pair_decides(
     assert seen == [[(FRENCH[i].split(), ENGLISH[i].split()) for i in (0, 1)]] * 2
 
 
+@pytest.mark.long
 def test_a_run_is_continued_only_as_it_was_begun(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,6 +313,7 @@ def test_two_directions_by_default_and_a_lexicon(
     assert (counted("sums"), counted("counts")) == (2 * len(FRENCH), len(FRENCH))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -338,6 +341,7 @@ def test_directions_lexicons_and_scores_that_are_refused(refused: Refused, words
     refused(message, "extract", "fr", "en", "--layer=0", "--quiet", "--out=links", *words)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("name", "codes"),
     [

@@ -29,6 +29,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_interrupted_command_leaves_the_whole_file_or_none(

@@ -238,6 +238,7 @@ def test_a_saved_model_is_the_same_or_cannot_be_saved(
     assert loaded.generation_config.num_beams == 5
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("activation", ["relu", "gelu_accurate"])
 @pytest.mark.parametrize("scaled", [False, True])

@@ -146,6 +146,7 @@ def test_what_cannot_be_is_refused_before_the_work(
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     peaks = []
     for lines in (1_000, 1_000, 6_000):  # once to warm up

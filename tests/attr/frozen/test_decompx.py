@@ -123,6 +123,7 @@ def test_what_is_not_linear_is_refused(name: str, propagate: bool) -> None:
         method.decompose(families.inputs(name, 0, 2, 7), 1)
 
 
+@pytest.mark.few(cases=8)
 @pytest.mark.parametrize("name", tiers(name for name in FAMILIES if name not in REFUSED))
 def test_one_backward_pass_equals_propagated_vectors(name: str) -> None:
     model, ids = families.build(name), families.inputs(name, 0, 2, 7)
@@ -160,6 +161,7 @@ def heads() -> dict[str, Any]:
     }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", list(heads()))
 def test_heads_and_activations_are_taken_apart(name: str) -> None:
     model, ids = randomized(heads()[name], 0), families.inputs("bert", 0, 2, 7)

@@ -35,6 +35,7 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor, str], Tensor],
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", MODELS)
 def test_biases_of_attention_are_shared_as_one(name: str) -> None:
     build, by_hand, tolerance = MODELS[name]

@@ -69,6 +69,7 @@ def test_outputs_equal_vectors_by_hand(seed: int, name: str) -> None:
     assert delta.max() < tolerance
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("name", "bias"), [("bart", "apart"), ("t5", "apart"), ("bart", "absdot"), ("marian", "equal"), ("bart", "cls")]
 )
@@ -107,6 +108,7 @@ WHOLE = [name for name, family in encoder_decoders.ENCODER_DECODERS.items() if n
 
 
 # FSMT's file masks in float32 alone.
+@pytest.mark.few
 @pytest.mark.parametrize("name", [name for name in WHOLE if name not in (*BY_HAND, "fsmt")])
 def test_every_family_is_complete_and_one_backward_pass_equals_propagated_vectors(name: str) -> None:
     model, inputs = built(name, 0)

@@ -73,6 +73,7 @@ def by_hand(name: str, model: Any, ids: Tensor, sharing: str) -> tuple[Tensor, T
     return parts, step.affine(step.root_mean_square(parts, model.model, "norm")[-1:], model.lm_head)[0]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", MIXTURES)
 def test_mixtures_equal_frozen_experts_by_hand(name: str, seed: int) -> None:
@@ -86,6 +87,7 @@ def test_mixtures_equal_frozen_experts_by_hand(name: str, seed: int) -> None:
         assert found.convergence_delta.max() < TOLERANCE
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("bias", SHARINGS)
 def test_biases_of_experts_and_attention_are_shared_as_by_hand(bias: Bias) -> None:
     """With attention sinks: weights that do not sum to 1 take as much of the value bias."""

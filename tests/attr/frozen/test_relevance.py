@@ -148,6 +148,7 @@ def test_several_values_come_from_one_propagation(bias: Any) -> None:
     near(method.decompose(ids, tokens, position=where, together=True).scores, found.scores.sum(1), 1e-12)
 
 
+@pytest.mark.few(cases=8)
 @pytest.mark.parametrize("name", tiers(name for name in FAMILIES if name not in REFUSED))
 def test_every_family_is_complete_and_all_products_are_halved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = families.build(name), families.inputs(name, 0, 2, 7)
@@ -200,6 +201,7 @@ def test_attention_functions_with_soft_caps_equal_rules_by_hand(name: str) -> No
         near(tensor * gradient, relevance)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("family", WHOLE)
 def test_encoder_decoders_are_complete(family: str) -> None:
     model, inputs = encoder_decoders.build(family), encoder_decoders.inputs(family, 0, 2, 5, 4)
@@ -234,6 +236,7 @@ PARAMETRIZED: dict[str, Any] = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("parametrization", PARAMETRIZED.values(), ids=PARAMETRIZED)
 @pytest.mark.parametrize("build", [classifier, lambda seed: randomized(families.build("llama", seed), seed)])

@@ -177,6 +177,7 @@ def parts_by_hand(model: Any, tokens: Tensor, sharing: str) -> tuple[list[Tensor
     return states, step.affine(parts[:1], model.head)[0]
 
 
+@pytest.mark.few
 @every_style
 @torch.no_grad()
 def test_parts_and_shared_biases_equal_vectors_by_hand(seed: int, style: Any) -> None:
@@ -194,6 +195,7 @@ def test_parts_and_shared_biases_equal_vectors_by_hand(seed: int, style: Any) ->
     near(found.number, model(given)[:, 2], 1e-12)
 
 
+@pytest.mark.few
 @every_kind
 @pytest.mark.parametrize("style", STYLES[:4], ids=str)
 def test_a_padded_batch_gives_what_its_examples_alone_give(kind: Any, style: Any) -> None:
@@ -241,6 +243,7 @@ def test_as_many_examples_as_positions_are_told_apart_or_refused(kind: Any, batc
 MASKS = [causal(7), torch.randn(7, 7).double(), torch.randn(3 * HEADS, 7, 7).double()]
 
 
+@pytest.mark.few
 @both_orders
 @pytest.mark.parametrize("mask", MASKS, ids=["causal", "summand", "for each head"])
 def test_masks_of_all_kinds_are_the_models(mask: Tensor, batch_first: bool) -> None:
@@ -283,6 +286,7 @@ class Mixed(nn.Module):
         return self.head(self.norm(self.layers(self.embeddings(input_ids)))[:, 0])  # type: ignore[no-any-return]
 
 
+@pytest.mark.few
 @every_method
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("block", [VisionBlock, Weighed])
@@ -341,6 +345,7 @@ def test_queries_and_keys_of_another_tensor_than_values_equal_rules_by_hand(name
     assert DecompX(model, "norm").decompose(stream, 1).convergence_delta.max() < 1e-11
 
 
+@pytest.mark.few
 @both_orders
 @every_method
 def test_a_whole_transformer_equals_rules_by_hand(name: str, batch_first: bool) -> None:

@@ -255,6 +255,7 @@ def test_contextualization_change(tmp_path: Path, make: Any) -> None:
         assert row["micro"] == pytest.approx(micro[row["layer"], component].item(), abs=3e-3)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("scale", [2.0**-40, 2.0**40])
 @pytest.mark.parametrize("name", ["contextualization-change", "special-tokens", "frequency"])
 def test_correlations_do_not_depend_on_the_size_of_the_vectors(tmp_path: Path, name: str, scale: float) -> None:

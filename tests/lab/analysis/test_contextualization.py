@@ -108,6 +108,7 @@ def test_one_position_has_nothing_to_order() -> None:
     torch.testing.assert_close(change.macro, change.per_example[[0, 2]].mean(0))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", ["bert", "albert", "deberta", "deberta-v2", "gpt2", "gpt-neox", "llama"])
 def test_all_heads_together_by_one_matrix(name: str, seed: int) -> None:

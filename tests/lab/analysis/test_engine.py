@@ -14,6 +14,7 @@ from captum_norm.lab.analysis.statistics import Analysis
 from tests.lab.analysis.small import TEXTS, bert, tokenizer, write_texts
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "BLOCK_TEXTS", 4)
     model, peaks = bert(), []

@@ -109,6 +109,7 @@ def test_a_users_own_code_is_understood(way: str, memory_budget: int | None) -> 
         hidden = block(hidden)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("way", WAYS)
 def test_attention_is_asked_once_more_for_what_is_behind_the_network(way: str) -> None:
     torch.manual_seed(3)

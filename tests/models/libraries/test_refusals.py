@@ -15,6 +15,7 @@ from tests.refused import REFUSED
 REASONS = {name: refusal["reason"] for refusal in refusals() for name in refusal["model_types"]}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", REFUSED)
 def test_the_reason_is_that_of_the_table(name: str) -> None:
     model = families.randomized(REFUSED[name], 0, torch.float32)

@@ -94,6 +94,7 @@ def worst(found: Tensor, expected: Tensor) -> float:
     return float(torch.stack(errors).max())
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_found_is_the_models_own_structure(case: str, dtype: torch.dtype) -> None:

@@ -13,6 +13,7 @@ from tests import encoder_decoders, oracle
 from tests.arrangements import ARRANGEMENTS, IDS, WIDTH, Layer, Sum
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("arrange", ARRANGEMENTS)
 @pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.long)])
 @torch.no_grad()
@@ -76,6 +77,7 @@ def cross_of_self(p: Any, x: Tensor, own: Part, cross: Part, _: Part) -> tuple[T
     return x + a + cross(p.encoder_attn_layer_norm(a)), None
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "arrange",
     [
