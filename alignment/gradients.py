@@ -10,7 +10,8 @@ from torch.autograd import grad
 
 from alignment.teacher_forcing import NO_LABEL, PieceMaps, TeacherForcedBatch
 from alignment.translation import forward_hook, log_probabilities
-from captum_norm import InvalidInputError, NonFiniteError, UnsupportedModelError
+from captum_norm import InvalidInputError, UnsupportedModelError
+from captum_norm.errors import NonFiniteError
 from captum_norm.functional import length
 from captum_norm.models import evaluating, explained_module
 

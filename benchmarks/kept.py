@@ -71,7 +71,7 @@ def made(methods: Methods, model: Any, tokenizer: Any) -> dict[str, str | Attrib
 
 
 def merged(old: Content, new: Content) -> Content:
-    """Join two comparisons of other methods on the same examples: those of :meth:`captum_norm.Comparison.to_json`.
+    """Join two comparisons of other methods on the same examples, as ``Comparison.to_json`` returns them.
 
     Raises:
         ValueError: they differ in examples, or in a choice or version that changes numbers.

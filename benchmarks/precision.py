@@ -12,7 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from captum_norm import TOLERANCE, Measurements, NormMeter
+from captum_norm import NormMeter
+from captum_norm.attr.layer_maps import TOLERANCE
+from captum_norm.attr.measurements import Measurements
 from captum_norm.models import Scope
 from tests import families, oracle
 from tests.families import FAMILIES

@@ -32,19 +32,19 @@ class MemoryBudget(dict[torch.device, int]):
 
     def __init__(self, limit: int | None = None) -> None:
         super().__init__()
-        self._limit = limit
+        self.limit = limit
 
     def __missing__(self, device: torch.device) -> int:
-        if self._limit is None:
+        if self.limit is None:
             free = free_bytes(device)
             self[device] = (UNKNOWN_FREE if free is None else free) // SHARE
         else:
-            self[device] = self._limit
+            self[device] = self.limit
         return self[device]
 
     def granted(self, device: torch.device, size: int) -> int:
         """Limit the size of a piece to the budget."""
-        if self._limit is None and device.type == "cpu" and size <= SMALL:
+        if self.limit is None and device.type == "cpu" and size <= SMALL:
             return size
         return min(size, self[device])
 

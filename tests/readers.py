@@ -19,12 +19,13 @@ from alignment import GoldAlignment, GoldFormat, Lexicon, read_gold, read_parall
 from alignment.fairseq.checkpoint import Checkpoint, read_checkpoint
 from alignment.fairseq.tokenizer import SPECIAL, BPESegmenter, Dictionary, SentencePieceSegmenter, read_dictionary
 from alignment.formats import format_pharaoh
-from captum_norm import AttributionMaps, InvalidInputError, Patches, loading
+from captum_norm import AttributionMaps, InvalidInputError, loading
 from captum_norm.lab.analysis import read_result
 from captum_norm.lab.analysis.corpus import Corpus
 from captum_norm.lab.analysis.results import number_files
 from captum_norm.loading.files import read_config
 from captum_norm.results.base import Result
+from captum_norm.results.maps import Patches
 from tests.alignment.fairseq.small import settings, weights
 from tests.lab.analysis.results import RESULT
 from tests.tiny import bert_config, save_tiny

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import captum_norm as cn
 from captum_norm.functional.vectors import CACHED_ELEMENTS
+from captum_norm.results.maps import SourceAndPrefix
 from tests import encoder_decoders, families
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import FAMILIES, randomized
@@ -444,7 +445,7 @@ def test_scores_of_the_last_positions_of_a_decoder() -> None:
     inputs = encoder_decoders.inputs("bart", source=6, target=7)
     for method in (cn.ALTI(model), cn.NormAttribution(model, aggregation="mean"), cn.AttentionRollout(model)):
         scores, _ = method.scores_of_last(inputs, 2)
-        assert isinstance(scores, cn.SourceAndPrefix)
+        assert isinstance(scores, SourceAndPrefix)
         for row, position in enumerate((5, 6)):
             for found, expected in zip(scores, method.attribute(inputs, position=position), strict=True):
                 torch.testing.assert_close(found[:, row], expected, rtol=0, atol=1e-10)

@@ -15,6 +15,7 @@ from captum.attr import FeatureAblation, IntegratedGradients
 import captum_norm
 import captum_norm as cn
 from captum_norm.checks import quoted_name
+from captum_norm.forward.session import MeterOptions
 from captum_norm.lab.evaluation import Faithfulness, Perturbation, agreement
 from captum_norm.methods import METHODS
 from tests import tiny
@@ -116,7 +117,7 @@ def test_arguments_of_constructors(class_name: str, model: Any) -> None:
     names += ["accumulate", "memory_budget", "differentiable"]
     taken = set(signature(kind).parameters)
     if "options" in taken and class_name != "TokenAttribution":  # whose options go to Captum's method
-        taken |= captum_norm.MeterOptions.__annotations__.keys()
+        taken |= MeterOptions.__annotations__.keys()
     for value in absurd():
         assert not answered(partial(kind, value, *further))
         for name in names:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import TOLERANCE, NormAttribution, NormMeter
+from captum_norm import NormAttribution, NormMeter
+from captum_norm.attr.layer_maps import TOLERANCE
 from tests import families
 from tests.families import FAMILIES
 from tests.test_matrix import SCOPES

@@ -8,6 +8,7 @@ import transformers as hf
 from torch import Tensor
 
 import captum_norm as cn
+from captum_norm.errors import UnsupportedScopeError
 from tests import encoder_decoders, families, feed_forwards, oracle
 from tests.classifiers import randomized
 from tests.encoder_decoders import ENCODER_DECODERS, EncoderDecoder
@@ -130,7 +131,7 @@ def expect_scopes_behind_the_network(name: str, model: Any, inputs: Any) -> None
     behind = feed_forwards.SCOPES[family.layout]
     for stack in ("encoder", "cross"):
         if name in feed_forwards.NOT_UNDERSTOOD:
-            with pytest.raises(cn.UnsupportedScopeError) as refusal:
+            with pytest.raises(UnsupportedScopeError) as refusal:
                 meter.measure(inputs, scopes=["atb_ff_res"], stacks=[stack])
             assert f"network was understood: {feed_forwards.NOT_UNDERSTOOD[name]}. " in str(refusal.value)
             assert len(str(refusal.value)) <= 400
@@ -138,7 +139,7 @@ def expect_scopes_behind_the_network(name: str, model: Any, inputs: Any) -> None
         measured: Any = meter.measure(inputs, scopes=behind, stacks=[stack])[stack]
         assert set(measured.layer_scopes) == {(*family.scopes, *behind)}
         assert measured.convergence_delta.max() < (1e-6 if family.single or family.narrow else 1e-11)
-    with pytest.raises(cn.UnsupportedScopeError, match="cross-attention follows, not a feed-forward network"):
+    with pytest.raises(UnsupportedScopeError, match="cross-attention follows, not a feed-forward network"):
         meter.measure(inputs, scopes=["atb_ff_res"], stacks=["decoder"])
 
 

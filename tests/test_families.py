@@ -9,13 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import (
-    AttentionBlockAttribution,
-    AttentionWeights,
-    NormAttribution,
-    NormMeter,
-    UnsupportedScopeError,
-)
+from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution, NormMeter
+from captum_norm.errors import UnsupportedScopeError
 from tests import families, feed_forwards, oracle
 from tests.families import EVERY, FAMILIES, OWN_CODE, REPRESENTATIVES, kind_of, state_of
 from tests.padding import expect_alone, padded

@@ -12,6 +12,7 @@ from captum.attr import IntegratedGradients, Occlusion
 from torch import Tensor
 
 import captum_norm as cn
+from captum_norm.errors import IncompleteDecompositionError
 from tests.families import TEXT
 from tests.families.family import new
 from tests.generation.texts import ANSWER, PROMPT, tokenizer
@@ -135,7 +136,7 @@ def test_model_is_freed_after_an_exception(kind: str, name: str, monkeypatch: py
     for module in ("attr.output", "attr.layer_maps"):
         nothing_accepted = dict.fromkeys([torch.float32, torch.float64], -1.0)
         monkeypatch.setattr(f"captum_norm.{module}.TOLERANCE", nothing_accepted)
-    with pytest.raises(cn.IncompleteDecompositionError):
+    with pytest.raises(IncompleteDecompositionError):
         call(inputs)
     alive = ref(model)
     del model, call

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import captum_norm as cn
 from benchmarks.precision import COMPARABLE, errors
+from captum_norm.attr.layer_maps import TOLERANCE
 from tests import families, feed_forwards, oracle
 from tests.classifiers import classifier
 from tests.families import arrangement_of, tiers
@@ -21,7 +22,7 @@ from tests.test_matrix import SCOPES
 def test_norms_are_accumulated_in_single_precision(name: str, dtype: torch.dtype, tolerance: float) -> None:
     found = errors(name, dtype)
     assert found.accumulation < 1e-6
-    assert found.completeness < cn.TOLERANCE[dtype]
+    assert found.completeness < TOLERANCE[dtype]
     if name in COMPARABLE:
         assert found.mixing_ratio < tolerance
         assert found.maps < tolerance
@@ -37,7 +38,7 @@ def test_the_first_layer_stays_near_the_same_weights_in_float64(
     style = feed_forwards.EVERY[name].style
     scopes = (*SCOPES[style], *feed_forwards.SCOPES[style])
     measured = families.measured(model, inputs, scopes=scopes)
-    assert measured.convergence_delta.max() < cn.TOLERANCE[dtype]
+    assert measured.convergence_delta.max() < TOLERANCE[dtype]
     assert measured.convergence_delta.dtype == torch.float32
     model, inputs = model.double(), inputs.double() if inputs.is_floating_point() else inputs
     layer = oracle.layers(feed_forwards.EVERY[name], model, inputs)[0]

@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import captum_norm
-from captum_norm import TOLERANCE, AttributionMaps, CaptumNormError, Difference, SourceAndPrefix
+from captum_norm import AttributionMaps, CaptumNormError, Difference
 from captum_norm.attr.base import AttentionMapAttribution
+from captum_norm.attr.layer_maps import TOLERANCE
 from captum_norm.lab.comparison import RandomScores
 from captum_norm.methods import METHODS
-from captum_norm.results.maps import Scores
+from captum_norm.results.maps import Scores, SourceAndPrefix
 from tests.classifiers import randomized
 from tests.families import TEXT, state_of
 from tests.fuzzing import FACTOR

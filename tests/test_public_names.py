@@ -23,6 +23,12 @@ def test_every_public_name_is_there_and_listed(package: ModuleType) -> None:
         package.no_such_name  # noqa: B018
 
 
+def test_the_top_level_is_a_first_page() -> None:
+    package: ModuleType = captum_norm
+    assert len(package.__all__) <= 30
+    assert {"NormAttribution", "AttentionBlockAttribution"} <= set(package.__all__)
+
+
 @pytest.mark.parametrize(
     ("statement", "torch"),
     [

@@ -26,8 +26,8 @@ class ALTI(AttentionMapAttribution):
     Args:
         model: a Hugging Face model or a fairseq translation model; left unchanged.
         aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``.
-        options: see :class:`captum_norm.MeterOptions`; ``memory_budget`` also bounds the vectors. The attention weights
-            of one layer are held at a time.
+        options: see :class:`captum_norm.forward.session.MeterOptions`; ``memory_budget`` also bounds the vectors. The
+            attention weights of one layer are held at a time.
 
     Example:
         >>> import torch

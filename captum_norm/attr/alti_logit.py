@@ -64,7 +64,7 @@ class ALTILogit(OutputAttribution):
             then part of the biases'.
         readout: the values to explain instead of logits, linear in the hidden states: see
             :data:`captum_norm.models.outputs.Readout`.
-        accumulate, memory_budget, tokenizer: see :class:`captum_norm.MeterOptions`.
+        accumulate, memory_budget, tokenizer: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Runs the model twice: for the head and for the layers. Several positions of an example take no more passes.
 

@@ -38,7 +38,7 @@ class AttentionBlockAttribution(ScopedNorms):
         scope: ``atb``; if the feed-forward network is understood, also ``atb_ff_res``, except in parallel layers
             ``atb_ff``, with a norm before the network ``atb_ln``, and with one after the sum ``atb_ff_res_ln``.
         aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``.
-        options: see :class:`captum_norm.MeterOptions`.
+        options: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Raises:
         UnsupportedScopeError: for a scope that this method, or on use the model's layers, do not have.
@@ -81,7 +81,7 @@ class GlobEnc(AttentionMapAttribution):
         aggregation: how ``attribute`` combines the layers' maps. ``"product"``, as in the authors' code: the product
             of the maps themselves, in which positions with large norms count more; the row explained is divided by its
             sum. ``"rollout"``: each row of each map is divided by its sum first. ``"mean"``.
-        options: see :class:`captum_norm.MeterOptions`.
+        options: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Example:
         >>> import torch

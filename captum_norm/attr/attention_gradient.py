@@ -39,7 +39,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
         aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``.
         readout: what to explain instead of logits, see :data:`captum_norm.models.outputs.Readout`.
         differentiable: let gradients flow through the maps.
-        tokenizer: see :class:`captum_norm.MeterOptions`.
+        tokenizer: see :class:`captum_norm.forward.session.MeterOptions`.
 
     The attention weights of all layers are held at once.
 

@@ -48,7 +48,7 @@ class AttentionMapAttribution(Attribution, ABC):
             transformers; or a SentenceTransformer, whose pooling is the default position. Left unchanged.
         aggregation: how ``attribute`` combines the layers' maps: ``"rollout"`` (product of the row-normalised maps),
             ``"product"`` (of the maps themselves, with the resulting row normalised) or ``"mean"``.
-        options: see :class:`captum_norm.MeterOptions`.
+        options: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Attributes:
         name: of the class: the method's name in commands and comparisons.
@@ -95,6 +95,9 @@ class AttentionMapAttribution(Attribution, ABC):
         self._told: dict[bool, HeadPosition | None] = {}
         # If it tells nothing: the modules of the model that was seen, and where its head reads.
         self._seen: tuple[list[nn.Module], SeenPosition | None] | None = None
+
+    def __repr__(self) -> str:
+        return self.session.shown(self)
 
     def maps(
         self,
@@ -213,7 +216,7 @@ class AttentionMapAttribution(Attribution, ABC):
             (B, S), one non-negative score per input position, 0 at padding. Rows of a rollout or product sum to 1,
             with the scores of virtual tokens, which only :meth:`scores` returns. A 1-tuple if ``inputs`` is a tuple, as
             everywhere in Captum. For an encoder–decoder model, which has two inputs, the tuple
-            :class:`captum_norm.SourceAndPrefix` of their scores, (B, S) and (B, T).
+            :class:`captum_norm.results.maps.SourceAndPrefix` of their scores, (B, S) and (B, T).
 
         Raises:
             InvalidInputError: for a position outside the sequence or in padding, no position if the head reads neither
@@ -247,7 +250,7 @@ class AttentionMapAttribution(Attribution, ABC):
 
         Returns:
             (B, K): those of :meth:`attribute`, and before them those of virtual tokens or cached positions, if any; a
-            :class:`captum_norm.SourceAndPrefix` for maps of an encoder–decoder model.
+            :class:`captum_norm.results.maps.SourceAndPrefix` for maps of an encoder–decoder model.
 
         Raises:
             InvalidInputError: for a position outside the sequence or in padding, no position if the head reads neither
@@ -275,8 +278,8 @@ class AttentionMapAttribution(Attribution, ABC):
 
         Returns:
             (B, R, S): row r is what :meth:`attribute` returns for position S − R + r; for an encoder–decoder model a
-            :class:`captum_norm.SourceAndPrefix` of (B, R, S) and (B, R, T), of decoder positions. And the largest
-            completeness error over layers, (B,), or None for a method without one.
+            :class:`captum_norm.results.maps.SourceAndPrefix` of (B, R, S) and (B, R, T), of decoder positions. And the
+            largest completeness error over layers, (B,), or None for a method without one.
 
         Raises:
             InvalidInputError: if the sequence has fewer positions, or padding.

@@ -45,8 +45,8 @@ class InformationFlow(AttentionMapAttribution):
     Args:
         model: a Hugging Face model or a fairseq translation model; left unchanged.
         aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``.
-        options: see :class:`captum_norm.MeterOptions`; ``memory_budget`` also bounds the vectors. The attention weights
-            and importances of one layer are held at a time.
+        options: see :class:`captum_norm.forward.session.MeterOptions`; ``memory_budget`` also bounds the vectors. The
+            attention weights and importances of one layer are held at a time.
 
     Example:
         >>> import torch
@@ -77,8 +77,8 @@ class InformationFlow(AttentionMapAttribution):
             inputs: as for :meth:`~captum_norm.NormAttribution.maps`.
             additional_forward_args: as for :meth:`~captum_norm.NormAttribution.maps`.
             position: the output position: an index, one for each example, ``"first"`` or ``"last"``; ``"all"`` for
-                every real position, from which :meth:`captum_norm.FlowGraph.to` chooses. None: the last of a
-                causal model or of a decoder, else the one position that the head reads.
+                every real position, from which :meth:`captum_norm.attr.flow_graph.FlowGraph.to` chooses. None: the last
+                of a causal model or of a decoder, else the one position that the head reads.
             threshold: drop parts whose importance does not exceed it; 0 keeps all that have some.
             per_head: whether each head's vector is an edge of its own; False adds up the importances of a key's heads,
                 as the authors' tool does, before the threshold.

@@ -54,7 +54,7 @@ EndOf = Callable[[Scope, BlockTensors], tuple[Tensor, Tensor]]
 
 @dataclass(eq=False)
 class LayerResults:
-    """Results of one layer: as in :class:`captum_norm.Measurements`, without the axis L."""
+    """Results of one layer: as in :class:`captum_norm.attr.measurements.Measurements`, without the axis L."""
 
     block: Block | None = None  # None for attention weights alone
     queries: int = 0

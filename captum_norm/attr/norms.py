@@ -97,7 +97,7 @@ class NormAttribution(ScopedNorms):
         aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``. The rollout of ``attn``,
             whose vectors omit the residual connection, uses (A + I)/2 of the row-normalised maps A
             [Abnar & Zuidema 2020].
-        options: see :class:`captum_norm.MeterOptions`.
+        options: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Raises:
         UnsupportedScopeError: for a scope that this method, or on use the model's layers, do not have.
@@ -151,6 +151,9 @@ class NormMeter:
         refuse_unknown(type(self), options)
         self._session = Session(model, **options)
         self.model = self._session.model
+
+    def __repr__(self) -> str:
+        return self._session.shown(self)
 
     def measure(
         self,

@@ -33,8 +33,8 @@ class Decomposition(NamedTuple):
 
     Attributes:
         scores: each token's contribution, (B[, P], S), 0 at padding, after those of virtual tokens, if any; for an
-            encoder–decoder model a :class:`captum_norm.SourceAndPrefix` of those of the source, (B[, P], S), and the
-            target prefix, (B[, P], T).
+            encoder–decoder model a :class:`captum_norm.results.maps.SourceAndPrefix` of those of the source,
+            (B[, P], S), and the target prefix, (B[, P], T).
         bias: the biases' contribution, (B[, P]); 0 if they are shared among the tokens.
         number: the value, (B[, P]).
         convergence_delta: ``|Σ scores + bias − number| / (Σ |scores| + |bias|)``, or the frozen network's deviation
@@ -54,7 +54,7 @@ class OutputAttribution(AttentionMapAttribution):
     Args:
         model: a supported model; left unchanged.
         readout: the values to explain instead of logits: see :data:`captum_norm.models.outputs.Readout`.
-        options: see :class:`captum_norm.MeterOptions`.
+        options: see :class:`captum_norm.forward.session.MeterOptions`.
     """
 
     target: ClassVar[Literal["never", "optional", "always"]] = "always"

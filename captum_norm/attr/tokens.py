@@ -36,6 +36,7 @@ from captum_norm.models.outputs import (
     read_output,
     real_positions,
 )
+from captum_norm.models.wrappers import class_of
 
 Reduction = Literal["l2", "sum"]
 """How a token's D numbers are reduced to one: by their Euclidean norm, or their sum."""
@@ -137,6 +138,9 @@ class TokenAttribution(Attribution):
         self.reduction = reduction or ("sum" if not self._perturbs and probe.multiplies_by_inputs else "l2")
         self._readout = readout
         self._batch_size = check_count("batch_size", batch_size)
+
+    def __repr__(self) -> str:
+        return f"TokenAttribution({class_of(self.model).__name__}, {self.signature!r})"
 
     @property
     def signature(self) -> str:

@@ -49,7 +49,7 @@ class ValueZeroing(AttentionMapAttribution):
     Args:
         model: a Hugging Face model; left unchanged.
         aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``.
-        options: see :class:`captum_norm.MeterOptions`.
+        options: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Example:
         >>> import torch

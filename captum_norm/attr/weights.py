@@ -35,7 +35,7 @@ class AttentionWeights(AttentionMapAttribution):
             [Abnar & Zuidema 2020; Kobayashi et al. 2021], A/2 in cross-attention.
         aggregation: how ``attribute`` combines the layers' maps: ``"mean"``, or ``"rollout"``, the product of the
             maps; :class:`AttentionRollout` is the rollout of ``attn_res``.
-        options: see :class:`captum_norm.MeterOptions`.
+        options: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Raises:
         UnsupportedScopeError: for another scope.
@@ -92,7 +92,7 @@ class AttentionRollout(AttentionWeights):
 
     Args:
         model: a Hugging Face model or a fairseq translation model; left unchanged.
-        options: see :class:`captum_norm.MeterOptions`.
+        options: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Example:
         >>> import torch

@@ -126,7 +126,7 @@ class Explanation(Result):
         Args:
             score: how a word's score, and its column in the maps, comes from its tokens': ``"sum"``, ``"mean"`` or
                 ``"max"``, the one farthest from zero. Its row is the mean of theirs. For norms of vectors added, see
-                :meth:`captum_norm.Words.segments`.
+                :meth:`captum_norm.text.words.Words.segments`.
 
         Raises:
             InvalidInputError: this is no way to score words.

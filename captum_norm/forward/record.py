@@ -107,7 +107,7 @@ class BlockTensors:
 
 @dataclass(frozen=True)
 class Options:
-    """How methods compute; see :class:`captum_norm.MeterOptions`."""
+    """How methods compute; see :class:`captum_norm.forward.session.MeterOptions`."""
 
     accumulate: torch.dtype = torch.float32
     budget: MemoryBudget = field(default_factory=MemoryBudget)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, nullcontext
+from inspect import signature
 from typing import Any, TypedDict, TypeVar, get_args
 
 import torch
@@ -72,7 +73,8 @@ class Session:
     Args:
         model: a model of Hugging Face, one built with torch.nn's attention, or a translation model of fairseq, in any
             mode and dtype, on any device; a pipeline of transformers; or a SentenceTransformer. Left as it is.
-        tokenizer, accumulate, memory_budget, baseline, differentiable: see :class:`captum_norm.MeterOptions`.
+        tokenizer, accumulate, memory_budget, baseline, differentiable: see
+            :class:`captum_norm.forward.session.MeterOptions`.
 
     Raises:
         InvalidInputError: for a model of another kind, or an unknown option.
@@ -115,6 +117,16 @@ class Session:
     def name(self) -> str:
         """Class of the model, for messages."""
         return class_of(self.model).__name__
+
+    def shown(self, method: object) -> str:
+        """Return the ``repr`` of a method: its class, the model, its options, and those of the session that differ."""
+        parameters, defaults = signature(type(method)).parameters, signature(Session).parameters
+        shown = {name: vars(method)[name] for name in parameters if name in vars(method) and name != "model"}
+        own: dict[str, Any] = {"accumulate": self.options.accumulate, "memory_budget": self.options.budget.limit}
+        own |= {"baseline": self.options.baseline, "differentiable": self.differentiable}
+        shown |= {name: value for name, value in own.items() if value != defaults[name].default}
+        options = [f"{name}={value!r}" for name, value in shown.items()]
+        return f"{type(method).__name__}({', '.join([self.name, *options])})"
 
     def bind(
         self,

@@ -101,6 +101,9 @@ class GenerationAttribution(Attribution):
         # The token that a decoder's inputs begin with.
         self._begin: int | None = getattr(config, "decoder_start_token_id", None)
 
+    def __repr__(self) -> str:
+        return f"GenerationAttribution({self.method!r})"
+
     @log_usage()  # type: ignore[untyped-decorator]
     def attribute(
         self,

@@ -296,8 +296,8 @@ class AttributionMaps(StackResult):
 
         Args:
             score: how a column comes from its tokens': ``"sum"``, ``"mean"`` or ``"max"``.
-            words: the words of each example's tokens without padding, see :func:`captum_norm.words_of`; None to
-                find them by the marks of :attr:`tokens`.
+            words: the words of each example's tokens without padding, see :func:`captum_norm.text.words.words_of`; None
+                to find them by the marks of :attr:`tokens`.
             decoder_words: the same for :attr:`decoder_tokens`.
 
         Raises:

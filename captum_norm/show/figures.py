@@ -222,8 +222,8 @@ def draw_patches(picture: Any, scores: Numbers, *, unit: str = "score", title: s
         picture: the picture as the user has it: anything that numpy makes an array (height, width[, 3]) of, such as a
             picture of PIL, or a tensor (3, height, width); whole numbers from 0 to 255, or others from 0 to 1. If the
             processor cropped it, pass the part that it kept.
-        scores: a score for each patch, (rows, columns): a tensor, as :meth:`captum_norm.Patches.scores` selects, an
-            array or lists.
+        scores: a score for each patch, (rows, columns): a tensor, as :meth:`captum_norm.results.maps.Patches.scores`
+            selects, an array or lists.
         unit: the label of the colour bar.
         title: the title above both.
 

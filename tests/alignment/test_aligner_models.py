@@ -14,7 +14,8 @@ from alignment.fairseq.loading import load_shipped_model
 from alignment.normalization import NormalizedWords
 from alignment.selection import Choice, Setting
 from alignment.teacher_forcing import MapMethod, attention_maps, word_maps
-from captum_norm import AttentionWeights, InvalidInputError, NormAttribution, UnsupportedScopeError
+from captum_norm import AttentionWeights, InvalidInputError, NormAttribution
+from captum_norm.errors import UnsupportedScopeError
 from tests.alignment.toy import ToyModel
 from tests.alignment.translation_models import PAIRS, made
 from tests.families import state_of

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import ALTI, IncompleteDecompositionError, InvalidInputError
+from captum_norm import ALTI, InvalidInputError
+from captum_norm.errors import IncompleteDecompositionError
 from captum_norm.functional import Carry
 from tests import encoder_decoders, families, oracle
 from tests.encoder_decoders import ENCODER_DECODERS

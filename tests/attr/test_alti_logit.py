@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import ALTILogit, Difference, InvalidInputError, SourceAndPrefix, UnsupportedScopeError
+from captum_norm import ALTILogit, Difference, InvalidInputError
 from captum_norm.attr.logit_updates import stacked_heads
+from captum_norm.errors import UnsupportedScopeError
+from captum_norm.results.maps import SourceAndPrefix
 from tests import encoder_decoders, families, oracle
 from tests.attr.test_alti import cross_shares, shares
 from tests.classifiers import classifier, sentences

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from captum.attr import Saliency
 
 import captum_norm as cn
 from tests import encoder_decoders, families
@@ -110,3 +111,25 @@ def test_padding_of_either_sequence_changes_nothing(name: str, family: str, side
     with torch.no_grad():
         assert torch.equal(model(**batch).logits, output)
     assert families.state_of(model) == before
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (cn.NormAttribution, "NormAttribution(BertModel, scope='attn', aggregation='rollout')"),
+        (lambda model: cn.AttentionWeights(model, "attn_res"), "(BertModel, scope='attn_res', aggregation='mean')"),
+        (
+            lambda model: cn.ALTI(model, memory_budget=2**20),
+            "ALTI(BertModel, aggregation='rollout', memory_budget=1048576)",
+        ),
+        (lambda model: cn.DecompX(model, "absdot"), "DecompX(BertModel, bias='absdot')"),
+        (lambda model: cn.NormMeter(model, baseline="bias"), "NormMeter(BertModel, baseline='bias')"),
+        (
+            lambda model: cn.TokenAttribution(model, Saliency),
+            "TokenAttribution(BertModel, 'attribution:Saliency|reduction:l2')",
+        ),
+    ],
+    ids=lambda case: case if isinstance(case, str) else "",
+)
+def test_methods_show_model_scope_and_options(make: Callable[[Any], Any], expected: str) -> None:
+    assert repr(make(families.build("bert"))).endswith(expected)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import ALTI, AttentionBlockAttribution, GlobEnc, IncompleteDecompositionError, NormAttribution
+from captum_norm import ALTI, AttentionBlockAttribution, GlobEnc, NormAttribution
+from captum_norm.errors import IncompleteDecompositionError
 from captum_norm.models import Scope
 from tests import encoder_decoders, families, feed_forwards, oracle
 from tests.families import EVERY, GROUPED, HEADS

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import GlobEnc, IncompleteDecompositionError, NormAttribution, UnsupportedModelError
+from captum_norm import GlobEnc, NormAttribution, UnsupportedModelError
+from captum_norm.errors import IncompleteDecompositionError
 from captum_norm.functional import inverse_scale
 from captum_norm.loading import load
 from captum_norm.models.outputs import Position

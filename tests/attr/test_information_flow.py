@@ -9,13 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import (
-    FlowNode,
-    IncompleteDecompositionError,
-    InformationFlow,
-    InvalidInputError,
-    UnsupportedScopeError,
-)
+from captum_norm import InformationFlow, InvalidInputError
+from captum_norm.attr.flow_graph import FlowNode
+from captum_norm.errors import IncompleteDecompositionError, UnsupportedScopeError
 from captum_norm.functional import Carry
 from captum_norm.functional.contributions import head_nearness
 from tests import encoder_decoders, families, oracle

@@ -8,6 +8,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 import captum_norm as cn
+from captum_norm.errors import NonFiniteError, UnsupportedScopeError
 from tests import families
 from tests.tiny import tokenizer
 
@@ -152,7 +153,7 @@ def test_options_that_do_not_exist_are_refused(bert: Any, ids: Tensor, call: Any
 
 
 def test_scopes_and_arguments_that_do_not_exist_are_refused(bert: Any) -> None:
-    with pytest.raises(cn.UnsupportedScopeError, match='"ff"; NormAttribution has the scopes attn, attn_res'):
+    with pytest.raises(UnsupportedScopeError, match='"ff"; NormAttribution has the scopes attn, attn_res'):
         cn.NormAttribution(bert, "ff")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="chunk_byte"):
         cn.NormAttribution(bert, chunk_byte=3)  # type: ignore[call-arg]
@@ -162,11 +163,11 @@ def test_scopes_and_arguments_that_do_not_exist_are_refused(bert: Any) -> None:
 def test_weights_that_are_not_finite_are_named(bert: Any, ids: Tensor, bad: float) -> None:
     with torch.no_grad():
         bert.encoder.layer[1].attention.self.value.weight[3, 2] = bad
-    with pytest.raises(cn.NonFiniteError, match=r'"encoder\.layer\.1\.attention\.self\.value\.weight" of BertModel'):
+    with pytest.raises(NonFiniteError, match=r'"encoder\.layer\.1\.attention\.self\.value\.weight" of BertModel'):
         cn.NormAttribution(bert).maps(ids)
     with torch.no_grad():
         bert.encoder.layer[1].attention.self.query.weight[3, 2] = bad
-    with pytest.raises(cn.NonFiniteError, match="contains NaN or infinity"):
+    with pytest.raises(NonFiniteError, match="contains NaN or infinity"):
         cn.AttentionWeights(bert).maps(ids)
 
 
@@ -175,7 +176,7 @@ def test_a_causal_model_that_is_not_finite_is_not_taken_for_two_stacks(method: A
     model = families.build("llama")
     with torch.no_grad():
         model.model.layers[0].mlp.down_proj.weight[1, 1] = torch.nan
-    with pytest.raises(cn.NonFiniteError, match=r'"model\.layers\.0\.mlp\.down_proj\.weight" of LlamaForCausalLM'):
+    with pytest.raises(NonFiniteError, match=r'"model\.layers\.0\.mlp\.down_proj\.weight" of LlamaForCausalLM'):
         method(model).maps(families.inputs("llama"))
 
 

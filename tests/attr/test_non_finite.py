@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import captum_norm as cn
 from alignment import gradients
 from captum_norm.attr import layer_maps
+from captum_norm.errors import NonFiniteError
 from captum_norm.lab.evaluation import Perturbation
 from tests import encoder_decoders, families
 from tests.attr.test_sizes import scaled
@@ -55,7 +56,7 @@ METHODS: dict[str, Callable[[Any, Tensor], Any]] = {
 
 
 # A norm whose squares overflow gives zeros, of which no structure can be told.
-EXPECTED = {name: (cn.NonFiniteError, cn.UnsupportedModelError) for name in MODELS if name.startswith("large")}
+EXPECTED = {name: (NonFiniteError, cn.UnsupportedModelError) for name in MODELS if name.startswith("large")}
 # Attention ends before the norm with the infinite gain, which is in the last layer.
 FINITE = {"weights", "rollout", "alti", "norms", "norms with residual", "attention block"}
 FINITE |= {"measurements", "without maps"}
@@ -83,7 +84,7 @@ def test_results_are_finite_or_refused(name: str) -> None:
     for method, explain in METHODS.items():
         try:
             found = list(tensors(explain(model, ids)))
-        except EXPECTED.get(name, cn.NonFiniteError):
+        except EXPECTED.get(name, NonFiniteError):
             refused.add(method)
         else:
             assert found, method
@@ -94,7 +95,7 @@ def test_results_are_finite_or_refused(name: str) -> None:
 def test_weights_behind_an_output_that_is_not_finite_are_named() -> None:
     model, ids = infinite_gain(), torch.tensor([[5, 9, 7, 3, 8]])
     for explain in (cn.DecompX(model).decompose, cn.AttentionTimesGradient(model).attribute):
-        with pytest.raises(cn.NonFiniteError, match=r'the weight "transformer\.h\.1\.ln_2\.weight"'):
+        with pytest.raises(NonFiniteError, match=r'the weight "transformer\.h\.1\.ln_2\.weight"'):
             explain(ids, 1)
 
 
@@ -124,7 +125,7 @@ class NoDelta(attr.IntegratedGradients):
 def test_a_convergence_delta_of_captum_is_a_number() -> None:
     method, ids = cn.TokenAttribution(families.build("gpt2"), NoDelta), torch.tensor([[5, 9, 7]])
     assert method.attribute(ids, 1).isfinite().all()
-    with pytest.raises(cn.NonFiniteError, match="for GPT2LMHeadModel contains NaN or infinity"):
+    with pytest.raises(NonFiniteError, match="for GPT2LMHeadModel contains NaN or infinity"):
         method.attribute(ids, 1, return_convergence_delta=True)
 
 
@@ -132,9 +133,9 @@ def test_sums_that_overflow_are_looked_at_again() -> None:
     large = torch.full((3,), 3e38)
     assert layer_maps.finite_results(nn.Identity(), (large, None, {"a": large})) == (large, None, {"a": large})
     for bad in (torch.nan, torch.inf, -torch.inf):
-        with pytest.raises(cn.NonFiniteError, match=r"^a for Identity contains NaN"):
+        with pytest.raises(NonFiniteError, match=r"^a for Identity contains NaN"):
             layer_maps.finite_results(nn.Identity(), {"a": torch.tensor([1.0, bad]), "b": large})
-    with pytest.raises(cn.NonFiniteError, match=r"^a result for Identity contains NaN"):
+    with pytest.raises(NonFiniteError, match=r"^a result for Identity contains NaN"):
         layer_maps.finite_results(nn.Identity(), torch.tensor([torch.inf, -torch.inf]))
 
 
@@ -147,5 +148,5 @@ def test_gradients_of_translation_models_are_numbers() -> None:
     assert gradients.source_gradients(model, source, labels).isfinite().all()
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(1e38)
-    with pytest.raises(cn.NonFiniteError, match="the gradients of MarianMTModel contain"):
+    with pytest.raises(NonFiniteError, match="the gradients of MarianMTModel contain"):
         gradients.source_gradients(model, source, labels)

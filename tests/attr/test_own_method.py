@@ -13,8 +13,11 @@ from torch import Tensor
 from transformers import BertModel
 
 import captum_norm as cn
+from captum_norm.errors import NotEnoughMemoryError
+from captum_norm.forward.record import Layer
 from captum_norm.methods import METHODS
 from captum_norm.models import Scope
+from captum_norm.results.maps import MapUnits
 from tests import classifiers, encoder_decoders, families, oracle, tiny
 from tests.families import FAMILIES
 from tests.test_readme import blocks
@@ -59,9 +62,9 @@ def test_a_layer_has_the_vectors_of_every_scope(name: str, scope: Scope) -> None
     model, inputs = families.build(name, 0, torch.float64), families.inputs(name)
 
     class Vectors(cn.AttentionMapAttribution):
-        name, title, units = "vectors", "vectors", cn.MapUnits("nothing")
+        name, title, units = "vectors", "vectors", MapUnits("nothing")
 
-        def layer_map(self, layer: cn.Layer) -> Tensor:
+        def layer_map(self, layer: Layer) -> Tensor:
             own = layer.at(scope)
             found.append((own.vectors(), own.own_vectors()))
             return layer.weights.mean(1)
@@ -88,7 +91,7 @@ def test_vectors_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("captum_norm.forward.record.free_bytes", lambda _: needed)
     method.maps(ids)
     monkeypatch.setattr("captum_norm.forward.record.free_bytes", lambda _: needed - 1)
-    with pytest.raises(cn.NotEnoughMemoryError, match="the vectors of a layer"):
+    with pytest.raises(NotEnoughMemoryError, match="the vectors of a layer"):
         method.maps(ids)
 
 

@@ -9,18 +9,21 @@ import torch
 from torch import Tensor
 
 import captum_norm as cn
+from captum_norm.errors import MethodError, NonFiniteError
+from captum_norm.forward.record import Layer
 from captum_norm.methods import METHODS, import_method
+from captum_norm.results.maps import MapUnits
 from tests import classifiers, families
 
 
-def own_method(function: Callable[[cn.Layer], Any], **attributes: Any) -> Any:
+def own_method(function: Callable[[Layer], Any], **attributes: Any) -> Any:
     """A class whose map of a layer ``function`` makes."""
 
-    def layer_map(_: object, layer: cn.Layer) -> Any:
+    def layer_map(_: object, layer: Layer) -> Any:
         return function(layer)
 
     layer_map.__qualname__ = "Own.layer_map"
-    given = {"name": "own", "title": "own", "units": cn.MapUnits("own"), "layer_map": layer_map}
+    given = {"name": "own", "title": "own", "units": MapUnits("own"), "layer_map": layer_map}
     return type("Own", (cn.AttentionMapAttribution,), given | attributes)
 
 
@@ -28,15 +31,15 @@ class Nothing(cn.AttentionMapAttribution):
     """A class without a function and a name."""
 
 
-def mean(layer: cn.Layer) -> Tensor:
+def mean(layer: Layer) -> Tensor:
     return layer.weights.mean(1)
 
 
-def divided(layer: cn.Layer) -> Tensor:
+def divided(layer: Layer) -> Tensor:
     return layer.weights.mean(1) / 0
 
 
-def written(layer: cn.Layer) -> Tensor:
+def written(layer: Layer) -> Tensor:
     layer.output.zero_()
     return mean(layer)
 
@@ -54,8 +57,8 @@ def written(layer: cn.Layer) -> Tensor:
         (written, r"Own\.layer_map wrote into a tensor of layer 0; work on a copy: clone\(\)"),
     ],
 )
-def test_a_function_that_fails_is_named(function: Callable[[cn.Layer], Any], message: str) -> None:
-    with pytest.raises(cn.MethodError, match=message):
+def test_a_function_that_fails_is_named(function: Callable[[Layer], Any], message: str) -> None:
+    with pytest.raises(MethodError, match=message):
         own_method(function)(families.build("bert")).maps(families.inputs("bert"))
 
 
@@ -67,7 +70,7 @@ def test_writing_changes_nothing_in_inference_mode() -> None:
 
 
 def test_a_map_that_is_not_finite_is_named() -> None:
-    with pytest.raises(cn.NonFiniteError, match=r"the map that Own\.layer_map returned for layer 0 contains NaN"):
+    with pytest.raises(NonFiniteError, match=r"the map that Own\.layer_map returned for layer 0 contains NaN"):
         own_method(divided)(families.build("bert")).maps(families.inputs("bert"))
 
 
@@ -75,7 +78,7 @@ def test_padding_may_be_anything() -> None:
     model = classifiers.classifier()
     ids, mask = classifiers.sentences([7, 4])
 
-    def odd(layer: cn.Layer) -> Tensor:
+    def odd(layer: Layer) -> Tensor:
         # Where the model sees padding: behind each example.
         return mean(layer).where((torch.arange(7) < mask.sum(1, keepdim=True))[:, :, None], torch.nan)
 
@@ -103,7 +106,7 @@ def test_one_map_is_not_those_of_single_heads() -> None:
     method = own_method(mean, single_heads=True)(families.build("bert"))
     with pytest.raises(cn.InvalidInputError, match=r"Own\.layer_map returns one map a layer.* override maps_of"):
         method.maps(families.inputs("bert"), per_head=True)
-    with pytest.raises(cn.MethodError, match="Nothing defines neither layer_map nor maps_of"):
+    with pytest.raises(MethodError, match="Nothing defines neither layer_map nor maps_of"):
         Nothing(method.model).maps(families.inputs("bert"))
 
 

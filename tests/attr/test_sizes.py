@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import GlobEnc, NonFiniteError, UnsupportedModelError
+from captum_norm import GlobEnc, UnsupportedModelError
+from captum_norm.errors import NonFiniteError
 from captum_norm.models import Scope
 from tests import families, feed_forwards, oracle
 from tests.attr.test_cancelling import SCOPES

@@ -14,7 +14,8 @@ import transformers as hf
 from captum import attr
 from torch import Tensor, nn
 
-from captum_norm import DecompX, Difference, InvalidInputError, NonFiniteError, TokenAttribution, UnsupportedModelError
+from captum_norm import DecompX, Difference, InvalidInputError, TokenAttribution, UnsupportedModelError
+from captum_norm.errors import NonFiniteError
 from tests import encoder_decoders, families
 from tests.classifiers import MASK, TOKENIZER, alone, classifier, randomized, sentences
 

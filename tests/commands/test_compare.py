@@ -10,8 +10,9 @@ import pytest
 import torch
 import transformers
 
-from captum_norm import Comparison, Difference, cli, compare
+from captum_norm import Difference, cli, compare
 from captum_norm.commands.compare import CompareOptions
+from captum_norm.lab.comparison import Comparison
 from captum_norm.loading import load
 from captum_norm.methods import METHODS as METHODS_BY_NAME
 from tests.commands.calls import parsed, refused

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from captum_norm import NormAttribution, explain, words_of
+from captum_norm import NormAttribution, explain
 from captum_norm.loading import load
+from captum_norm.text.words import words_of
 from tests.commands.calls import TEXT, TOKENS, refused, written
 from tests.commands.calls import explain as explained
 

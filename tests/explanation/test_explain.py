@@ -9,7 +9,8 @@ import transformers
 from captum.attr import IntegratedGradients
 
 import captum_norm
-from captum_norm import Difference, Explanation, InvalidInputError, TokenAttribution, UnsupportedModelError, explain
+from captum_norm import Difference, InvalidInputError, TokenAttribution, UnsupportedModelError, explain
+from captum_norm.explanation import Explanation
 from captum_norm.lab.comparison import compare
 from captum_norm.lab.comparison.methods import make_method, seeded
 from captum_norm.methods import METHODS

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, BertModel
 
 import captum_norm as cn
+from captum_norm.errors import NotEnoughMemoryError
 from captum_norm.forward import request, session
 from captum_norm.forward.record import Layer
 from tests import encoder_decoders, families
@@ -49,7 +50,7 @@ def test_maps_without_room_are_refused_before_the_forward_pass(name: str, memory
         r"the maps of 2 layers over 1 × 64 × 64 positions take 0\.0 MiB, for which 0\.1 MiB must be free, and 0\.1 MiB "
         r"are free on cpu; ask for fewer layers at a time \(layers= of maps\(\), layer= of attribute\(\)\), fewer ex"
     )
-    with pytest.raises(cn.NotEnoughMemoryError, match=message):
+    with pytest.raises(NotEnoughMemoryError, match=message):
         method.maps(ids)
     assert all(length <= 16 for _, length in lengths)
     # As the sentence says.
@@ -65,7 +66,7 @@ def test_maps_of_single_heads_and_of_several_scopes_need_more(memory: dict[str, 
     meter = cn.NormMeter(model)
     asked: dict[str, Any] = {"scopes": ["attn", "attn_res"], "weights": True, "per_head": True, "head_norms": True}
     memory["free"] = (2 * (2 + 4 + 4) + 3) * MAP - 1
-    with pytest.raises(cn.NotEnoughMemoryError, match="or without single heads"):
+    with pytest.raises(NotEnoughMemoryError, match="or without single heads"):
         meter.measure(ids, **asked)
     memory["free"] += 1
     meter.measure(ids, **asked)
@@ -75,9 +76,9 @@ def test_maps_of_single_heads_and_of_several_scopes_need_more(memory: dict[str, 
 def test_entries_are_as_wide_as_norms_are_computed(memory: dict[str, int], dtype: torch.dtype, itemsize: int) -> None:
     model, ids = families.build("bert", dtype=dtype), long_input("bert")
     memory["free"] = 5 * LONG**2 * itemsize - 1
-    with pytest.raises(cn.NotEnoughMemoryError):
+    with pytest.raises(NotEnoughMemoryError):
         cn.NormAttribution(model).maps(ids)
-    with pytest.raises(cn.NotEnoughMemoryError):
+    with pytest.raises(NotEnoughMemoryError):
         cn.ValueZeroing(model).maps(ids)
     memory["free"] += 1
     maps = cn.NormAttribution(model).maps(ids).self_attention
@@ -89,7 +90,7 @@ def test_room_for_the_stacks_asked_for(memory: dict[str, int]) -> None:
     inputs = encoder_decoders.inputs("bart", batch=16, source=30, target=8)
     meter = cn.NormMeter(model)
     memory["free"] = (2 + 3) * 16 * 30 * 8 * 4
-    with pytest.raises(cn.NotEnoughMemoryError, match="6 layers over 16 × 30 × 30 positions"):
+    with pytest.raises(NotEnoughMemoryError, match="6 layers over 16 × 30 × 30 positions"):
         meter.measure(inputs, scopes=["attn"])
     assert list(meter.measure(inputs, scopes=["attn"], stacks=["cross"])) == ["cross"]
 

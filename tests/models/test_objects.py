@@ -10,17 +10,9 @@ import transformers
 from captum.attr import IntegratedGradients
 from sentence_transformers import CrossEncoder
 
-from captum_norm import (
-    AttentionWeights,
-    DecompX,
-    NormAttribution,
-    NormMeter,
-    TokenAttribution,
-    ValueZeroing,
-    compare,
-    contextualization_change,
-)
+from captum_norm import AttentionWeights, DecompX, NormAttribution, NormMeter, TokenAttribution, ValueZeroing, compare
 from captum_norm.errors import InvalidInputError
+from captum_norm.lab.analysis import contextualization_change
 from captum_norm.lab.evaluation import Perturbation
 from tests.lab.analysis.small import randomized
 from tests.tiny import bert_config, save_tiny, tokenizer

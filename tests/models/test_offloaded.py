@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from captum_norm import AttentionBlockAttribution, NonFiniteError, NormAttribution, NormMeter, UnsupportedModelError
+from captum_norm import AttentionBlockAttribution, NormAttribution, NormMeter, UnsupportedModelError
+from captum_norm.errors import NonFiniteError
 from tests import families, feed_forwards
 from tests.families import FAMILIES, arrangement_of, tiers
 from tests.test_matrix import SCOPES

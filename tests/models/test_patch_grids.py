@@ -7,8 +7,9 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from captum_norm import InformationFlow, NormAttribution, NormMeter, Patches
+from captum_norm import InformationFlow, NormAttribution, NormMeter
 from captum_norm.models.pictures import PREFIXES
+from captum_norm.results.maps import Patches
 from tests.families import randomized
 from tests.families.further_signals import FURTHER_VISION
 from tests.families.vision import IMAGE, VISION

@@ -17,8 +17,8 @@ from captum_norm import (
     DecompX,
     NormAttribution,
     UnsupportedModelError,
-    UnsupportedScopeError,
 )
+from captum_norm.errors import UnsupportedScopeError
 from tests.families import randomized
 from tests.families.family import GROUPED, new
 

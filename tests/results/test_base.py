@@ -12,8 +12,13 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save
 
 import captum_norm as cn
+from captum_norm.attr.measurements import Measurements
+from captum_norm.explanation import Explanation
+from captum_norm.generation import GenerationResult
+from captum_norm.lab.comparison import Comparison
 from captum_norm.loading import LANGUAGE_MODEL, load
 from captum_norm.results.base import Result
+from captum_norm.results.maps import Patches
 from tests import tiny
 from tests.tiny import tokenizer
 
@@ -33,7 +38,7 @@ def results(bert: Any) -> dict[type[Result], Result]:
         decoder_real=maps.real.clone(),
         towers={"vision": torch.rand(3, 2, 4, 4), "audio": torch.rand(1, 2, 2, 2)},
         modality=[("text", "image", "text", "image", "text", "audio", "video")] * 2,
-        patches=[cn.Patches(0, 0, torch.tensor([[1, 2]])), cn.Patches(1, 1, torch.tensor([[3], [4]]))],
+        patches=[Patches(0, 0, torch.tensor([[1, 2]])), Patches(1, 1, torch.tensor([[3], [4]]))],
         virtual=2,
         cached=3,
         segmented=True,
@@ -50,14 +55,14 @@ def results(bert: Any) -> dict[type[Result], Result]:
     graph = cn.InformationFlow(bert, tokenizer=known).graphs(TEXTS[0], position="first")[0]
     return {
         cn.AttributionMaps: full,
-        cn.Measurements: replace(measured, virtual=1, cached=2, modality=full.modality, patches=full.patches),
-        cn.Explanation: replace(explanation, graphs=[graph], target="a"),
-        cn.Comparison: cn.compare(bert, TEXTS, tokenizer=known, methods=["norm", "globenc", "gim"], steps=2),
-        cn.GenerationResult: cn.GenerationAttribution(cn.DecompX(model), passages).attribute(prompt, **options),
+        Measurements: replace(measured, virtual=1, cached=2, modality=full.modality, patches=full.patches),
+        Explanation: replace(explanation, graphs=[graph], target="a"),
+        Comparison: cn.compare(bert, TEXTS, tokenizer=known, methods=["norm", "globenc", "gim"], steps=2),
+        GenerationResult: cn.GenerationAttribution(cn.DecompX(model), passages).attribute(prompt, **options),
     }
 
 
-KINDS = (cn.AttributionMaps, cn.Measurements, cn.Explanation, cn.Comparison, cn.GenerationResult)
+KINDS = (cn.AttributionMaps, Measurements, Explanation, Comparison, GenerationResult)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -116,8 +121,8 @@ def test_names_do_not_control_the_terminal(results: dict[type[Result], Result]) 
     maps: Any = results[cn.AttributionMaps]
     changed: list[Any] = [
         replace(maps, towers={evil: torch.rand(2, 1, 2, 2)}, layers={}, tokens=[[evil] * 7] * 2),
-        replace(results[cn.Explanation], model=evil, tokens=[[evil] * 7] * 2),  # type: ignore[type-var]
-        replace(results[cn.Comparison], model=evil, explained=evil),  # type: ignore[type-var]
+        replace(results[Explanation], model=evil, tokens=[[evil] * 7] * 2),  # type: ignore[type-var]
+        replace(results[Comparison], model=evil, explained=evil),  # type: ignore[type-var]
     ]
     for result in changed:
         assert repr(result).isprintable()
@@ -154,7 +159,7 @@ def test_bad_files_are_one_sentence(
     assert fails(b"").startswith("the file is damaged (")
     assert fails(b"\x80\x05pickle").startswith("the file is damaged (")
     assert fails(save({})) == "it is a safetensors file, but not of captum-norm"
-    results[cn.Measurements].save(path)
+    results[Measurements].save(path)
     assert fails() == "it holds Measurements; expected AttributionMaps"
     maps.save(path)
     tensors, metadata = read_file(path.read_bytes())

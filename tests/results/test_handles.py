@@ -13,6 +13,10 @@ from matplotlib.figure import Figure
 
 import captum_norm as cn
 from alignment import Alignments
+from captum_norm.attr.measurements import Measurements
+from captum_norm.explanation import Explanation
+from captum_norm.generation import GenerationResult
+from captum_norm.lab.comparison import Comparison
 from captum_norm.lab.evaluation import agreement
 from captum_norm.loading import LANGUAGE_MODEL, load
 from captum_norm.results.base import Result
@@ -88,10 +92,10 @@ def _alignments(_: Any) -> Case:
 
 CASES: dict[type[Result], Callable[[Any], Case]] = {
     cn.AttributionMaps: _maps,
-    cn.Measurements: _measurements,
-    cn.Explanation: _explanation,
-    cn.Comparison: _comparison,
-    cn.GenerationResult: _answer,
+    Measurements: _measurements,
+    Explanation: _explanation,
+    Comparison: _comparison,
+    GenerationResult: _answer,
     Alignments: _alignments,
 }
 
@@ -108,7 +112,7 @@ def every(kind: type[Result]) -> Iterator[type[Result]]:
 
 
 kinds = pytest.mark.parametrize("kind", CASES)
-others = pytest.mark.parametrize("kind", [kind for kind in CASES if kind is not cn.Comparison])
+others = pytest.mark.parametrize("kind", [kind for kind in CASES if kind is not Comparison])
 
 
 def test_no_result_is_forgotten() -> None:
@@ -138,7 +142,7 @@ def test_figures_draw_the_numbers(kind: type[Result], cases: dict[type[Result], 
     if expected is not None:
         panels = [axes.images[0].get_array() for axes in figure.axes if axes.images]
         np.testing.assert_allclose(np.stack([np.asarray(panel) for panel in panels]), expected, rtol=1e-6)
-    elif kind is cn.GenerationResult:
+    elif kind is GenerationResult:
         (panel,) = (np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.images)
         np.testing.assert_allclose(panel, drawn.token_attr, rtol=1e-6)
     else:
@@ -153,7 +157,7 @@ def test_the_top_is_the_largest(kind: type[Result], cases: dict[type[Result], Ca
     (best,) = case.result.top(1)
     if kind is Alignments:
         assert best == (("la", "the"), 1)  # of pairs that are linked as often, the first
-    elif kind is cn.GenerationResult:
+    elif kind is GenerationResult:
         assert best == ("Clara", pytest.approx(float(case.result.segment_attr.max())))
     else:
         value = best.value if hasattr(best, "value") else best[1]
@@ -168,7 +172,7 @@ def test_words_keep_the_sum(kind: type[Result], cases: dict[type[Result], Case])
     case = cases[kind]
     words: Any = case.result.words()
     assert type(words).__name__ == kind.__name__
-    if kind is cn.GenerationResult:
+    if kind is GenerationResult:
         assert len(words.template) == len(words.input_tokens) < len(case.result.input_tokens)
         assert float(words.seq_attr.sum()) == pytest.approx(float(case.numbers.sum()), rel=1e-4)
         assert torch.allclose(words[0].seq_attr, words.token_attr[0])
@@ -183,7 +187,7 @@ def test_words_keep_the_sum(kind: type[Result], cases: dict[type[Result], Case])
 def test_tables_hold_the_numbers(kind: type[Result], cases: dict[type[Result], Case]) -> None:
     case = cases[kind]
     result = case.result
-    frame = result.frame("scores") if kind is cn.Comparison else result.to_frame()
+    frame = result.frame("scores") if kind is Comparison else result.to_frame()
     if kind is Alignments:
         places = {tuple(row) for row in frame[["pair", "target", "source"]].to_numpy().tolist()}
         assert places == {tuple(place) for place in np.argwhere(case.numbers).tolist()}
@@ -200,7 +204,7 @@ def test_parts_are_what_each_alone_gives(kind: type[Result], cases: dict[type[Re
     assert len(list(result)) == len(result)
     assert last == result[len(result) - 1] == list(result)[-1]
     found = getattr(last, case.field) if case.field else list(last)
-    if kind is cn.Comparison:
+    if kind is Comparison:
         found = last.results["norm"].scores
     np.testing.assert_allclose(np.asarray(found), np.asarray(case.part), rtol=1e-3, atol=1e-6)
     error = IndexError if kind is Alignments else cn.InvalidInputError
@@ -245,7 +249,7 @@ def test_a_part_of_a_comparison_is_a_comparison() -> None:
 
 
 def test_a_part_of_an_answer_is_of_its_token(cases: dict[type[Result], Case]) -> None:
-    result: Any = cases[cn.GenerationResult].result
+    result: Any = cases[GenerationResult].result
     first, end = result.explained.outputs
     assert len(result) == end - first
     for place, part in enumerate(result):

@@ -11,6 +11,8 @@ import transformers
 from safetensors.torch import save as save_tensors
 
 import captum_norm as cn
+from captum_norm.attr.measurements import Measurements
+from captum_norm.explanation import Explanation
 from captum_norm.methods import METHODS
 from captum_norm.results.maps import numbered
 from captum_norm.results.stacks import named_layers, place_of_layer
@@ -145,20 +147,20 @@ def test_files_without_numbers_are_read(bert: Any, tmp_path: Path) -> None:
     assert cn.AttributionMaps.load(path) == replace(maps, layers={})
     measured = cn.NormMeter(bert, tokenizer=known).measure(TEXTS, weights=True, layers=[1, 3])["encoder"]
     _save_old(measured, path, "layers", "query_tokens")
-    assert cn.Measurements.load(path) == replace(measured, layers=())
+    assert Measurements.load(path) == replace(measured, layers=())
     for found in (
         cn.explain(TEXTS, bert, known, layer=2),
         cn.explain(TEXTS, bert, known, method="integrated-gradients"),
     ):
         _save_old(found, path, "graphs", layers=list(found.layers), graph=None, changes=None, head=None)
-        assert cn.Explanation.load(path) == found
+        assert Explanation.load(path) == found
     (graph,) = cn.InformationFlow(bert, tokenizer=known).graphs(TEXTS[0], position=1)
     followed = replace(found, graphs=[graph])
     followed.save(path)
     saved = saved_content(path)["graphs"][0]
     one = {name: saved[name] for name in ("nodes", "edges", "threshold", "tokens")} | {"output": saved["outputs"][0]}
     _save_old(followed, path, "graphs", layers=list(found.layers), graph=one)
-    assert cn.Explanation.load(path) == followed
+    assert Explanation.load(path) == followed
 
 
 def saved_content(path: Path) -> dict[str, Any]:

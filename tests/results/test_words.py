@@ -9,7 +9,8 @@ import pytest
 import torch
 import transformers
 
-from captum_norm import AttentionWeights, AttributionMaps, InvalidInputError, Measurements, NormAttribution, NormMeter
+from captum_norm import AttentionWeights, AttributionMaps, InvalidInputError, NormAttribution, NormMeter
+from captum_norm.attr.measurements import Measurements
 from captum_norm.text.words import Words, words_of_tokens
 from tests import tiny
 

@@ -16,14 +16,15 @@ import transformers
 from matplotlib.image import imread
 from torch import nn
 
-from captum_norm import AttributionMaps, Comparison, InvalidInputError, Patches, explain
+from captum_norm import AttributionMaps, InvalidInputError, explain
 from captum_norm.attr.information_flow import InformationFlow
 from captum_norm.lab.analysis import read_result
 from captum_norm.lab.analysis.results import AnalysisResult, Column, Table
-from captum_norm.lab.comparison import MEASURES
+from captum_norm.lab.comparison import MEASURES, Comparison
 from captum_norm.loading import load
 from captum_norm.methods import METHODS
 from captum_norm.results.aggregation import add_half_identity, rollout
+from captum_norm.results.maps import Patches
 from captum_norm.show import explanation_page, patches_page, render_page, write_report
 from captum_norm.show.pages import analysis_page, comparison_page, flow_graph
 from captum_norm.show.text import decimal

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from captum_norm import Comparison
+from captum_norm.lab.comparison import Comparison
 from captum_norm.show import print_result, show_tokens
 from captum_norm.show.colors import color_of, hex_of, ink_on
 from captum_norm.show.terminal import score_table, token_row

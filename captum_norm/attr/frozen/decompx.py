@@ -55,7 +55,7 @@ class DecompX(RelevanceAttribution):
         readout: the values to explain instead of logits, linear in the hidden states: see
             :data:`captum_norm.models.outputs.Readout`.
         memory_budget: bytes that propagated vectors may take at a time; None: a quarter of the free memory.
-        tokenizer: see :class:`captum_norm.MeterOptions`.
+        tokenizer: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Raises:
         InvalidInputError: for an unknown treatment of biases.

@@ -18,7 +18,7 @@ class CPLRP(RelevanceAttribution):
     Args:
         model: a Hugging Face or fairseq model, or one built with torch.nn's attention; left unchanged.
         readout: the values to explain instead of logits: see :data:`captum_norm.models.outputs.Readout`.
-        memory_budget, tokenizer: see :class:`captum_norm.MeterOptions`.
+        memory_budget, tokenizer: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Example:
         >>> import torch
@@ -50,7 +50,7 @@ class AttnLRP(RelevanceAttribution):
     Args:
         model: a Hugging Face or fairseq model, or one built with torch.nn's attention; left unchanged.
         readout: the values to explain instead of logits: see :data:`captum_norm.models.outputs.Readout`.
-        memory_budget, tokenizer: see :class:`captum_norm.MeterOptions`.
+        memory_budget, tokenizer: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Example:
         >>> import torch
@@ -77,7 +77,7 @@ class GIM(RelevanceAttribution):
     Args:
         model: a Hugging Face or fairseq model, or one built with torch.nn's attention; left unchanged.
         readout: the values to explain instead of logits: see :data:`captum_norm.models.outputs.Readout`.
-        memory_budget, tokenizer: see :class:`captum_norm.MeterOptions`.
+        memory_budget, tokenizer: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Example:
         >>> import torch

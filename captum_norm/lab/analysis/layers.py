@@ -206,7 +206,7 @@ def contextualization_change(
         model: a model with one stack of layers, such as the encoder of an encoder–decoder model.
         inputs: see :meth:`captum_norm.NormMeter.measure`.
         additional_forward_args: see there.
-        options: see :class:`captum_norm.MeterOptions`.
+        options: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Raises:
         InvalidInputError: for an encoder–decoder model, or layers of different arrangements.

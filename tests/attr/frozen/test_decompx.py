@@ -8,15 +8,10 @@ import transformers as hf
 from captum.attr import NoiseTunnel
 from torch import Tensor
 
-from captum_norm import (
-    DecompX,
-    Difference,
-    IncompleteDecompositionError,
-    InvalidInputError,
-    NotEnoughMemoryError,
-)
+from captum_norm import DecompX, Difference, InvalidInputError
 from captum_norm.attr.frozen import parts
 from captum_norm.attr.frozen.decompx import Bias
+from captum_norm.errors import IncompleteDecompositionError, NotEnoughMemoryError
 from tests import families
 from tests.attr.frozen.decompx_by_hand import bert_by_hand, gpt2_by_hand, llama_by_hand
 from tests.classifiers import classifier, randomized

@@ -7,8 +7,9 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from captum_norm import DecompX, Difference, IncompleteDecompositionError, InvalidInputError, UnsupportedModelError
+from captum_norm import DecompX, Difference, InvalidInputError, UnsupportedModelError
 from captum_norm.attr.frozen.decompx import Bias
+from captum_norm.errors import IncompleteDecompositionError
 from tests import encoder_decoders
 from tests.attr.frozen.decompx_by_hand import bart_by_hand, t5_by_hand
 from tests.classifiers import randomized

@@ -7,9 +7,10 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from captum_norm import DecompX, NonFiniteError, UnsupportedModelError
+from captum_norm import DecompX, UnsupportedModelError
 from captum_norm.attr.frozen import parts
 from captum_norm.attr.frozen.decompx import Bias
+from captum_norm.errors import NonFiniteError
 from tests import families, feed_forwards, oracle
 from tests.attr.frozen.decompx_by_hand import ByHand, eager, share, start
 from tests.attr.frozen.test_decompx import SHARINGS, first_output, near

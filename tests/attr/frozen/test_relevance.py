@@ -11,17 +11,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.modernbert import modeling_modernbert
 
-from captum_norm import (
-    CPLRP,
-    GIM,
-    AttnLRP,
-    DecompX,
-    Difference,
-    IncompleteDecompositionError,
-    InvalidInputError,
-    NotEnoughMemoryError,
-)
+from captum_norm import CPLRP, GIM, AttnLRP, DecompX, Difference, InvalidInputError
 from captum_norm.attr.frozen import network, rules
+from captum_norm.errors import IncompleteDecompositionError, NotEnoughMemoryError
 from captum_norm.forward import request, session
 from tests import encoder_decoders, families
 from tests.attr.frozen import relevance_by_hand as by_hand

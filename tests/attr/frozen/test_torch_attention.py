@@ -11,12 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import GELUActivation
 
-from captum_norm import (
-    DecompX,
-    IncompleteDecompositionError,
-    InvalidInputError,
-    UnsupportedModelError,
-)
+from captum_norm import DecompX, InvalidInputError, UnsupportedModelError
+from captum_norm.errors import IncompleteDecompositionError
 from tests.attr.frozen.decompx_by_hand import ByHand, start
 from tests.attr.frozen.relevance_by_hand import heads, merged, relevance
 from tests.attr.frozen.relevance_rules import Rules

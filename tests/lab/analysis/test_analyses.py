@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import contextualization_change
 from captum_norm.functional import spearman
+from captum_norm.lab.analysis import contextualization_change
 from captum_norm.lab.analysis import corpus as reading
 from captum_norm.lab.analysis.corpus import Corpus, Encoder, TokenSequence
 from captum_norm.lab.analysis.engine import analyze

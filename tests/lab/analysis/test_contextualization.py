@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import InvalidInputError, NormMeter, UnsupportedScopeError, contextualization_change
-from captum_norm.errors import UnsupportedModelError
+from captum_norm import InvalidInputError, NormMeter
+from captum_norm.errors import UnsupportedModelError, UnsupportedScopeError
 from captum_norm.functional import spearman
 from captum_norm.functional.contributions import average_ranks
+from captum_norm.lab.analysis import contextualization_change
 from captum_norm.lab.analysis.corpus import Corpus
 from captum_norm.lab.analysis.engine import analyze
 from captum_norm.lab.analysis.layers import affine_maps

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 import transformers as hf
 
-from captum_norm import Comparison, compare
+from captum_norm import compare
+from captum_norm.lab.comparison import Comparison
 from tests import families
 from tests.classifiers import TOKENIZER, classifier, randomized, sentences
 

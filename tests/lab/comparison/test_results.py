@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captum_norm import Comparison, InvalidInputError
-from captum_norm.lab.comparison import MEASURES
+from captum_norm import InvalidInputError
+from captum_norm.lab.comparison import MEASURES, Comparison
 from captum_norm.lab.comparison.methods import seeded
 from captum_norm.lab.comparison.results import sign_flip_p, undefeated
 from captum_norm.lab.evaluation import FaithfulnessScores

@@ -12,7 +12,8 @@ from captum.attr import Attribution, InputXGradient, IntegratedGradients, Occlus
 from torch import Tensor
 
 import captum_norm
-from captum_norm import Comparison, Difference, InvalidInputError, TokenAttribution, UnsupportedModelError, compare
+from captum_norm import Difference, InvalidInputError, TokenAttribution, UnsupportedModelError, compare
+from captum_norm.lab.comparison import Comparison
 from captum_norm.lab.comparison.methods import PROJECTION
 from captum_norm.lab.evaluation import agreement
 from captum_norm.methods import METHODS

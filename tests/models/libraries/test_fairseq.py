@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captum_norm import AttentionWeights, NonFiniteError, NormAttribution
+from captum_norm import AttentionWeights, NormAttribution
+from captum_norm.errors import NonFiniteError
 from tests import oracle
 
 ROOT = Path(__file__).parents[3]

@@ -7,17 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captum_norm import (
-    AttentionWeights,
-    InvalidInputError,
-    Layout,
-    NormAttribution,
-    NormMeter,
-    Site,
-    UnsupportedModelError,
-    UnsupportedScopeError,
-    register_layout,
-)
+from captum_norm import AttentionWeights, InvalidInputError, NormAttribution, NormMeter, UnsupportedModelError
+from captum_norm.errors import UnsupportedScopeError
+from captum_norm.models import Layout, Site, register_layout
 from captum_norm.models.libraries.torch_nn import sequences
 from tests import torch_models
 from tests.test_encoder_decoder import assert_near

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from captum_norm import AttentionBlockAttribution, NormMeter, UnsupportedScopeError
+from captum_norm import AttentionBlockAttribution, NormMeter
+from captum_norm.errors import UnsupportedScopeError
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.networks import routing_of
 from captum_norm.models.search.attention_blocks import find_blocks
