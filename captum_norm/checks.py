@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 from operator import index as integer
 from typing import Any, TypeVar
 
@@ -88,4 +89,15 @@ def check_choice(name: str, value: object, choices: Collection[T]) -> T:
         if type(value) is type(choice) and value == choice:
             return choice
     expected = ", ".join(map(str, choices))
-    raise InvalidInputError(f"got {name}={quoted(value)}; expected one of {expected}")
+    raise InvalidInputError(f"got {name}={quoted(value)}; expected one of {expected}{did_you_mean(value, choices)}")
+
+
+def did_you_mean(value: object, names: Iterable[object]) -> str:
+    """Return the end of a message about a name: the one that is spelt almost like it, if there is one.
+
+    >>> did_you_mean("nrom", ["norm", "alti"])
+    '; did you mean norm?'
+    """
+    known = [name for name in names if isinstance(name, str)]
+    close = get_close_matches(value.lower(), known, n=1) if isinstance(value, str) else []
+    return f"; did you mean {close[0]}?" if close else ""

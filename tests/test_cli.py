@@ -1,6 +1,7 @@
 """The command line as a whole: version, help, completion, the reference, and arguments that are refused early."""
 
 import argparse
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,9 @@ assert not {{"torch", "transformers", "matplotlib"}} & sys.modules.keys()
     [
         ([], "the following arguments are required: COMMAND"),
         (["frobnicate"], "argument COMMAND: invalid choice: 'frobnicate'"),
+        (["explian", "a"], "argument COMMAND: invalid choice: 'explian' (choose from "),
+        (["explain", "a", "--metod", "alti"], "unrecognized arguments: --metod alti; did you mean --method?"),
+        (["explain", "a", "--frobnicate"], "unrecognized arguments: --frobnicate"),
         (["explain"], "got no text; give a text"),
         (["explain", "a", "--method", "magic"], "argument --method: got magic; expected one of norm, "),
         (
@@ -100,3 +104,33 @@ def test_a_command_has_a_page_with_all_its_options(program: str, command: Comman
     options = {option for action in parser._actions for option in action.option_strings}
     assert {option for option in options if f"`{option}" not in text} == set()
     assert f"[`{program} {command.name}`]({own}.md)" in (REFERENCE / "command-line.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("program", "command"), [case for case in COMMANDS if case.values[0] == "norm-align"])
+def test_help_fits_one_screen_and_help_all_has_all_options(
+    program: str, command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    (main,) = (one.main for one in PROGRAMS if one.name == program)
+    shown = {}
+    for flag in ("-h", "--help", "--help-all"):
+        with pytest.raises(SystemExit) as ended:
+            main([command.name, flag])
+        assert ended.value.code == 0
+        shown[flag] = capsys.readouterr().out
+    assert shown["-h"] == shown["--help"]
+    lines = shown["--help"].splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    assert lines[-2:] == ["example:", f"  $ {command.example}"]
+    parser = argparse.ArgumentParser(add_help=False)
+    command.declare(parser, short=False)
+    options = [action.option_strings[-1] for action in parser._actions if action.option_strings]
+    assert [option for option in options if f"{option} " not in shown["--help-all"]] == []
+    short = [line.split()[0] for line in lines if line.startswith("  -")]
+    assert len(short) <= 12
+    assert set(short) <= {"-h,", *options, *(option.replace("--no-", "--") + "," for option in options)}
+    name, own, *words = shlex.split(command.example)
+    assert (name, own) == (program, command.name)
+    parser.parse_args(words)

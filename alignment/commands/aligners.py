@@ -81,9 +81,9 @@ class DirectionOptions(Options, title="the second model, of the opposite directi
     """The second model."""
 
     reverse_model: str | None = option(
-        "a model that translates the target into the source, given as for --model, or none; the same multilingual "
-        "model may serve both (default: that of a shipped model, or the same model if --source-language and "
-        "--target-language are given; none with a recipe that has a null column, such as paper)",
+        "the model of the opposite direction, or none; the same multilingual model may serve both, and does if "
+        "--source-language and --target-language are given. With a recipe that has a null column, such as paper, none "
+        "is the default (default: that of a shipped or multilingual model)",
         metavar="NAME_OR_PATH",
     )
     keep_sides: bool = option(

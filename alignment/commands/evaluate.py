@@ -73,12 +73,12 @@ class GoldOptions(Options, title="the gold alignments"):
     """The format of a file of gold alignments."""
 
     gold_format: GoldFormat = option(
-        "talp: i-j sure, ipj possible; naacl: sentence i j [S|P]; alibi: sentence id, then talp; tsv: source, target "
-        "and talp with tabs between them",
+        "how the gold links are written; talp: i-j sure, ipj possible; naacl: sentence i j [S|P]; alibi: sentence id, "
+        "then talp; tsv: source, target and talp with tabs between them",
         "talp",
     )
     gold_base: Literal[0, 1] | None = option(
-        "the index of the first word; required for talp (default: 1 for naacl, 0 for alibi and tsv)"
+        "the index of the first word, to be given for talp (default: 1 for naacl, 0 for alibi and tsv)"
     )
     gold_swapped: bool = option("links have the target first", False)
 
@@ -95,7 +95,7 @@ class EvaluateOptions(GoldOptions):
 
     gold: str = argument("the gold alignments", metavar="GOLD")
     systems: list[AlignmentFile] = argument(
-        "alignments in Pharaoh format (i-j, source first, from 0), given as [NAME=]FILE[:swapped][:base1]: "
+        "alignments in Pharaoh format (i-j, source first, from 0), given as [NAME=]FILE[:swapped][:base1]; "
         ":swapped for target first, as norm-align extract TARGET SOURCE writes; :base1 for indices from 1. The first "
         "system is the baseline. One of all files may be -, standard input",
         parse=system_file,
@@ -103,7 +103,7 @@ class EvaluateOptions(GoldOptions):
         nargs="+",
     )
     source: str | None = option(
-        "the tokenised source sentences, one a line, to check that every link lies inside them; tsv files have them",
+        "the tokenised source sentences, one a line; to check that every link lies inside them; tsv files have them",
         metavar="FILE",
     )
     target: str | None = option("the tokenised target sentences, likewise", metavar="FILE")
@@ -208,7 +208,14 @@ def _shown_p_value(record: dict[str, Any]) -> str:
     return f"{record['p_value']:.2g}{' (identical)' if record['identical'] else ''}"
 
 
-COMMAND = Command("evaluate", "score alignment files against a gold alignment (AER)", EvaluateOptions, _run)
+COMMAND = Command(
+    "evaluate",
+    "score alignment files against a gold alignment (AER)",
+    EvaluateOptions,
+    _run,
+    "norm-align evaluate gold.talp norms.txt weights.txt --gold-base 1",
+    ("gold_format", "gold_base", "gold_swapped", "source", "target", "json", "csv"),
+)
 
 
 def read_sentences(path: str | None) -> list[str] | None:
@@ -352,5 +359,9 @@ def _links(file: AlignmentFile, source: TextSource) -> Iterator[Alignment]:
 
 
 SYMMETRIZE = Command(
-    "symmetrize", "merge the alignments of both directions, from any aligner", SymmetrizeOptions, _run_symmetrize
+    "symmetrize",
+    "merge the alignments of both directions, from any aligner",
+    SymmetrizeOptions,
+    _run_symmetrize,
+    "norm-align symmetrize forward.txt reverse.txt --out merged.txt",
 )

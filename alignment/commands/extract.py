@@ -36,8 +36,8 @@ class _Counted(LexiconOptions, title=LexiconOptions.title):
 @dataclass(frozen=True, kw_only=True)
 class _Written(Options, title="what is written"):
     format: OutputStyle = option(
-        "pharaoh: i-j; naacl: a line for each link, pair i j S, from 1; tsv: source, target and links; matrix: a line "
-        "of JSON with words, links and the probability of every possible link",
+        "how links are written; pharaoh: i-j; naacl: a line for each link, pair i j S, from 1; tsv: source, target and "
+        "links; matrix: a line of JSON with words, links and the probability of every possible link",
         "pharaoh",
     )
     scores: bool = option(
@@ -45,7 +45,7 @@ class _Written(Options, title="what is written"):
         False,
     )
     page: Path | None = option(
-        "also write a page with the first sentence pairs: their maps, and lines between the words",
+        "also write a page with the first sentence pairs; their maps, and lines between the words",
         parse=output_path(".html"),
         metavar="FILE.html",
     )
@@ -63,14 +63,14 @@ class ExtractOptions(_Written, AlignerOptions, _Counted, Workers):
     )
     target: str | None = argument("the tokenised target sentences, one a line", metavar="TARGET", nargs="?")
     out: str | None = option(
-        "the alignments, i-j, source first, from 0; line n belongs to line n of the input. From files to a file, a "
+        "where to write the links; i-j, source first, from 0, line n for line n of the input. From files to a file, a "
         "killed run continues where it stopped (default: standard output)",
         metavar="FILE",
     )
     overwrite: bool = option("replace FILE if it exists", False)
     restart: bool = option("discard the work of an unfinished run", False)
     tokenize: bool = option(
-        "split raw text into words as Moses does, for the shipped models; --format tsv shows the words", False
+        "split raw text into words, for the shipped models; as Moses does, and --format tsv shows the words", False
     )
     block_lines: int | None = option(
         f"lines that are read, aligned and written together (default: {_BLOCK_LINES:,})",
@@ -180,4 +180,11 @@ def _first_pairs(
     return []
 
 
-COMMAND = Command("extract", "align the words of sentence pairs with a translation model", ExtractOptions, _run)
+COMMAND = Command(
+    "extract",
+    "align the words of sentence pairs with a translation model",
+    ExtractOptions,
+    _run,
+    "norm-align extract corpus.fr corpus.en --out links.txt --page links.html",
+    ("out", "overwrite", "format", "scores", "page", "tokenize", "lexicon", "model", "reverse_model", "device"),
+)

@@ -50,11 +50,9 @@ class InspectOptions(_Measures, models.ModelOptions, models.RunOptions):
     target: str | None = argument("their translations, tokenised, one a line", metavar="TARGET", nargs="?")
     tokenize: bool = models.tokenize_option()
     flagged: bool = option(
-        "write the lines that raise a flag alone; a negation or a single wrong word raises none", False
+        "write only the lines that raise a flag; a negation or a single wrong word raises none", False
     )
-    format: Literal["tsv", "json"] = option(
-        "tsv: a table with a head; json: a line of JSON for each line of text", "tsv"
-    )
+    format: Literal["tsv", "json"] = option("a table with a head, or a line of JSON for each line of text", "tsv")
     block_lines: int = option(
         "lines that are read and inspected together (default: %(default)s)", 2048, parse=positive, metavar="N"
     )
@@ -156,4 +154,11 @@ class _Writing:
         )
 
 
-COMMAND = Command("inspect", "flag translations that are not about their source", InspectOptions, _run)
+COMMAND = Command(
+    "inspect",
+    "flag translations that are not about their source",
+    InspectOptions,
+    _run,
+    "norm-align inspect corpus.fr corpus.en --flagged",
+    ("flagged", "format", "tokenize", "model", "source_language", "target_language", "device"),
+)

@@ -41,8 +41,8 @@ class ModelOptions(Options, title="the translation model"):
     """The translation model."""
 
     model: str = option(
-        "fr-en or en-fr, which are shipped with this package; a .pt file of fairseq; or a Hugging Face folder or name, "
-        "of a model or a PEFT adapter",
+        "fr-en or en-fr, which come with this package, a .pt file of fairseq, or a Hugging Face folder or name; of a "
+        "model or a PEFT adapter",
         "fr-en",
         metavar="NAME_OR_PATH",
     )
@@ -56,7 +56,7 @@ class ModelOptions(Options, title="the translation model"):
         "twice for source and target, or none if the words are already pieces",
         metavar="FILE",
     )
-    source_language: str | None = option("for a multilingual Hugging Face model, such as deu_Latn", metavar="CODE")
+    source_language: str | None = option("for a multilingual model, such as deu_Latn; of Hugging Face", metavar="CODE")
     target_language: str | None = option("as --source-language", metavar="CODE")
     source_prefix: str | None = option(
         "text in front of each source sentence of a Hugging Face model, such as '>>fra<<'", metavar="TEXT"
@@ -65,7 +65,7 @@ class ModelOptions(Options, title="the translation model"):
     dtype: Literal["float32", "bfloat16", "float16"] | None = option(
         "the type of the weights; norms are summed in float32 (default: as loaded)"
     )
-    device: str = option("such as cuda or cuda:1", "cpu")
+    device: str = option("where the model runs, such as cuda or cuda:1", "cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class RunOptions(Options, title="the run"):
         metavar="N",
     )
     bad_lines: Literal["empty", "stop"] = option(
-        "what to do about an unusable line: write an empty line and a message with its number, or stop", "empty"
+        "what to do about an unusable line; write an empty line and a message with its number, or stop", "empty"
     )
     max_tokens: int = option("the largest batch, in pieces, padding included", 4096, parse=positive, metavar="N")
     threads: int | None = option(

@@ -53,8 +53,9 @@ class SweepOptions(models.ModelOptions, _OwnCorpus):
     """The options of ``norm-align sweep``."""
 
     corpus: list[str] = option(
-        "sentences with gold alignments: alibi, the three stories shipped with this package, alibi=STORY for "
-        f"{' or '.join(ALIBI_STORIES)} alone, wpt03=FOLDER or rwth=FOLDER; may be given several times (default: alibi)",
+        "sentences with gold alignments: alibi, the three stories that come with this package, alibi=STORY, "
+        f"wpt03=FOLDER or rwth=FOLDER; the stories are {', '.join(ALIBI_STORIES)}; may be given several times "
+        "(default: alibi)",
         [],
         metavar="CORPUS",
     )
@@ -65,7 +66,7 @@ class SweepOptions(models.ModelOptions, _OwnCorpus):
     bootstrap: int = option("resamples for the 95%% intervals of AER; 0 for none", 1000, parse=resamples, metavar="N")
     max_tokens: int = option("the largest batch, in pieces", 4096, parse=positive, metavar="N")
     out: Path | None = option(
-        "also write sweep.csv, and for each corpus a page with heatmaps and the links of every head, CORPUS.html",
+        "also write sweep.csv and a page for each corpus; with heatmaps and the links of every head, CORPUS.html",
         parse=output_folder,
         metavar="FOLDER",
     )
@@ -160,4 +161,11 @@ def _print(console: "Terminal", heading: str, tables: "Sequence[Table]") -> None
         console.print(table, "")
 
 
-COMMAND = Command("sweep", "alignment error rate by method, setting, layer, head and recipe", SweepOptions, _run)
+COMMAND = Command(
+    "sweep",
+    "alignment error rate by method, setting, layer, head and recipe",
+    SweepOptions,
+    _run,
+    "norm-align sweep --corpus alibi=blue-beard --no-gradients --out sweep",
+    ("corpus", "gold", "gold_format", "gold_base", "source", "target", "no_gradients", "out", "model", "device"),
+)

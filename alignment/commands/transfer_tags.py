@@ -62,14 +62,14 @@ class TransferOptions(AlignerOptions):
         metavar="SOURCE",
     )
     target: str | None = argument(
-        "their translations without tags, those of several blocks beside each other; left out, the model translates",
+        "their translations without tags; those of several blocks beside each other; left out, the model translates",
         metavar="TARGET",
         nargs="?",
     )
     out: str | None = option("the translations with tags (default: standard output)", metavar="FILE")
     overwrite: bool = option("replace FILE if it exists", False)
     bad_lines: Literal["empty", "stop"] = option(
-        "what to do about an unusable line: write an empty line and a message with its number, or stop", "stop"
+        "what to do about an unusable line; write an empty line and a message with its number, or stop", "stop"
     )
 
 
@@ -314,4 +314,11 @@ def _plain_words(source: Markup, words: Sequence[TextWord]) -> list[str]:
     return split_words(html.unescape(" ".join(source.text[start:end] for start, end in pairwise(edges))))
 
 
-COMMAND = Command("transfer-tags", "insert the tags of sentences into their translations", TransferOptions, _run)
+COMMAND = Command(
+    "transfer-tags",
+    "insert the tags of sentences into their translations",
+    TransferOptions,
+    _run,
+    "norm-align transfer-tags tagged.fr plain.en --out tagged.en",
+    ("out", "overwrite", "bad_lines", "model", "reverse_model", "source_language", "target_language", "device"),
+)

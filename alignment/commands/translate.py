@@ -35,8 +35,8 @@ class TranslateOptions(OneModelOptions):
     """The options of ``norm-align translate``."""
 
     source: str = argument(
-        "the sentences, one a line, tokenised as in the model's training; .gz, .xz and .bz2 are decompressed, - is "
-        "standard input (default)",
+        "the sentences, one a line, tokenised as in the model's training; .gz, .xz and .bz2 are decompressed "
+        "(default: -, standard input)",
         "-",
         metavar="FILE",
         nargs="?",
@@ -46,7 +46,7 @@ class TranslateOptions(OneModelOptions):
     max_length: int = option("most pieces of a translation", 200, parse=positive, metavar="N")
     alignments: bool = option("also print the word alignment: translation ||| i-j ..., source first, from 0", False)
     page: Path | None = option(
-        "also write a page with the first translations: their maps, and lines between the words",
+        "also write a page with the first translations; their maps, and lines between the words",
         parse=output_path(".html"),
         metavar="FILE.html",
     )
@@ -168,4 +168,11 @@ def _source_words(tokenizer: TranslationTokenizer, options: TranslateOptions) ->
     return partial(tokenize, language=tokenizer.source_language)
 
 
-COMMAND = Command("translate", "translate sentences, and align the words of the result", TranslateOptions, _run)
+COMMAND = Command(
+    "translate",
+    "translate sentences, and align the words of the result",
+    TranslateOptions,
+    _run,
+    "norm-align translate sentences.fr --tokenize --alignments",
+    ("tokenize", "alignments", "page", "beam", "model", "source_language", "target_language", "device"),
+)

@@ -11,13 +11,15 @@ import inspect
 import io
 import logging
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Never, get_args, get_origin, get_type_hints
 
+from captum_norm.checks import did_you_mean
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.text.characters import spelled_lines, spelled_out
 from captum_norm.versions import __version__
@@ -31,6 +33,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _INTERRUPTED = 130
 # torch's on behalf of torchao, which transformers imports if it is installed.
 _TALKATIVE = ("bitsandbytes", "torch.utils._pytree", "torchao")
+# From the first semicolon to the default, if it is told.
+_SHORTENED = re.compile(r"; .*?( \(default: .*)?$")
 
 
 class Options:
@@ -80,30 +84,42 @@ def argument(explanation: str, default: Any = None, **settings: Any) -> Any:
     return option(explanation, default, positional=True, **settings)
 
 
-def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None:
-    """Declare the options of a class, and of those from which it derives, on a parser."""
+def add_options(parser: argparse.ArgumentParser, options: type[Options], common: Sequence[str] | None = None) -> None:
+    """Declare the options of a class, and of those from which it derives, on a parser.
+
+    ``common`` names those to declare, in this order and without groups, arguments without a name first.
+    """
     fields: dict[str, Any] = {field.name: field for field in dataclasses.fields(options)}  # type: ignore[arg-type]
     types = get_type_hints(options)
+    if common is not None:
+        arguments = [name for name, field in fields.items() if field.metadata["positional"]]
+        _declare(parser, {name: fields[name] for name in (*arguments, *common)}, types, short=True)
+        return
     groups: dict[str | None, Any] = {None: parser}
     for declaring in options.__mro__:
         names = [name for name in inspect.get_annotations(declaring) if name in fields]
         title = getattr(declaring, "title", None)
         if names and title not in groups:
             groups[title] = parser.add_argument_group(title)
-        group: Any = groups.get(title)
-        alternatives: Any = None
-        for name in names:
-            field = fields.pop(name)
-            if field.metadata["exclusive"]:
-                alternatives = alternatives or group.add_mutually_exclusive_group()
-            settings = _type_settings(types[name]) | field.metadata["settings"]
-            settings["default"] = field.default_factory() if field.default is dataclasses.MISSING else field.default
-            if field.metadata["positional"]:
-                settings.pop("action", None)  # a list has several words
-                group.add_argument(name, **settings)
-            else:
-                flag = f"--{name.replace('_', '-')}"
-                (alternatives if field.metadata["exclusive"] else group).add_argument(flag, dest=name, **settings)
+        _declare(groups.get(title), {name: fields.pop(name) for name in names}, types)
+
+
+def _declare(group: Any, fields: Mapping[str, Any], types: Mapping[str, Any], *, short: bool = False) -> None:
+    """Declare fields as options of a parser or one of its groups."""
+    alternatives: Any = None
+    for name, field in fields.items():
+        if field.metadata["exclusive"]:
+            alternatives = alternatives or group.add_mutually_exclusive_group()
+        settings = _type_settings(types[name]) | field.metadata["settings"]
+        settings["default"] = field.default_factory() if field.default is dataclasses.MISSING else field.default
+        if short:
+            settings["help"] = _SHORTENED.sub(r"\1", settings["help"])
+        if field.metadata["positional"]:
+            settings.pop("action", None)  # a list has several words
+            group.add_argument(name, **settings)
+        else:
+            flag = f"--{name.replace('_', '-')}"
+            (alternatives if field.metadata["exclusive"] else group).add_argument(flag, dest=name, **settings)
 
 
 def _type_settings(kind: Any) -> dict[str, Any]:
@@ -122,19 +138,74 @@ def _type_settings(kind: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand; a CaptumNormError that ``run`` raises becomes one sentence and exit code 2."""
+    """A subcommand; a CaptumNormError that ``run`` raises becomes one sentence and exit code 2.
+
+    ``--help`` shows the example and the options named ``common``, each explanation up to its first semicolon;
+    ``--help-all`` shows all options by group.
+    """
 
     name: str
     help: str
     options: type[Options]
     run: Callable[[Any], None]
+    example: str = ""
+    common: Sequence[str] | None = None
+
+    def declare(self, parser: argparse.ArgumentParser, *, short: bool) -> None:
+        """Declare all options on a parser, or with ``short`` the common ones; its usage names no option."""
+        fields = dataclasses.fields(self.options)  # type: ignore[arg-type]
+        arguments = [field.metadata["settings"] for field in fields if field.metadata["positional"]]
+        parser.usage = " ".join(["%(prog)s", *map(_argument_name, arguments), "[options]"])
+        parser.description = f"{self.help[0].upper()}{self.help[1:]}."
+        parser.epilog = self.example and f"example:\n  $ {self.example}"
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        for flags, explanation in ((("-h", "--help"), "show what people use"), (("--help-all",), "show all options")):
+            parser.add_argument(*flags, action=_Help, const=self, help=explanation)
+        add_options(parser, self.options, self.common if short else None)
+
+
+def _argument_name(settings: Mapping[str, Any]) -> str:
+    """An argument without a name as usage shows it."""
+    name: str = settings["metavar"]
+    return {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} ..."}.get(settings.get("nargs", ""), name)
+
+
+class _Help(argparse.Action):
+    """Prints the help of the command ``const``, by a parser that is made only now, and ends."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
+        del dest
+        super().__init__(option_strings, argparse.SUPPRESS, 0, default=argparse.SUPPRESS, **settings)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: str | None = None
+    ) -> None:
+        del namespace, values
+        shown = _Parser(prog=parser.prog, add_help=False)
+        self.const.declare(shown, short=option_string != "--help-all")
+        shown.print_help()
+        parser.exit()
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises InvalidInputError."""
+    """A parser that raises InvalidInputError, and knows what a misspelt name may mean."""
 
     def error(self, message: str) -> Never:
         raise InvalidInputError(message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]} …")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            meant = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        return namespace, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += did_you_mean(value, action.choices or ())
+            raise
 
 
 @dataclass(frozen=True)
@@ -190,9 +261,8 @@ class Program:
         parser.add_argument("--version", action="version", version=f"{self.name} {__version__}")
         commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
         for command in self.commands:
-            description = f"{command.help[0].upper()}{command.help[1:]}."
-            subparser = commands.add_parser(command.name, help=command.help, description=description)
-            add_options(subparser, command.options)
+            subparser = commands.add_parser(command.name, help=command.help, add_help=False)
+            command.declare(subparser, short=False)
             subparser.set_defaults(command=command)
         return parser
 
