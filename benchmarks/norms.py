@@ -30,7 +30,11 @@ TARGETS = {128: (1.3, 1.6), 512: (1.5, 2.0)}
 
 
 def alternate(runs: Sequence[Run], repeats: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:
-    """Return the median time of each run in seconds by a clock, taken alternately after a warm-up."""
+    """Return the time of each run in seconds by a clock, taken alternately after a warm-up.
+
+    That of the first one is its median; the others' are in the median ratio to the first one of the same round, since a
+    machine's slow moments last longer than a round.
+    """
     times: list[list[float]] = [[] for _ in runs]
     for run in runs:
         run()
@@ -39,7 +43,9 @@ def alternate(runs: Sequence[Run], repeats: int, clock: Callable[[], float] = ti
             start = clock()
             run()
             taken.append(clock() - start)
-    return [median(taken) for taken in times]
+    typical = median(times[0])
+    ratios = (median(time / first for time, first in zip(taken, times[0], strict=True)) for taken in times)
+    return [ratio * typical for ratio in ratios]
 
 
 def peak_bytes(run: Run) -> int:
@@ -111,7 +117,7 @@ def bert_table(console: Console, repeats: int) -> None:
             partial(meter.measure, ids, weights=True),
         ]
         plain, norms, everything, heads, weights = alternate(
-            runs, repeats if batch * length <= 512 else max(3, repeats // 3)
+            runs, repeats if batch * length <= 512 else max(5, repeats // 3)
         )
         direct_ratio = "–"
         if batch == 1 and length == 128:
@@ -207,7 +213,9 @@ def on_an_accelerator(console: Console, device: str, layers: int, length: int) -
 def main() -> None:
     """Run all measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=11, help="timings of each small size; a third for large ones")
+    parser.add_argument(
+        "--repeats", type=int, default=11, help="timings of each small size; a third, at least 5, for large ones"
+    )
     parser.add_argument("--long", type=int, default=8192, help="length of the long input; 0 leaves it out")
     parser.add_argument("--device", default="cpu", help="cuda: measure a LLaMA-8B-shaped model there, and nothing else")
     parser.add_argument("--layers", type=int, default=32, help="layers of that model")
