@@ -122,7 +122,7 @@ SHOTS = (
         "The strongest lines from keys to queries in one head.",
         f"{SENTENCE} --out guitar.html",
         "guitar.html",
-        "views=links&layer=3&head=11&threshold=0.5",
+        "views=links&layer=3&head=11&lines=20",
         (1080, 760),
     ),
     Shot(
@@ -141,7 +141,7 @@ SHOTS = (
         "the prompt shows what that one rests on.",
         "captum-norm explain prompt.txt --generate 20 --segments line --method decompx --out answer.html",
         "answer.html",
-        "views=text,table",
+        "views=text,findings",
         (1080, 900),
     ),
     Shot(

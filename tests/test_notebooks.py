@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from captum_norm.show.page import Page
+from captum_norm.show.page import Column, Example, Page, Scores, Table, Tokens
 
 FIRST = """
 import torch, transformers
@@ -35,7 +35,7 @@ def test_results_are_pages_in_frames_that_reach_nothing_and_figures_pictures() -
     cells = [[output for output in cell.outputs if output.output_type != "stream"] for cell in done.cells[1:]]
     for (output,) in cells[:-1]:
         shown = output.data["text/html"]
-        assert shown.startswith("<iframe ")
+        assert shown.count("<iframe ") == 1
         assert re.findall(r'sandbox="([^"]*)"', shown) == ["allow-scripts"]
         (page,) = map(html.unescape, re.findall(r'srcdoc="([^"]*)"', shown))
         assert page.startswith("<!doctype html>")
@@ -49,3 +49,29 @@ def test_text_cannot_leave_the_frame() -> None:
     assert shown.count("<iframe") == shown.count("</iframe>") == 1
     assert "<script" not in shown
     assert "\u202e" not in shown
+
+
+def test_where_frames_are_taken_away_the_answer_and_a_table_stay() -> None:
+    """As in an untrusted notebook, whose HTML a sanitizer cleans."""
+    nh3 = pytest.importorskip("nh3", reason="nh3 is not installed")
+    scores = Scores("norm", "norm", [0.25, 0.75])
+    page = Page(
+        "What counts?", examples=[Example("a b", Tokens(["a", "b"]), scores=[scores], answer="It rests on “b”.")]
+    )
+    seen = nh3.clean(page._repr_html_())
+    assert "<iframe" not in seen
+    texts = re.sub(r"\s*<[^>]+>\s*", "|", seen)
+    assert re.findall(r"[^|]+", texts) == [
+        "What counts?",
+        "It rests on “",
+        "b",
+        "”.",
+        "token",
+        "norm",
+        "b",
+        "0.75",
+        "a",
+        "0.25",
+    ]
+    table = Page("Which?", tables=[Table("t", [Column("method"), Column("gain", "number")], [["norm", 1.5]])])
+    assert re.findall("<td>(.*?)</td>", nh3.clean(table._repr_html_())) == ["norm", "1.5"]

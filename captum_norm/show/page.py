@@ -11,9 +11,10 @@ import html
 import json
 import math
 import os
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -48,7 +49,11 @@ Precision = Literal["f4", "f2", "i1"]
 # Entries of all maps of a page: at most 4 MB, 8 MB, and for 50 examples of 12 layers, 12 heads and 64 tokens 14 MB.
 _MOST_EXACT = 1_000_000
 _MOST_HALF = 4_000_000
+# Of long rows of single heads, pages with more keep so many entries, the largest: nobody sees more of them.
+_KEPT = 20
+_LONG_ROW = 128
 _HEIGHT = 640
+_STILL_ROWS = 12
 _NO_SCRIPT = "This page draws with the script that it contains: switch on JavaScript."
 _PRECISE_TO = {
     "f2": "Maps are stored in half precision (three digits).",
@@ -94,6 +99,7 @@ class Maps:
     stack: Stack = "encoder"  # "answer", "links": of no single layer, but what an answer or links rest on
     signed: bool | None = None  # whether entries below zero mean something; None: whether there are some
     residual: bool | None = None  # whether entries include the residual connection; None: the layers have no rollout
+    mean: bool = False  # whether they are the mean of heads, and not of vectors added up
 
     def __post_init__(self) -> None:
         _set_values(self, (3, 4), f"the maps of {self.method}")
@@ -143,6 +149,9 @@ class Example:
     row: int | None = None  # that is explained; None: no single one
     facts: Mapping[str, str] = field(default_factory=dict)
     counted: Sequence[bool] | None = None  # the inputs that scores are relative to; others have no colour
+    answer: str = ""  # what it shows, in a sentence made of the numbers
+    value: float | None = None  # the number explained, by which texts are sorted
+    probability: float | None = None  # of the output explained: a low one is a surprise
 
     def __post_init__(self) -> None:
         rows, columns = len(self.inputs if self.outputs is None else self.outputs), len(self.inputs)
@@ -206,19 +215,23 @@ class Page:
         True
     """
 
-    title: str
-    facts: Mapping[str, str] = field(default_factory=dict)  # under the heading, such as the model's name
+    title: str  # the question
+    facts: Mapping[str, str] = field(default_factory=dict)  # settings, folded away at the end
     examples: Sequence[Example] = ()  # shown one at a time
-    tables: Sequence[Table] = ()
+    tables: Sequence[Table] = ()  # the first one, with the findings, comes before everything else
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = ()  # what the reader must know to understand the page
     lead: str = ""  # a paragraph under the heading
+    answer: str = ""  # to the question, in a sentence made of the numbers
 
     def _repr_html_(self) -> str:
         """Put the page into a frame with a content policy of its own: it can run its script and reach nothing else."""
+        # Where the notebook is not trusted, frames are taken away, and what this one hides is seen.
         return (
+            f'<div style="position:relative;height:{_HEIGHT}px;overflow:hidden">{_still(self)}'
             f'<iframe title="{html.escape(spelled_out(self.title))}" sandbox="allow-scripts" loading="lazy" '
-            f'style="width:100%;height:{_HEIGHT}px;border:0" srcdoc="{html.escape(render(self))}"></iframe>'
+            'style="position:absolute;left:0;top:0;width:100%;height:100%;border:0;background:Canvas" '
+            f'srcdoc="{html.escape(render(self))}"></iframe></div>'
         )
 
 
@@ -242,6 +255,9 @@ def render(page: Page) -> str:
     """
     precision = _precision(maps.values.shape for example in page.examples for maps in example.maps)
     notes = [*page.notes, *([_PRECISE_TO[precision]] if precision in _PRECISE_TO else [])]
+    if precision == "i1":
+        page, light = _light(page)
+        notes += [f"Of single heads, each row keeps its {_KEPT} largest entries; the others are shown as 0."] * light
     content = _content(page, precision) | {"notes": [spelled_lines(note) for note in notes]}
     script, style = _asset("page.js"), _asset("page.css")
     policy = (
@@ -261,7 +277,7 @@ def render(page: Page) -> str:
             "<body>",
             *_header(page),
             f'<main id="views"><noscript><p>{_NO_SCRIPT}</p></noscript></main>',
-            *([] if not notes else ["<footer>", *(f"<p>{_text(note)}</p>" for note in notes), "</footer>"]),
+            *_footer(page, notes),
             f'<script type="application/json" id="page">{_json(content)}</script>',
             f"<script>{script}</script>",
             "</body>",
@@ -286,10 +302,45 @@ def write_page(path: str | os.PathLike[str], page: Page) -> Path:
     return write_whole(path, render(page).encode())
 
 
+def _still(page: Page) -> str:
+    """Make of a page the question, the answer and a short table, without styles and scripts."""
+    example = page.examples[0] if page.examples else None
+    header: Sequence[str] = ()
+    rows: Sequence[Sequence[Cell]] = ()
+    if page.tables:
+        header, rows = [column.name for column in page.tables[0].columns], page.tables[0].rows
+    elif example is not None and example.scores:
+        scores = example.scores[0]
+        order = np.argsort(-np.abs(scores.values), kind="stable").tolist()
+        header, rows = ["token", scores.unit], [[example.inputs.texts[at], float(scores.values[at])] for at in order]
+    elif example is not None and example.links and example.outputs is not None:
+        texts, linked = example.outputs.texts, example.links[0].links
+        header, rows = ["source", "target"], [[example.inputs.texts[column], texts[row]] for row, column, _ in linked]
+    answer = page.answer or (example.answer if example is not None else "")
+    lines = ["".join(f"<th>{_text(name)}</th>" for name in header)]
+    for row in rows[:_STILL_ROWS]:
+        cells = ("" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row)
+        lines.append("".join(f"<td>{_text(cell)}</td>" for cell in cells))
+    table = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<p><strong>{_isolated(page.title)}</strong></p><p>{_isolated(answer)}</p><table>{table}</table>"
+
+
 def _header(page: Page) -> list[str]:
-    facts = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in page.facts.items())
+    answer = [f'<p class="answer">{_isolated(page.answer)}</p>'] if page.answer else []
     lead = [f'<p class="lead">{_text(page.lead)}</p>'] if page.lead else []
-    return ["<header>", f"<h1>{_text(page.title)}</h1>", *lead, *([f"<dl>{facts}</dl>"] if facts else []), "</header>"]
+    return ["<header>", f"<h1>{_isolated(page.title)}</h1>", *answer, *lead, "</header>"]
+
+
+def _footer(page: Page, notes: Sequence[str]) -> list[str]:
+    facts = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in page.facts.items())
+    settings = [f"<details><summary>Settings</summary><dl>{facts}</dl></details>"] if facts else []
+    lines = [*(f"<p>{_text(note)}</p>" for note in notes), *settings]
+    return ["<footer>", *lines, "</footer>"] if lines else []
+
+
+def _isolated(text: str) -> str:
+    """Escape a sentence; texts that it quotes keep their own direction."""
+    return re.sub("“([^“”]*)”", r"“<bdi>\1</bdi>”", _text(text))
 
 
 def _text(text: str) -> str:
@@ -328,6 +379,27 @@ def _content(value: Any, precision: Precision) -> Any:
 
 def _spelled(texts: Sequence[str] | None) -> list[str] | None:
     return None if texts is None else [spelled_out(text) or "∅" for text in texts]
+
+
+def _light(page: Page) -> tuple[Page, bool]:
+    """Keep the largest entries of long rows of single heads, beside the mean of heads; return whether any is long."""
+    examples: list[Example] = []
+    light = False
+    for example in page.examples:
+        together = {(maps.method, maps.stack) for maps in example.maps if maps.values.ndim == 3}
+        shown: list[Maps] = []
+        for maps in example.maps:
+            if maps.values.ndim == 4 and maps.values.shape[-1] > _LONG_ROW:
+                if (maps.method, maps.stack) not in together:
+                    shown.append(replace(maps, values=maps.values.mean(1), mean=True))
+                sizes = np.abs(maps.values)
+                least = np.partition(sizes, -_KEPT, -1)[..., -_KEPT, None]
+                shown.append(replace(maps, values=np.where(sizes >= least, maps.values, np.float32(0))))
+                light = True
+            else:
+                shown.append(maps)
+        examples.append(replace(example, maps=shown))
+    return replace(page, examples=examples), light
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from captum_norm.explanation import Explanation
 from captum_norm.generation.result import GenerationResult
 from captum_norm.lab.analysis.results import RESULTS, AnalysisResult, number_files
 from captum_norm.lab.analysis.results import Table as AnalysisTable
-from captum_norm.lab.comparison import Comparison
+from captum_norm.lab.comparison import MEASURES, Comparison
 from captum_norm.results import make_page
 from captum_norm.results.maps import AttributionMaps, Patches
 from captum_norm.results.stacks import MapStack
@@ -39,10 +39,12 @@ from captum_norm.show.page import (
 from captum_norm.show.plots import draw_curves, draw_plot, plot_bytes, plot_svg
 from captum_norm.show.text import (
     BOLD,
+    answer_of,
     decimal,
     example_scores,
     example_title,
     printable,
+    share,
     shortened,
     shown_measures,
 )
@@ -80,14 +82,16 @@ def explanation_page(explanation: Explanation, beside: Sequence[Explanation] = (
         >>> text = "So it is."
         >>> page = explanation_page(explain(text), [explain(text, method="weights", per_head=True)])
         >>> page.title
-        'What each token of “So it is.” contributes'
+        'What does each token of “So it is.” contribute?'
+        >>> page.examples[0].answer.partition(" rests")[0]
+        'The output'
     """
     if any(list(other.texts) != list(explanation.texts) for other in beside):
         raise InvalidInputError("got explanations of different texts; a page compares methods on the same ones")
     methods = (explanation, *beside)
     examples = [_text_example([method[number] for method in methods]) for number in range(len(explanation))]
     subject = f" of “{_beginning(explanation)}”" if len(explanation) == 1 else ""
-    return Page(f"What each token{subject} contributes", explanation.facts(), examples)
+    return Page(f"What does each token{subject} contribute?", explanation.facts(), examples)
 
 
 def _text_example(explanations: Sequence[Explanation]) -> Example:
@@ -115,7 +119,14 @@ def _text_example(explanations: Sequence[Explanation]) -> Example:
         maps=maps,
         row=_row(first),
         graph=flow_graph(first.graphs[0], first.method) if first.graphs else None,
+        answer=_explained_answer(first),
     )
+
+
+def _explained_answer(explanation: Explanation) -> str:
+    words = explanation.words_of_tokens[0]
+    subject = "The output" if explanation.target is None else f"“{explanation.target}”"
+    return answer_of(subject, words.texts, words.scores(explanation.scores[0], "sum"))
 
 
 def _row(explanation: Explanation) -> int | None:
@@ -154,16 +165,26 @@ def _answer_page(result: GenerationResult) -> Page:
     )
     tables = []
     if result.segments is not None and segments is not None:
-        cells = list(zip(range(len(result.segments)), result.segments, segments.tolist(), strict=True))
-        tables.append(Table("Segments", [Column("number", "number"), Column("segment"), Column(unit, "signed")], cells))
-    title = f"What “{result.explained.answer.strip()}” rests on"
-    return Page(title, facts=result.facts(), examples=[example], tables=tables)
+        total = float(segments.abs().sum()) or 1.0
+        shares = [share(value / total) for value in segments.tolist()]
+        names = [shortened(name, _TITLE) for name in result.segments]
+        cells = list(zip(range(len(shares)), names, shares, segments.tolist(), strict=True))
+        columns = [Column("number", "number"), Column("segment"), Column("share", "number"), Column(unit, "signed")]
+        tables.append(Table("Segments", columns, cells))
+    subject = f"“{shortened(result.explained.answer.strip(), _TITLE)}”"
+    if result.segments is not None and segments is not None:
+        answer = answer_of(subject, result.segments, segments)
+    else:
+        words = words_of_text(result.input_tokens)
+        answer = answer_of(subject, words.texts, words.scores(scores, "sum"))
+    return Page(f"What does {subject} rest on?", result.facts(), [example], tables, answer=answer)
 
 
 @make_page.register(AttributionMaps)
 @make_page.register(Measurements)
 def _maps_page(maps: AttributionMaps | Measurements) -> Page:
-    return Page("Maps of all layers", facts={"maps": repr(maps)}, examples=_stack_examples(maps.stacks()))
+    title = "Which tokens flow into which, layer by layer?"
+    return Page(title, facts={"maps": repr(maps)}, examples=_stack_examples(maps.stacks()))
 
 
 def _stack_examples(stacks: Sequence[MapStack]) -> list[Example]:
@@ -172,9 +193,10 @@ def _stack_examples(stacks: Sequence[MapStack]) -> list[Example]:
     examples = []
     for group in groups:
         for example in range(len(group[0].values)):
-            columns = tokens_of(words_of_tokens(group[0].columns(example)))
-            rows = tokens_of(words_of_tokens(group[0].rows(example)))
-            text = shortened(" ".join(columns.word_texts or []), _TITLE)
+            words = words_of_tokens(group[0].columns(example))
+            row_words = words_of_tokens(group[0].rows(example))
+            columns, rows = tokens_of(words), tokens_of(row_words)
+            text = shortened(" ".join(words.texts), _TITLE)
             title = text if len(groups) == 1 else f"{group[0].name} {example}"
             maps = []
             for stack in group:
@@ -182,7 +204,13 @@ def _stack_examples(stacks: Sequence[MapStack]) -> list[Example]:
                 place = {layer: index for index, layer in enumerate(stack.layers)}
                 values = stack.of(example)[[place[layer] for layer in sorted(place)]]
                 maps.append(Maps(stack.name, stack.unit, values, sorted(place)))
-            examples.append(Example(title, columns, None if columns.texts == rows.texts else rows, maps=maps))
+            entries = group[0].of(example)
+            mean = words.scores(entries.flatten(0, -3).mean(0), "sum")
+            answer = answer_of(
+                "The mean of all rows and layers", words.texts, row_words.scores(mean.T, "mean").mean(-1)
+            )
+            outputs = None if columns.texts == rows.texts else rows
+            examples.append(Example(title, columns, outputs, maps=maps, answer=answer))
     return examples
 
 
@@ -194,7 +222,7 @@ def patches_page(
     maps: AttributionMaps | None = None,
     method: str = "method",
     unit: str = "score",
-    title: str = "What each patch contributes",
+    title: str = "What does each patch contribute?",
 ) -> Page:
     """Put pictures on a page, under the scores of their patches, with the words beside them.
 
@@ -243,6 +271,7 @@ def patches_page(
                 scores=[Scores(method, unit, values)],
                 maps=[Maps(method, "entry", stack, range(len(stack))) for stack in stacks],
                 pictures=[Picture(_png(pictures[patch.picture]), patch.positions.tolist()) for patch in of_example],
+                answer=answer_of("The output", names, values),
             )
         )
     return Page(title, examples=examples)
@@ -288,9 +317,12 @@ def comparison_page(comparison: Comparison) -> Page:
     if comparison.refused:
         tables.append(_word_table("Methods that were refused", "reason", comparison.refused))
     signatures = {name: comparison.results[name].signature for name in comparison.ranking}
+    gains = [f"{name} ({decimal(comparison.means()[name][MEASURES[0].name])})" for name in comparison.ranking]
     return Page(
-        f"Explanations of {comparison.model} compared",
+        f"Which method knows best what {comparison.model} depends on?",
         facts=comparison.facts(),
+        answer=f"By gain, {gains[0]} knows it best{f', {gains[-1]} least' if gains[1:] else ''}."
+        + ("" if any(comparison.best().values()) else " No difference is more than chance: take more texts."),
         examples=[_compared_example(comparison, example) for example in examples],
         tables=[*tables, _word_table("Signatures", "signature", signatures, folded=True)],
         figures=_curves(comparison),
@@ -404,6 +436,7 @@ def analysis_page(result: AnalysisResult) -> Page:
     )
     return Page(
         f"{result.analysis}: {result.metadata['model']}" if "model" in result.metadata else result.analysis,
+        answer="; ".join(f"{name}: {value}" for name, value in summary.rows if value is not None),
         lead=result.description,
         facts=dict(_facts(result.metadata)),
         tables=[*([summary] if result.summary else []), *map(_page_table, result.tables)],

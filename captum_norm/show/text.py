@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
+import regex
 from torch import Tensor
 
 from captum_norm.checks import quoted
@@ -31,8 +32,8 @@ def printable(token: str) -> str:
 
 def shortened(token: str, width: int) -> str:
     """Make a token printable and truncate it to ``width`` characters, with an ellipsis."""
-    text = printable(token)
-    return text if len(text) <= width else text[: width - 1] + "…"
+    characters = regex.findall(r"\X", printable(token))
+    return "".join(characters if len(characters) <= width else [*characters[: width - 1], "…"])
 
 
 def formatted(scores: Sequence[float]) -> list[str]:
@@ -45,6 +46,37 @@ def formatted(scores: Sequence[float]) -> list[str]:
 def decimal(value: float, decimals: int = 3) -> str:
     """Format a number with a minus sign, and NaN as a dash."""
     return "–" if value != value else f"{value:.{decimals}f}".replace("-", "−")
+
+
+def answer_of(subject: str, names: Sequence[str], scores: Numbers) -> str:
+    """Say in a sentence on what something rests: the largest shares, and the least one or those against it."""
+    values = as_array(scores)
+    total = float(abs(values).sum()) or 1.0
+    order = sorted(range(len(values)), key=lambda place: -values[place])
+
+    def told(places: Sequence[int]) -> str:
+        texts = [
+            f"“{shortened(names[place].strip() or names[place], 40)}” ({share(values[place] / total)})"
+            for place in places
+        ]
+        return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
+
+    most = [place for place in order if values[place] > 0]
+    against = [place for place in reversed(order) if values[place] < 0][:2]
+    parts = [f"{subject} rests most on {told(most[:3])}"] if most else []
+    if against:
+        parts.append(f"{told(against)} {'speak' if len(against) > 1 else 'speaks'} against it")
+    elif len(most) > 3:
+        parts.append(f"least on {told(most[-1:])}")
+    return f"{', '.join(parts)}." if parts else ""
+
+
+def share(value: float) -> str:
+    """Format a share in percent, as short as it can be."""
+    size = abs(value)
+    return (
+        f"{100 * value:.{1 if 0 < size < 0.0995 else 0}f} %".replace("-", "−") if not 0 < size < 0.0005 else "< 0.1 %"
+    )
 
 
 def check_length(tokens: Sequence[str], other: int, what: str) -> None:

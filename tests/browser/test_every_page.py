@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from playwright.sync_api import Page as Tab
 from playwright.sync_api import expect
 
-from captum_norm.show.page import Page, render
+from captum_norm.show.page import Example, Maps, Page, Scores, Tokens, render
 from tests.browser import pages
 from tests.browser.visits import Visits, violations
 
@@ -91,6 +93,88 @@ def test_pages_live_in_a_sandboxed_frame(visit: Visits, name: str) -> None:
         choice = frame.get_by_role("combobox", name="Example", exact=True)
         choice.select_option("1")
         expect(choice).to_have_value("1")
+
+
+ANSWER = "“good” rests most on “unbelievably” (31 %) and “well” (22 %), least on “A” (0.4 %)."
+
+
+@pytest.mark.parametrize("size", [(1400, 900), (390, 844)], ids=["desktop", "phone"])
+@pytest.mark.parametrize("name", ["text", "links", "picture", "findings"])
+def test_the_first_screen_has_the_question_the_answer_and_what_shows_it(
+    visit: Visits, name: str, size: tuple[int, int]
+) -> None:
+    settings = {f"setting {number}": "a long value of a setting" for number in range(20)}
+    examples = {"text": pages.sentence, "links": pages.translation, "picture": pages.picture}
+    page = Page("What does it rest on?", settings, tables=[pages.TABLE, pages.TABLE], answer=ANSWER)
+    if name in examples:
+        page = replace(page, tables=[], answer="", examples=[replace(examples[name](), answer=ANSWER)])
+    tab = visit(render(page), has_touch=True)
+    tab.set_viewport_size({"width": size[0], "height": size[1]})
+    settle(tab)
+    for part in ("h1", ".answer", "[data-answer]"):
+        box = tab.locator(part).first.bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= size[1], part
+    expect(tab.locator(".answer")).to_have_text(ANSWER)
+    assert tab.get_by_role("region").first.get_attribute("aria-labelledby") == f"view-{name}"
+    expect(tab.get_by_text("setting 19")).to_be_hidden()
+    tab.get_by_text("Settings", exact=True).click()
+    expect(tab.get_by_text("setting 19")).to_be_visible()
+
+
+def test_text_from_right_to_left_runs_so_and_keeps_its_joiners(visit: Visits) -> None:
+    words = ["[CLS]", "او", "می\u200cرود", "به", "مدرسه", "👩\u200d👧", "."]
+    scores = Scores("norm", "norm", pages.numbers(60, len(words)))
+    answer = "The output rests most on “می\u200cرود” (31 %), least on “به” (2 %)."
+    tab = visit(
+        render(Page("Why “می\u200cرود”?", examples=[Example("او", Tokens(words), scores=[scores], answer=answer)]))
+    )
+    tokens = tab.get_by_role("group", name="Text, norm").get_by_role("button")
+    expect(tokens).to_have_text(words)
+    places = tokens.evaluate_all("all => all.map(one => one.getBoundingClientRect().x)")
+    assert places == sorted(places, reverse=True)
+    assert tab.locator(".answer bdi, h1 bdi").all_text_contents() == ["می\u200cرود", "می\u200cرود", "به"]
+    tokens.first.focus()
+    tab.keyboard.press("ArrowLeft")
+    expect(tokens.nth(1)).to_be_focused()
+
+
+def test_many_texts_are_searched_sorted_and_chosen_in_a_list(visit: Visits) -> None:
+    examples = [
+        replace(pages.sentence(number, f"text number {number}"), value=(number * 7) % 20 / 20, probability=number / 20)
+        for number in range(20)
+    ]
+    tab = visit(render(Page("Many", examples=examples)))
+    rows = tab.get_by_role("list", name="texts").get_by_role("button")
+    expect(rows).to_have_count(20)
+    tab.get_by_role("combobox", name="Sort").select_option("by score")
+    expect(rows.first).to_contain_text("text number 17")  # 119 % 20 = 19
+    tab.get_by_role("combobox", name="Sort").select_option("by surprise")
+    expect(rows.first).to_contain_text("text number 0")
+    tab.get_by_role("searchbox", name="Search the texts").fill("number 13")
+    expect(rows).to_have_count(1)
+    rows.click()
+    expect(tab.get_by_role("combobox", name="Example", exact=True)).to_have_value("13")
+    assert violations(tab) == ""
+
+
+def test_heads_of_long_inputs_are_opened_when_asked_for(visit: Visits) -> None:
+    size, layers, heads = 300, 4, 12
+    values = np.random.default_rng(0).random((layers, heads, size, size), dtype=np.float32)
+    tokens = Tokens([f"token{index}" for index in range(size)])
+    page = Page("Long", examples=[Example("Long", tokens, maps=[Maps("norm", "norm", values, range(layers))])])
+    html = render(page)
+    assert len(html) < 2_000_000
+    tab = visit(html)
+    expect(tab.locator(".panel h3")).to_have_text("norm mean of 4 layers, mean of heads")
+    links = tab.get_by_role("region", name="Links").get_by_role("list", name="input tokens").get_by_role("button")
+    assert 0 < links.count() <= 40
+    expect(tab.get_by_role("combobox", name="Head")).to_have_count(0)
+    tab.get_by_role("button", name="Show 48 heads").click()
+    tab.get_by_role("combobox", name="Head").select_option("3")
+    tab.get_by_role("combobox", name="Layer").select_option("1")
+    largest = values[1, 3].max()
+    expect(tab.locator(".panel .legend")).to_contain_text(f"{largest:#.4g}")
 
 
 def test_without_script_the_page_says_what_it_needs(visit: Visits) -> None:

@@ -33,7 +33,7 @@ def token(tab: Tab, text: str, method: str = "norm") -> Locator:
 def shown(tab: Tab, method: str) -> Numbers:
     """The numbers behind the colours of the tokens."""
     titles = strip(tab, method).get_by_role("button").evaluate_all("all => all.map(one => one.title)")
-    return np.array([float(title.replace("−", "-")) for title in titles])
+    return np.array([float(title.partition(" (")[0].replace("−", "-")) for title in titles])
 
 
 def choice(tab: Tab, label: str) -> Locator:
@@ -65,6 +65,21 @@ def test_there_are_scores_or_the_explained_row_and_a_token_pointed_at_shows_its_
     assert is_near(shown(tab, "norm"), NORM.mean(0)[7])
     tab.mouse.move(0, 0)
     assert is_near(shown(tab, "norm"), NORM_SCORES)
+
+
+def test_strips_have_one_scale_of_shares_of_their_sums(visit: Visits) -> None:
+    tab = visit(HTML, fragment="words=0")
+    shares = [NORM_SCORES / NORM_SCORES.sum(), SIGNED_SCORES / abs(SIGNED_SCORES).sum()]
+    shares.append(WEIGHTS.mean((0, 1))[ROW] / WEIGHTS.mean((0, 1))[ROW].sum())
+    top = max(abs(share).max() for share in shares)
+    legend = tab.get_by_role("region", name="Text").locator(".legend")
+    expect(legend).to_have_count(1)
+    expect(legend).to_contain_text(f"{100 * top:.0f} % of the strip’s sum")
+    for method, share in zip(("norm", "attnlrp", "weights"), shares, strict=True):
+        title = token(tab, "man", method).get_attribute("title") or ""
+        assert f"({100 * share[2]:.{0 if abs(share[2]) >= 0.0995 else 1}f} %)".replace("-", "−") in title
+    # What is not the same thing says so.
+    expect(tab.get_by_role("region", name="Text")).to_contain_text("weight, mean of 3 layers, mean of heads")
 
 
 def test_two_pinned_tokens_show_the_difference(visit: Visits) -> None:

@@ -27,15 +27,18 @@ def test_links_are_told_apart_by_the_gold_ones(visit: Visits) -> None:
     assert faded == [True, False, False, True]
 
 
-def test_lines_of_a_map_are_those_above_the_threshold(visit: Visits) -> None:
+def test_lines_of_a_map_are_the_strongest(visit: Visits) -> None:
     example = pages.translation()
     tab = visit(render(Page("a", examples=[example])), fragment="layer=1")
     values, links = example.maps[0].values[1], region(tab, "Links")
     links.get_by_role("button", name="Map").click()
     slider = links.get_by_role("slider")
-    for percent in (90, 30):
-        slider.fill(str(percent))
-        expect(links.locator("svg path:has(title)")).to_have_count(int((values >= percent / 100 * values.max()).sum()))
+    for count in (3, 9):
+        slider.fill(str(count))
+        drawn = links.locator("svg path title")
+        expect(drawn).to_have_count(count)
+        found = sorted(map(float, drawn.all_text_contents()), reverse=True)
+        assert found == [float(f"{value:.4g}") for value in sorted(values.ravel(), reverse=True)[:count]]
     links.get_by_role("list", name="output tokens").get_by_role("button", name="cat").hover()
     strongest = values[1].max()
     titles = links.locator("svg path title").all_text_contents()
@@ -53,8 +56,9 @@ def test_a_flow_adds_up_its_routes_above_the_threshold(visit: Visits) -> None:
 
     assert percents() == [23, 30, 28]
     expect(flow).to_contain_text("The edges shown carry 81")
-    flow.get_by_role("slider").fill("0.25")  # drops the edge of 0.2
-    assert percents() == [15, 30, 28]
+    flow.get_by_role("slider").fill("0.25")  # drops the edge of 0.2 from the drawing, not from the shares
+    expect(flow).to_contain_text("The edges shown carry 73")
+    assert percents() == [23, 30, 28]
 
 
 def test_a_pinned_output_is_followed(visit: Visits) -> None:

@@ -129,7 +129,7 @@ def test_picture_and_page(bert: str) -> None:
     assert explain("--model", bert, "--out", str(png), "--out", str(html), text="a <script> sees") == 0
     assert png.read_bytes().startswith(b"\x89PNG")
     page = html.read_text(encoding="utf-8")
-    assert "What each token of “a &lt;script&gt; sees” contributes" in page
+    assert "What does each token of “<bdi>a &lt;script&gt; sees</bdi>” contribute?" in page
     (example,) = pages.content(page)["examples"]
     model, tokenizer = load(bert)
     inputs = tokenizer("a <script> sees", return_tensors="pt")

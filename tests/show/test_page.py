@@ -68,7 +68,7 @@ def test_data_mirrors_the_dataclasses() -> None:
     assert shown["row"] == 2
     assert shown["maps"][0] | {"values": None} == {
         "method": "norm", "unit": "norm", "values": None, "layers": [5], "stack": "encoder", "signed": True,
-        "residual": None,
+        "residual": None, "mean": False,
     }  # fmt: skip
     assert (decoded(shown["maps"][0]["values"]) == 1).all()
 

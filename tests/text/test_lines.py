@@ -147,6 +147,8 @@ def test_no_control_character_is_left() -> None:
         ("\u202e\u200b\ufeff\u2028", "\\u202e\\u200b\\ufeff\\u2028", "\\u202e\\u200b\\ufeff\\u2028"),
         ("\U000e0041\udce9", "\\U000e0041\\udce9", "\\U000e0041\\udce9"),
         ("1\xa0000\u3000x", "1\\xa0000\\u3000x", "1\xa0000\u3000x"),
+        *(3 * (text,) for text in ("\u0645\u06cc\u200c\u0634", "👩\u200d👧")),
+        ("a\u200db\u200c", "a\\u200db\\u200c", "a\\u200db\\u200c"),
         ("", "", ""),
     ],
 )  # fmt: skip

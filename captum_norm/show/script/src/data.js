@@ -1,6 +1,8 @@
 /** @import { Example, NumberArray, Page, RawArray, RawExample } from "./types.js" */
 
 const KEPT = 4;
+/** Maps of single heads with more entries are decoded when they are asked for. */
+const MANY = 1_000_000;
 
 /**
  * Parses the data in the page.
@@ -16,30 +18,43 @@ export function parsePage(document) {
  * Returns what opens an example: decodes its arrays, and keeps the last few.
  *
  * @param {Page} page
- * @returns {(index: number) => Promise<Example>}
+ * @returns {(index: number, heads: boolean) => Promise<Example>} `heads`: with the maps of single heads, however many
  */
 export function opener(page) {
-  /** @type {Map<number, Promise<Example>>} */
+  /** @type {Map<string, Promise<Example>>} */
   const opened = new Map();
-  return (index) => {
-    const example = opened.get(index) ?? decodeExample(page.examples[index]);
-    opened.delete(index);
-    opened.set(index, example);
-    if (opened.size > KEPT) opened.delete(/** @type {number} */ (opened.keys().next().value));
+  return (index, heads) => {
+    const key = `${index} ${heads}`;
+    const example = opened.get(key) ?? decodeExample(page.examples[index], heads);
+    opened.delete(key);
+    opened.set(key, example);
+    if (opened.size > KEPT) opened.delete(/** @type {string} */ (opened.keys().next().value));
     return example;
   };
 }
 
 /**
  * @param {RawExample} example
+ * @param {boolean} [heads]
  * @returns {Promise<Example>}
  */
-export async function decodeExample(example) {
+export async function decodeExample(example, heads = true) {
+  const late = heads ? [] : example.maps.filter((maps) => isLate(example, maps));
   /** @type {<T extends { values: RawArray }>(entries: T[]) => Promise<(Omit<T, "values"> & { values: NumberArray })[]>} */
   const decoded = (entries) =>
     Promise.all(entries.map(async (entry) => ({ ...entry, values: await decode(entry.values) })));
-  const [scores, maps] = await Promise.all([decoded(example.scores), decoded(example.maps)]);
-  return { ...example, scores, maps };
+  const now = example.maps.filter((maps) => !late.includes(maps));
+  const [scores, maps] = await Promise.all([decoded(example.scores), decoded(now)]);
+  const later = late.reduce((sum, { values: { shape } }) => sum + shape[0] * shape[1], 0);
+  return { ...example, scores, maps, later };
+}
+
+/** @type {(example: RawExample, maps: RawExample["maps"][number]) => boolean} */
+function isLate(example, { method, stack, values: { shape } }) {
+  const together = example.maps.some(
+    (other) => other.method === method && other.stack === stack && other.values.shape.length === 3,
+  );
+  return shape.length === 4 && together && shape.reduce((product, size) => product * size, 1) > MANY;
 }
 
 /**

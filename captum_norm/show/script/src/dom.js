@@ -32,6 +32,30 @@ export function s(tag, attributes = {}, ...children) {
   return element;
 }
 
+const STRONG = /(?<right>[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}])|\p{L}/gu;
+
+/**
+ * In which direction a text runs: that of most of its letters.
+ *
+ * @param {string[]} texts
+ * @returns {"ltr" | "rtl"}
+ */
+export function direction(texts) {
+  let sum = 0;
+  for (const { groups } of texts.join(" ").matchAll(STRONG)) sum += groups?.right ? 1 : -1;
+  return sum > 0 ? "rtl" : "ltr";
+}
+
+/**
+ * A sentence, in which the texts that it quotes keep their own direction.
+ *
+ * @param {string} sentence
+ * @returns {(Node | string)[]}
+ */
+export function isolated(sentence) {
+  return sentence.split(/(?<=“)([^“”]*)(?=”)/).map((part, index) => (index % 2 ? h("bdi", {}, part) : part));
+}
+
 /**
  * Changes the document. If this replaces the control that has the focus, the new one of the same name gets it.
  *

@@ -129,8 +129,8 @@ export function nameOf(example, choice) {
       : maps.layers.length > 1
         ? `mean of ${maps.layers.length} layers`
         : `layer ${maps.layers[0]}`;
-  if (!heads) return layers;
-  return `${layers}, ${choice.head !== "all" ? `head ${choice.head}` : together ? "all heads" : "mean of heads"}`;
+  if (!heads && !together?.mean) return layers;
+  return `${layers}, ${choice.head !== "all" ? `head ${choice.head}` : together && !together.mean ? "all heads" : "mean of heads"}`;
 }
 
 /** @param {Maps} maps */

@@ -1,11 +1,11 @@
 /** @import { Example, Page, State, Values } from "./types.js" */
 
 import { opener, parsePage } from "./data.js";
-import { h, keepFocus } from "./dom.js";
+import { h, isolated, keepFocus } from "./dom.js";
 import { methodsOf, stacksOf } from "./grids.js";
 import { createState, readFragment, scoped } from "./state.js";
 import { toolbar } from "./toolbar.js";
-import { views } from "./views/index.js";
+import { viewsOf } from "./views/index.js";
 import { asWords, movedPlaces } from "./words.js";
 
 /** @type {Values} */
@@ -21,7 +21,8 @@ const DEFAULTS = {
   cell: null,
   pins: [],
   words: true,
-  threshold: 0.1,
+  heads: false,
+  lines: 0,
   flow: 0.04,
   views: [],
   theme: "light",
@@ -47,14 +48,20 @@ function start(page, state, root) {
     if (example) state.fit(fitting(example, state));
     const scope = scoped(state);
     end = scope.end;
-    const applying = views.filter((view) => view.applies(page, example));
+    const applying = viewsOf(example).filter((view) => view.applies(page, example));
     const named = applying.filter(({ name }) => state.get("views").includes(name));
     const sections = (named.length ? named : applying).map((view) => {
       const heading = h("h2", { id: `view-${view.name}` }, view.title);
       const attributes = { class: `view ${view.name}`, "aria-labelledby": heading.id };
       return h("section", attributes, heading, view.create(page, example, scope.state));
     });
-    keepFocus(root, () => root.replaceChildren(toolbar(page, given, scope.state, applying), ...sections));
+    const answer = given?.answer ? [h("p", { class: "answer" }, ...isolated(given.answer))] : [];
+    const bar = toolbar(page, given, scope.state, applying);
+    // What was found on all examples comes before the choice of one.
+    const first = sections.filter((section) => section.classList.contains("findings"));
+    const others = sections.filter((section) => !first.includes(section));
+    const content = first.length ? [...first, bar, ...answer, ...others] : [...answer, bar, ...others];
+    keepFocus(root, () => root.replaceChildren(...content));
     scope.state.subscribe(["views"], () => draw(given));
     scope.state.subscribe(["words"], () => {
       if (given)
@@ -66,10 +73,11 @@ function start(page, state, root) {
   const show = async () => {
     const own = ++turn;
     if (state.get("example") >= page.examples.length && page.examples.length) return state.set({ example: 0 });
-    const example = page.examples.length ? await open(state.get("example")) : null;
+    const heads = state.get("heads") || state.get("head") !== "all";
+    const example = page.examples.length ? await open(state.get("example"), heads) : null;
     if (own === turn) draw(example); // otherwise another one was chosen meanwhile
   };
-  state.subscribe(["example"], show);
+  state.subscribe(["example", "heads"], show);
   show();
   addEventListener("hashchange", () => {
     const { theme, ...defaults } = DEFAULTS;

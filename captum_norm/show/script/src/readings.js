@@ -1,6 +1,5 @@
 /** @import { Example, Place, State, Values } from "./types.js" */
 
-import { formatted } from "./dom.js";
 import { shortened } from "./drawing/layout.js";
 import { gridOf } from "./grids.js";
 
@@ -15,6 +14,7 @@ const LONGEST = 24;
  * @property {"input" | "output"} side of which tokens they are
  * @property {string} unit
  * @property {boolean} signed
+ * @property {number} [total] of a difference: what its shares are of, the larger sum of the two
  */
 
 /**
@@ -44,7 +44,13 @@ export function read(example, choice, places) {
     unit,
     signed: signed || lines.length > 1,
     values,
+    ...(lines.length > 1 ? { total: Math.max(...lines.map(sumOf)) } : {}),
   };
+}
+
+/** @param {Float32Array} values */
+function sumOf(values) {
+  return values.reduce((sum, value) => sum + Math.abs(value), 0);
 }
 
 /**
@@ -78,14 +84,15 @@ export function togglePin(pins, place) {
  * @param {ArrayLike<number>} values
  * @param {string[]} texts
  * @param {number} count
- * @returns {string} "guitar 0.4100 · stage 0.2000"; empty where all are zero
+ * @param {(value: number) => string} written how numbers are written
+ * @returns {string} "guitar 41 % · stage 20 %"; empty where all are zero
  */
-export function topText(values, texts, count) {
+export function topText(values, texts, count, written) {
   return [...texts.keys()]
     .filter((index) => values[index] !== 0)
     .sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]))
     .slice(0, count)
-    .map((index) => `${shortened(texts[index], LONGEST)} ${formatted(values[index])}`)
+    .map((index) => `${shortened(texts[index], LONGEST)} ${written(values[index])}`)
     .join(" · ");
 }
 

@@ -15,7 +15,8 @@ const KEPT = {
   scale: { write: String, read: oneOf(["map", "layer", "all"]) },
   pins: { write: writePins, read: readPins },
   words: { write: (value) => (value ? "1" : "0"), read: (text) => ({ 0: false, 1: true })[text] },
-  threshold: { write: String, read: share },
+  heads: { write: (value) => (value ? "1" : "0"), read: (text) => ({ 0: false, 1: true })[text] },
+  lines: { write: String, read: natural },
   flow: { write: String, read: share },
   views: { write: (value) => value.join(","), read: (text) => text.split(",").filter((name) => /^[a-z]+$/.test(name)) },
 };

@@ -37,7 +37,7 @@ function choices(page, example, state) {
   const kinds = shown.map((method) => mapsOf(example, method, stack));
   const layers = [...new Set(kinds.flatMap(({ heads, together }) => (together ?? heads)?.layers ?? []))];
   const count = Math.max(0, ...kinds.map(({ heads }) => heads?.values.shape[1] ?? 0));
-  const together = kinds.every((kind) => kind.together);
+  const together = kinds.every((kind) => kind.together && !kind.together.mean);
   /** @type {(key: keyof Values, label: string, texts: [string, string][]) => HTMLElement[]} */
   const choice = (key, label, texts) => {
     /** @param {string} value */
@@ -63,6 +63,7 @@ function choices(page, example, state) {
       "Head",
       count > 1 ? [["all", together ? "all" : "all (mean)"], ...numbered([...Array(count).keys()])] : [],
     ),
+    ...(example.later ? [headsButton(example, state)] : []),
     ...(hasWords(example) ? [wordsChoice(state)] : []),
   ];
 }
@@ -84,7 +85,7 @@ function exampleChoice(page, state) {
     return button;
   };
   /** @type {[string, string][]} */
-  const titles = page.examples.map(({ title }, index) => [String(index), `${index + 1}. ${title}`]);
+  const titles = page.examples.map(({ title }, index) => [String(index), `${index + 1}. \u2068${title}\u2069`]);
   return [
     h(
       "div",
@@ -115,6 +116,13 @@ function besideChoice(example, state) {
   /** @type {[string, string][]} */
   const texts = [["none", "none"], ...others.map((name) => /** @type {[string, string]} */ ([name, name]))];
   return [select("beside", texts, now, (beside) => state.set({ beside }))];
+}
+
+/** @type {(example: Example, state: State) => HTMLElement} */
+function headsButton(example, state) {
+  const button = h("button", { type: "button", class: "copy" }, `Show ${example.later} heads`);
+  button.addEventListener("click", () => state.set({ heads: true }));
+  return button;
 }
 
 /** @param {Example} example */

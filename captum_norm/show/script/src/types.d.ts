@@ -40,6 +40,8 @@ interface MapsOf<A> {
   stack: Stack;
   signed: boolean;
   residual: boolean | null;
+  /** Whether these are the mean of heads. */
+  mean: boolean;
 }
 
 export interface Links {
@@ -76,6 +78,9 @@ interface ExampleOf<A> {
   row: number | null;
   facts: Record<string, string>;
   counted: boolean[] | null;
+  answer: string;
+  value: number | null;
+  probability: number | null;
 }
 
 export interface Column {
@@ -109,12 +114,15 @@ export interface Page {
   figures: Figure[];
   notes: string[];
   lead: string;
+  answer: string;
 }
 
 export type RawExample = ExampleOf<RawArray>;
 export interface Example extends ExampleOf<NumberArray> {
   /** Of an example of words: the one of tokens that it was made from. */
   pieces?: Example;
+  /** How many maps of single heads are not decoded yet, since there are many: `heads` of the state asks for them. */
+  later: number;
 }
 export type Maps = MapsOf<NumberArray>;
 export type Scores = ScoresOf<NumberArray>;
@@ -155,8 +163,10 @@ export interface Values {
    * maps, links and graph are those of words, and are created anew when this changes.
    */
   words: boolean;
-  /** The share of the largest entry below which lines are hidden, from 0 to 1. */
-  threshold: number;
+  /** Whether the maps of single heads are shown where they are many. */
+  heads: boolean;
+  /** How many lines of a map are drawn, the strongest; 0: as many as suit the text. */
+  lines: number;
   /** The importance that an edge must exceed, from 0 to 1. */
   flow: number;
   /** The names of the views shown, in the order of the page. */

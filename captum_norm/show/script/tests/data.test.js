@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { deflateSync } from "node:zlib";
 import test from "node:test";
 
-import { decode, half, opener } from "../src/data.js";
+import { decode, decodeExample, half, opener } from "../src/data.js";
 
 /** @param {number[]} bytes */
 const text = (bytes) => deflateSync(Uint8Array.from(bytes)).toString("base64");
@@ -53,8 +53,23 @@ test("an example is decoded once while it is among the last", async () => {
   const rest = { links: [], graph: null, pictures: [], row: null, facts: {} };
   const examples = Array.from({ length: 9 }, () => ({ ...empty, ...rest }));
   const open = opener({ title: "", facts: {}, examples, tables: [], figures: [], notes: [] });
-  const first = await open(0);
-  assert.equal(await open(0), first);
-  for (let index = 1; index < 9; index++) await open(index);
-  assert.notEqual(await open(0), first);
+  const first = await open(0, false);
+  assert.equal(await open(0, false), first);
+  for (let index = 1; index < 9; index++) await open(index, false);
+  assert.notEqual(await open(0, false), first);
+});
+
+test("many maps of single heads wait until they are asked for, beside those of all heads", async () => {
+  const heads = { shape: [1, 2, 800, 800], dtype: "i1", max: [0, 0], data: text(Array(2 * 800 * 800).fill(0)) };
+  const together = { shape: [1, 800, 800], dtype: "i1", max: [0], data: text(Array(800 * 800).fill(0)) };
+  const maps = [together, heads].map((values) => ({ method: "norm", stack: "encoder", layers: [0], values }));
+  const shapes = (example) => example.maps.map(({ values }) => values.shape.length);
+  const [late, now, alone] = await Promise.all([
+    decodeExample({ scores: [], maps }, false),
+    decodeExample({ scores: [], maps }),
+    decodeExample({ scores: [], maps: maps.slice(1) }, false),
+  ]);
+  assert.deepEqual([shapes(late), late.later], [[3], 2]);
+  assert.deepEqual([shapes(now), now.later], [[3, 4], 0]);
+  assert.deepEqual([shapes(alone), alone.later], [[4], 0]);
 });

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { flowLayout, joined, rolloutGraph, routes, through } from "../src/layouts/flow.js";
+import { flowLayout, joined, rolloutGraph, rolloutShares, routes, through } from "../src/layouts/flow.js";
 
 const node = (layer, block, position, stack = "decoder") => ({ stack, layer, block, position });
 const edge = (source, target, part, importance, head = null) => ({ source, target, part, head, importance });
@@ -121,6 +121,7 @@ test("keys before the rows are inputs of the layer that reads them, and lead no 
   const { reach } = routes(graph, 0);
   const cached = graph.nodes.findIndex(({ layer, position }) => layer === 0 && position === 0);
   assert.equal(reach.get(cached), 0.25);
+  assert.ok(Math.abs(rolloutShares(maps, 3, [0], false)[1] - 0.75 * 0.5) < 1e-12);
   assert.ok(!graph.edges.some(({ target }) => target === cached));
 });
 
@@ -130,6 +131,10 @@ test("what reaches a word is what reaches its tokens, and a word's row is the me
   const maps = Array.from({ length: 3 }, () => Array.from({ length: 16 }, draw));
   const graph = joined(rolloutGraph(maps, 4, [1, 2], "encoder", 0, false), [0, 1, 1, 2]);
   const { reach } = routes(graph, 0);
+  for (const apart of [false, true]) {
+    const shares = rolloutShares(maps, 4, [1], apart);
+    rollout(maps, 4, apart)[1].forEach((entry, key) => assert.ok(Math.abs(shares[key] - entry) < 1e-12));
+  }
   const rolled = rollout(maps, 4, false);
   const mean = rolled[1].map((entry, key) => (entry + rolled[2][key]) / 2);
   const expected = [mean[0], mean[1] + mean[2], mean[3]];

@@ -6,7 +6,7 @@ import { classified, counts, curve, mapLines } from "../src/layouts/links.js";
 const MAP = [0.5, 0, -1, 0.25, 0.2, 0.75]; // 2 outputs, 3 inputs
 
 test("lines have the input of the column and the output of the row, strongest last", () => {
-  const { lines, above, top } = mapLines(MAP, 3, 0.25, 10);
+  const { lines, above, top } = mapLines(MAP, 3, 4);
   assert.deepEqual(
     lines.map(({ input, output, value }) => [input, output, value]),
     [
@@ -16,30 +16,32 @@ test("lines have the input of the column and the output of the row, strongest la
       [2, 0, -1],
     ],
   );
-  assert.equal(above, 4);
+  assert.equal(above, 5); // an entry of 0 is no line
   assert.equal(top, 1);
   assert.equal(lines[3].share, -1);
 });
 
 test("shares are relative to the largest absolute entry, also of a map of small numbers", () => {
-  const { lines } = mapLines([1e-6, 4e-6], 2, 0.2, 10);
+  const { lines } = mapLines([1e-6, 4e-6], 2, 10);
   assert.deepEqual(
     lines.map(({ share }) => share),
     [0.25, 1],
   );
 });
 
-test("too many lines: the strongest stay, and all are counted", () => {
-  const { lines, above } = mapLines(MAP, 3, 0, 2);
-  assert.deepEqual(
-    lines.map(({ value }) => value),
-    [0.75, -1],
-  );
-  assert.equal(above, 5); // an entry of 0 is no line
+test("the strongest of many are those of a sorted list", () => {
+  let seed = 7;
+  const values = Array.from({ length: 60 * 50 }, () => (seed = (seed * 16807) % 2147483647) / 2147483647 - 0.5);
+  const sizes = values.map(Math.abs).sort((one, other) => other - one);
+  for (const most of [0, 1, 40, 3000, 5000]) {
+    const { lines, above } = mapLines(values, 50, most);
+    assert.deepEqual(lines.map(({ value }) => Math.abs(value)).reverse(), sizes.slice(0, most));
+    assert.equal(above, 3000);
+  }
 });
 
 test("a token's lines keep the scale of the whole map", () => {
-  const { lines } = mapLines(MAP, 3, 0.1, 10, { wanted: (input) => input === 0 });
+  const { lines } = mapLines(MAP, 3, 10, { wanted: (input) => input === 0 });
   assert.deepEqual(
     lines.map(({ share }) => share),
     [0.25, 0.5],
@@ -47,7 +49,7 @@ test("a token's lines keep the scale of the whole map", () => {
 });
 
 test("where both sides are the same tokens, what a token gives to itself hides nothing", () => {
-  const { lines, top } = mapLines([9, 1, 2, 9], 2, 0, 10, { own: false });
+  const { lines, top } = mapLines([9, 1, 2, 9], 2, 10, { own: false });
   assert.equal(top, 2);
   assert.deepEqual(
     lines.map(({ input, output, share }) => [input, output, share]),
@@ -56,13 +58,13 @@ test("where both sides are the same tokens, what a token gives to itself hides n
       [0, 1, 1],
     ],
   );
-  const cached = mapLines([1, 9, 2, 1, 3, 9], 3, 0, 10, { own: false }); // 2 rows, one key before them
+  const cached = mapLines([1, 9, 2, 1, 3, 9], 3, 10, { own: false }); // 2 rows, one key before them
   assert.deepEqual(new Set(cached.lines.map(({ value }) => value)), new Set([1, 2, 3]));
 });
 
 test("maps of zeros and of NaN have no lines", () => {
-  assert.deepEqual(mapLines([0, 0], 2, 0, 5), { lines: [], above: 0, top: 0 });
-  assert.deepEqual(mapLines([NaN, 1], 2, 0, 5).lines.length, 1);
+  assert.deepEqual(mapLines([0, 0], 2, 5), { lines: [], above: 0, top: 0 });
+  assert.deepEqual(mapLines([NaN, 1], 2, 5).lines.length, 1);
 });
 
 test("links agree with sure gold links, with possible ones, or are wrong; missing sure ones are added", () => {

@@ -155,6 +155,6 @@ test("a click pins, unpins, replaces the second pin, and begins anew on the othe
 });
 
 test("the largest are named, negative ones with a minus, zeros not", () => {
-  assert.equal(topText([0, -2, 1], ["a", "b", "c"], 3), "b −2.000 · c 1.000");
-  assert.equal(topText([0, 0], ["a", "b"], 3), "");
+  assert.equal(topText([0, -2, 1], ["a", "b", "c"], 3, String), "b -2 · c 1");
+  assert.equal(topText([0, 0], ["a", "b"], 3, String), "");
 });

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { numberOf, sortedRows, tabSeparated } from "../src/layouts/sorting.js";
+import { numberOf, sortedRows, tabSeparated, textOrder } from "../src/layouts/sorting.js";
 
 test("numbers are compared as numbers, descending and ascending, and equal rows keep their order", () => {
   const rows = [[10], [9], [-1.5], [9], [0]];
@@ -47,4 +47,16 @@ test("tabs and line breaks in a cell do not break the table", () => {
     ),
     "a\tb c\nx y\t1.5\n\t z",
   );
+});
+
+test("texts are searched, and sorted by score from the largest, by surprise from the least probable", () => {
+  const texts = [
+    { title: "One fine day", value: 0.5, probability: 0.9 },
+    { title: "two", value: null, probability: null },
+    { title: "A fine one", value: 0.75, probability: 0.1 },
+  ];
+  assert.deepEqual(textOrder(texts, "order", ""), [0, 1, 2]);
+  assert.deepEqual(textOrder(texts, "score", ""), [2, 0, 1]);
+  assert.deepEqual(textOrder(texts, "surprise", ""), [2, 0, 1]);
+  assert.deepEqual(textOrder(texts, "order", " FINE"), [0, 2]);
 });

@@ -16,7 +16,8 @@ const DEFAULTS = {
   cell: null,
   pins: [],
   words: true,
-  threshold: 0.1,
+  heads: false,
+  lines: 40,
   views: [],
   theme: "light",
 };
@@ -34,7 +35,7 @@ test("what a fragment says comes back as it was", () => {
       { side: "output", index: 0 },
     ],
     words: false,
-    threshold: 0.25,
+    lines: 12,
     views: ["maps"],
   };
   const fragment = writeFragment(values, DEFAULTS);
@@ -49,7 +50,7 @@ test("defaults are not written", () => {
 
 for (const hostile of [
   "#__proto__=1&constructor=x&toString=2",
-  "#example=-1&layer=1e9&head=NaN&scale=huge&stack=none&words=2&threshold=7",
+  "#example=-1&layer=1e9&head=NaN&scale=huge&stack=none&words=2&lines=-7",
   "#pins=output:1,output:2,output:3",
   "#pins=output:1,input:2",
   "#pins=output:99999999",

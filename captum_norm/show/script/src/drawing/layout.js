@@ -135,6 +135,7 @@ export function shrunk({ values, rows, columns }, most) {
  * @returns {string} at most so many characters, the last one an ellipsis if some are missing
  */
 export function shortened(text, length) {
-  const characters = [...text];
+  if (text.length <= length) return text;
+  const characters = Array.from(new Intl.Segmenter().segment(text), ({ segment }) => segment);
   return characters.length <= length ? text : `${characters.slice(0, length - 1).join("")}…`;
 }

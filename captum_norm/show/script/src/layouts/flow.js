@@ -108,6 +108,36 @@ export function rolloutGraph(maps, keys, outputs, stack, threshold, apart) {
 }
 
 /**
+ * The shares of the inputs in the rows explained, by the same rollout without a threshold.
+ *
+ * @param {ArrayLike<number>[]} maps as of {@link rolloutGraph}
+ * @param {number} keys
+ * @param {number[]} outputs
+ * @param {boolean} apart
+ * @returns {Float64Array} (K,)
+ */
+export function rolloutShares(maps, keys, outputs, apart) {
+  const before = keys - maps[0].length / keys;
+  let shares = new Float64Array(keys);
+  for (const row of outputs) shares[row + before] += 1 / outputs.length;
+  for (const map of [...maps].reverse()) {
+    const below = new Float64Array(keys);
+    for (let row = 0; row < keys - before; row += 1) {
+      const share = shares[row + before];
+      if (!share) continue;
+      let sum = 0;
+      for (let key = 0; key < keys; key += 1) sum += map[row * keys + key];
+      if (!(sum > 0)) continue;
+      const factor = (apart ? 0.5 * share : share) / sum;
+      for (let key = 0; key < keys; key += 1) below[key] += factor * map[row * keys + key];
+      if (apart) below[row + before] += share / 2;
+    }
+    shares = below;
+  }
+  return shares;
+}
+
+/**
  * Joins the positions of a graph, such as the tokens of a word. What reaches a joined node is what reached its parts;
  * an edge from it has the mean importance, weighted by that.
  *
@@ -184,12 +214,13 @@ export function through(edges, node) {
   /** @type {Set<Drawn>} */
   const found = new Set();
   const walk = (/** @type {"source" | "target"} */ from, /** @type {"source" | "target"} */ to) => {
+    /** @type {Map<number, Drawn[]>} */
+    const at = new Map();
+    for (const edge of edges) at.set(edge[from], [...(at.get(edge[from]) ?? []), edge]);
     const seen = new Set([node]);
     const waiting = [node];
     while (waiting.length) {
-      const here = waiting.pop();
-      for (const edge of edges) {
-        if (edge[from] !== here) continue;
+      for (const edge of at.get(/** @type {number} */ (waiting.pop())) ?? []) {
         found.add(edge);
         if (!seen.has(edge[to])) {
           seen.add(edge[to]);

@@ -19,36 +19,40 @@
  *
  * @param {ArrayLike<number>} values the map, row by row: a row for each output, a column for each input
  * @param {number} columns the number of inputs
- * @param {number} threshold the smallest share of the largest absolute entry, from 0 to 1
- * @param {number} most the largest number of lines; weaker ones are left out
+ * @param {number} most how many lines there are at most: the strongest
  * @param {object} [which] the entries to take
  * @param {(input: number, output: number) => boolean} [which.wanted] all by default
  * @param {boolean} [which.own] whether an output's own input counts, as it does unless both are the same tokens
- * @returns {{ lines: MapLine[], above: number, top: number }} `above` counts all entries that are as large as the
- *   threshold asks, `top` is the largest absolute entry that counts
+ * @returns {{ lines: MapLine[], above: number, top: number }} `above` counts all entries that are not 0, `top` is the
+ *   largest absolute entry that counts
  */
-export function mapLines(values, columns, threshold, most, { wanted = () => true, own = true } = {}) {
-  const before = columns - values.length / columns;
-  let top = 0;
-  /** @param {(value: number, input: number, output: number) => void} visit */
-  const each = (visit) => {
-    for (let index = 0; index < values.length; index += 1) {
-      const input = index % columns;
-      const output = (index - input) / columns;
-      if (own || input !== output + before) visit(values[index], input, output);
-    }
-  };
-  each((value) => (top = Math.max(top, Math.abs(value) || 0)));
+export function mapLines(values, columns, most, { wanted = () => true, own = true } = {}) {
+  const rows = values.length / columns;
+  const before = columns - rows;
+  let [top, above, least] = [0, 0, 0];
   /** @type {MapLine[]} */
-  const lines = [];
-  if (top === 0) return { lines, above: 0, top };
-  each((value, input, output) => {
-    const share = value / top;
-    if (Math.abs(share) >= threshold && value !== 0 && wanted(input, output))
-      lines.push({ input, output, value, share });
-  });
-  lines.sort((one, other) => Math.abs(one.share) - Math.abs(other.share));
-  return { lines: lines.slice(Math.max(0, lines.length - most)), above: lines.length, top };
+  let lines = [];
+  const cut = () => {
+    lines.sort((one, other) => Math.abs(one.value) - Math.abs(other.value));
+    lines = lines.slice(Math.max(0, lines.length - most));
+    if (lines.length === most && most) least = Math.abs(lines[0].value);
+  };
+  for (let output = 0; output < rows; output += 1) {
+    for (let input = 0; input < columns; input += 1) {
+      if (!own && input === output + before) continue;
+      const value = values[output * columns + input];
+      const size = value < 0 ? -value : value;
+      if (!(size > 0)) continue;
+      if (size > top) top = size;
+      if (!wanted(input, output)) continue;
+      above += 1;
+      if (size <= least && lines.length >= most) continue;
+      lines.push({ input, output, value, share: 0 });
+      if (lines.length >= 2 * most + 64) cut();
+    }
+  }
+  cut();
+  return { lines: lines.map((line) => ({ ...line, share: line.value / top })), above, top };
 }
 
 /**

@@ -27,6 +27,6 @@ export function digitsFor(cells) {
  */
 export function percent(share) {
   const value = 100 * share;
-  if (value > 0 && value < 0.05) return "< 0.1 %";
+  if (value !== 0 && Math.abs(value) < 0.05) return "< 0.1 %";
   return `${written(value, Math.abs(value) < 9.95 && value !== 0 ? 1 : 0)} %`;
 }

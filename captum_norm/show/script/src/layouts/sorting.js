@@ -39,6 +39,22 @@ export function sortedRows(rows, column, textual, descending) {
 }
 
 /**
+ * The texts that contain what is searched, in an order: by the number explained, the largest first, or by its
+ * probability, the smallest first. Texts without such a number come last.
+ *
+ * @param {{ title: string, value: number | null, probability: number | null }[]} texts
+ * @param {string} order `order`, `score` or `surprise`
+ * @param {string} search
+ * @returns {number[]} their indices
+ */
+export function textOrder(texts, order, search) {
+  const rows = texts.map(({ value, probability }) => [order === "score" ? value : probability]);
+  const sorted = order === "order" ? [...texts.keys()] : sortedRows(rows, 0, false, order === "score");
+  const wanted = search.trim().toLowerCase();
+  return sorted.filter((index) => texts[index].title.toLowerCase().includes(wanted));
+}
+
+/**
  * A table as tab-separated values, for a spreadsheet; tabs and line breaks within cells become spaces.
  *
  * @param {string[]} header

@@ -3,11 +3,12 @@
 
 import { paint } from "../colors.js";
 import { h, s } from "../dom.js";
-import { flowLayout, joined, rolloutGraph, routes, through } from "../layouts/flow.js";
+import { flowLayout, joined, rolloutGraph, rolloutShares, routes, through } from "../layouts/flow.js";
 import { curve } from "../layouts/links.js";
 import { percent } from "../layouts/numbers.js";
 import { gridOf, mapsOf } from "../grids.js";
 import { pointing } from "../pointing.js";
+import { read } from "../readings.js";
 import { groupingOf } from "../words.js";
 
 const ROW = 24;
@@ -132,14 +133,15 @@ function createFlow(example, state) {
         block === "input" && reach.has(index) ? [[position, index]] : [],
       ),
     );
-    const top = Math.max(...[...inputs.values()].map((index) => reach.get(index) ?? 0), 0);
+    // The shares are those of all edges, as in the text: only the drawing has a threshold.
+    const { shares } = found;
+    const top = Math.max(...shares, 0);
     const reached = [...inputs.values()].reduce((sum, index) => sum + (reach.get(index) ?? 0), 0);
     const items = rows.map((position) => {
-      const node = inputs.get(position);
-      const share = node === undefined ? 0 : (reach.get(node) ?? 0);
+      const share = shares[position] ?? 0;
       const name = h("button", { type: "button", dir: "auto" }, texts[position]);
       paint(name, top > 0 ? share / top : 0, state.get("theme"));
-      return { name, item: h("li", {}, h("span", { class: "share" }, node === undefined ? "" : percent(share)), name) };
+      return { name, item: h("li", {}, h("span", { class: "share" }, share ? percent(share) : ""), name) };
     });
     const list = h(
       "ol",
@@ -186,7 +188,7 @@ function createFlow(example, state) {
   return h("div", {}, tools, legend, h("div", { class: "columns" }, names, scroll), said);
 }
 
-/** @typedef {{ graph: FlowGraph, threshold: number, note: string }} Found */
+/** `shares`: of each input in the output followed. @typedef {{ graph: FlowGraph, shares: number[], threshold: number, note: string }} Found */
 
 /**
  * The example's graph, or that of the rollout of the maps chosen.
@@ -215,10 +217,12 @@ function graphOf(example, state) {
   // Edges much thinner than those drawn are left out, which would be millions in a long text.
   const least = Math.max(state.get("flow") / 4, 0.002);
   const graph = rolloutGraph(entries, keys, outputs, maps.stack, least, !maps.residual);
-  const mean = mapsOf(tokens, method, maps.stack).together ? "" : " (the mean of its heads)";
+  const { together } = mapsOf(tokens, method, maps.stack);
+  const mean = together && !together.mean ? "" : " (the mean of its heads)";
   const half = maps.residual ? "" : " The residual connection counts as much as attention.";
   return {
     graph: groups ? joined(graph, groups) : graph,
+    shares: summed(rolloutShares(entries, keys, outputs, !maps.residual), groups),
     threshold: 0,
     note: `Rollout of ${method}${mean} to ${to}.${half} Pin a token to follow it instead.`,
   };
@@ -256,11 +260,48 @@ function ownGraph(example, given, state) {
     edges: given.edges.map(([source, target, part, head, importance]) => ({ source, target, part, head, importance })),
     outputs: ends.map(([, node]) => node),
   };
+  const { reach } = routes(graph, given.threshold);
+  const routed = inputs.texts.map(() => 0);
+  graph.nodes.forEach(({ block, position }, node) => {
+    if (block === "input") routed[position] += reach.get(node) ?? 0;
+  });
+  const grouped = example.pieces ? groupingOf(inputs).of : null;
   return {
-    graph: example.pieces ? joined(graph, groupingOf(inputs).of) : graph,
+    graph: grouped ? joined(graph, grouped) : graph,
+    shares: scored(example, given, state) ?? summed(routed, grouped),
     threshold: given.threshold,
     note: `What reaches ${to}.${given.outputs.length > 1 ? " Pin a token to follow it instead." : ""}`,
   };
+}
+
+/**
+ * The shares of words from those of tokens.
+ *
+ * @param {ArrayLike<number>} shares
+ * @param {number[] | null} groups
+ */
+function summed(shares, groups) {
+  if (!groups) return Array.from(shares);
+  const sums = Array(Math.max(...groups) + 1).fill(0);
+  groups.forEach((group, index) => (sums[group] += shares[index]));
+  return sums;
+}
+
+/**
+ * The shares of the scores that the method has of its own, of all routes: a graph has those above its threshold.
+ *
+ * @param {Example} example
+ * @param {Graph} graph
+ * @param {State} state
+ */
+function scored(example, graph, state) {
+  const scores = example.scores.find(({ method }) => method === graph.method);
+  const pins = state.get("pins").filter(({ side }) => side === SIDE);
+  const stack = state.get("stack");
+  if (!scores || scores.signed || (pins.length && stack !== "answer")) return null;
+  const values = read(example, { method: scores.method, stack, layer: "all", head: "all" }, pins.slice(0, 1))?.values;
+  const sum = values?.reduce((one, other) => one + other, 0);
+  return values && sum ? Array.from(values, (value) => value / sum) : null;
 }
 
 /** @param {Drawn} edge */

@@ -2,18 +2,21 @@
 /** @import { ClassedLink, MapLine } from "../layouts/links.js" */
 
 import { colorOf, css, inkOn } from "../colors.js";
-import { formatted, h, s, segmented } from "../dom.js";
+import { formatted, h, keepFocus, s, segmented } from "../dom.js";
 import { classified, counts, curve, mapLines } from "../layouts/links.js";
 import { gridOf } from "../grids.js";
 import { pointing } from "../pointing.js";
 
+/** The height of a row, and that where there are many. */
 const ROW = 26;
-const MOST = 1500;
-/** Of all tokens together; more lines are one colour. */
-const FEW = 300;
-const MOST_EACH = 4;
-/** Of a token's own lines, when it is pointed at. */
-const FAINTEST = 0.02;
+const LOW_ROW = 20;
+const MANY = 20;
+/** Of longer inputs only the tokens of the lines drawn have rows. */
+const MOST_ROWS = 40;
+/** Lines drawn unless the reader says how many: so many for each token, and at most so many. */
+const EACH = 2;
+const USUAL = 40;
+const MOST = 200;
 
 const KINDS = /** @type {const} */ ({
   link: "links",
@@ -40,20 +43,16 @@ export const links = {
  * @param {State} state
  */
 function createLinks(example, state) {
-  const outputs = example.outputs ?? example.inputs;
-  const height = ROW * Math.max(example.inputs.texts.length, outputs.texts.length, 1);
-  const drawing = s("svg", { height, "aria-hidden": "true" });
-  const most = Math.min(MOST, Math.max(FEW, MOST_EACH * Math.max(example.inputs.texts.length, outputs.texts.length)));
+  const texts = { input: example.inputs.texts, output: (example.outputs ?? example.inputs).texts };
+  const drawing = s("svg", { "aria-hidden": "true" });
   let width = 300;
-  const left = tokensOf(example.inputs.texts, "input", state);
-  const right = tokensOf(outputs.texts, "output", state);
-  const columns = h("div", { class: "columns" }, ...namesOf(example, state), left.list, drawing, right.list);
+  const columns = h("div", { class: "columns", "data-answer": "" });
   const said = h("p", { class: "quiet", "aria-live": "polite" });
   const legend = h("p", { class: "legend quiet" });
-  const slider = h("input", { type: "range", min: 0, max: 100, value: Math.round(100 * state.get("threshold")) });
+  const slider = h("input", { type: "range", min: 1, max: MOST });
   const limit = h("output", {});
-  slider.addEventListener("input", () => state.set({ threshold: Number(slider.value) / 100 }));
-  const sliding = h("label", { class: "choice" }, h("span", {}, "Lines from"), slider, limit);
+  slider.addEventListener("input", () => state.set({ lines: Number(slider.value) }));
+  const sliding = h("label", { class: "choice" }, h("span", {}, "Strongest lines"), slider, limit);
   /** @type {"links" | "map"} */
   let mode = "links";
   const choice = segmented(
@@ -69,6 +68,32 @@ function createLinks(example, state) {
     },
   );
   const tools = h("div", { class: "tools" }, choice, sliding);
+  /** The tokens that have rows. @type {Record<Side, Rows>} */
+  let rows = { input: rowsOf([]), output: rowsOf([]) };
+  /** @type {Record<Side, { list: HTMLElement, items: HTMLElement[] }>} */
+  let lists = {
+    input: tokensOf(rows.input, texts.input, "input", state),
+    output: tokensOf(rows.output, [], "output", state),
+  };
+  let light = () => {};
+
+  /** @param {Record<Side, number[]>} shown */
+  const build = (shown) => {
+    if (columns.childElementCount && `${shown.input} ${shown.output}` === `${rows.input.tokens} ${rows.output.tokens}`)
+      return;
+    rows = { input: rowsOf(shown.input), output: rowsOf(shown.output) };
+    lists = {
+      input: tokensOf(rows.input, texts.input, "input", state),
+      output: tokensOf(rows.output, texts.output, "output", state),
+    };
+    const count = Math.max(shown.input.length, shown.output.length, 1);
+    const row = count > MANY ? LOW_ROW : ROW;
+    columns.style.setProperty("--row", `${row}px`);
+    drawing.setAttribute("height", String(row * count));
+    keepFocus(columns, () =>
+      columns.replaceChildren(...namesOf(example, state), lists.input.list, drawing, lists.output.list),
+    );
+  };
 
   const draw = () => {
     const grid = gridOf(example, {
@@ -84,26 +109,52 @@ function createLinks(example, state) {
         ? goldOf(found)
         : classified(turned(found.links), turned(found.sure), turned(found.possible))
       : [];
-    const places = [state.get("hover"), ...state.get("pins")].filter((place) => place !== null);
-    const touches = (/** @type {number} */ input, /** @type {number} */ output) =>
-      !places.length || places.some(({ side, index }) => index === (side === "input" ? input : output));
-    const least = places.length ? FAINTEST : Math.max(state.get("threshold"), 0.001);
+    const usual = Math.min(USUAL, EACH * Math.max(texts.input.length, texts.output.length));
+    const most = Math.min(MOST, state.get("lines") || usual);
+    const own = example.outputs !== null;
     const { lines, above } = soft
-      ? mapLines(grid.values, grid.columns, least, places.length ? MOST : most, {
-          wanted: touches,
-          own: example.outputs !== null,
-        })
+      ? mapLines(grid.values, grid.columns, most, { wanted: touching(state.get("pins")), own })
       : { lines: [], above: 0 };
-    const own = classed.filter(({ input, output }) => touches(input, output));
-    drawing.replaceChildren(
-      ...lines.map((line) => softLine(line, width, state)),
-      ...own.flatMap((link) => linkLine(link, width)),
-    );
-    mark(left.items, right.items, lines, own, places, state);
+    /** @param {Side} side */
+    const shown = (side) => {
+      const all = [...texts[side].keys()];
+      if (!soft || all.length <= MOST_ROWS) return all;
+      const pins = state.get("pins").filter((pin) => pin.side === side);
+      const some = new Set([...lines.map((line) => line[side]), ...pins.map(({ index }) => index)]);
+      return all.filter((index) => some.has(index));
+    };
+    build({ input: shown("input"), output: shown("output") });
+    light = () => {
+      const places = [state.get("hover"), ...state.get("pins")].filter((place) => place !== null);
+      const touches = touching(places);
+      const near =
+        soft && state.get("hover")
+          ? mapLines(grid.values, grid.columns, Math.max(most, USUAL), {
+              wanted: (input, output) =>
+                touches(input, output) && rows.input.at.has(input) && rows.output.at.has(output),
+              own,
+            }).lines
+          : lines;
+      const linked = classed.filter(({ input, output }) => touches(input, output));
+      const row =
+        Number(drawing.getAttribute("height")) / Math.max(rows.input.tokens.length, rows.output.tokens.length, 1);
+      /** @type {(line: { input: number, output: number }) => [number, number]} */
+      const ends = ({ input, output }) => [
+        row * ((rows.input.at.get(input) ?? 0) + 0.5),
+        row * ((rows.output.at.get(output) ?? 0) + 0.5),
+      ];
+      drawing.replaceChildren(
+        ...near.map((line) => softLine(line, ends(line), width, state)),
+        ...linked.flatMap((link) => linkLine(link, ends(link), width)),
+      );
+      mark(lists, rows, near, linked, places, state);
+    };
+    light();
     choice.hidden = !grid || !found;
     sliding.hidden = !soft;
     tools.hidden = choice.hidden && sliding.hidden;
-    limit.textContent = `${Math.round(100 * state.get("threshold"))} % of the largest`;
+    slider.value = String(most);
+    limit.textContent = String(Math.min(most, above));
     legend.replaceChildren(...legendOf(classed));
     said.textContent = [
       soft && !example.outputs ? "What a token gives to itself has no line." : "",
@@ -111,13 +162,32 @@ function createLinks(example, state) {
     ].join(" ");
   };
   draw();
-  state.subscribe(["hover", "pins", "method", "stack", "layer", "head", "threshold", "theme"], draw);
+  state.subscribe(["pins", "method", "stack", "layer", "head", "lines", "theme"], draw);
+  state.subscribe(["hover"], () => light());
   new ResizeObserver(() => {
     if (!drawing.clientWidth || drawing.clientWidth === width) return;
     width = drawing.clientWidth;
-    draw();
+    light();
   }).observe(drawing);
   return h("div", {}, tools, legend, columns, said);
+}
+
+/** The tokens with rows, and the row of each. @typedef {{ tokens: number[], at: Map<number, number> }} Rows */
+
+/** @param {number[]} tokens @returns {Rows} */
+function rowsOf(tokens) {
+  return { tokens, at: new Map(tokens.map((token, row) => [token, row])) };
+}
+
+/**
+ * Whether a line is from or to one of some places; every line, if there are none.
+ *
+ * @param {Place[]} places
+ * @returns {(input: number, output: number) => boolean}
+ */
+function touching(places) {
+  return (input, output) =>
+    !places.length || places.some(({ side, index }) => index === (side === "input" ? input : output));
 }
 
 /**
@@ -173,16 +243,17 @@ function goldOf({ sure, possible }) {
 /**
  * A column of tokens.
  *
+ * @param {Rows} rows
  * @param {string[]} texts
  * @param {Side} side
  * @param {State} state
  */
-function tokensOf(texts, side, state) {
-  const items = texts.map((text) => h("button", { type: "button", dir: "auto", title: text }, text));
+function tokensOf({ tokens }, texts, side, state) {
+  const items = tokens.map((token) => h("button", { type: "button", dir: "auto", title: texts[token] }, texts[token]));
   const list = h("ol", { class: side, "aria-label": `${side} tokens` }, ...items.map((item) => h("li", {}, item)));
   pointing(
     list,
-    items.map((element, index) => [{ element, place: { side, index } }]),
+    items.map((element, row) => [{ element, place: { side, index: tokens[row] } }]),
     state,
   );
   return { list, items };
@@ -190,15 +261,16 @@ function tokensOf(texts, side, state) {
 
 /**
  * @param {MapLine} line
+ * @param {[number, number]} ends their heights
  * @param {number} width
  * @param {State} state
  */
-function softLine({ input, output, share, value }, width, state) {
+function softLine({ share, value }, [from, to], width, state) {
   const size = Math.abs(share);
   return s(
     "path",
     {
-      d: curveOf(input, output, width),
+      d: curve(0, from, width, to),
       stroke: css(colorOf(Math.sign(share) * 0.55, state.get("theme"))),
       "stroke-width": (0.75 + 4.5 * size).toFixed(2),
       "stroke-opacity": (0.12 + 0.88 * size).toFixed(2),
@@ -209,41 +281,30 @@ function softLine({ input, output, share, value }, width, state) {
 
 /**
  * @param {ClassedLink} link
+ * @param {[number, number]} ends their heights
  * @param {number} width
  */
-function linkLine({ input, output, kind, probability }, width) {
-  const line = s("path", { class: `link ${kind}`, d: curveOf(input, output, width) });
+function linkLine({ kind, probability }, [from, to], width) {
+  const line = s("path", { class: `link ${kind}`, d: curve(0, from, width, to) });
   if (probability !== null) line.setAttribute("stroke-opacity", (0.25 + 0.75 * probability).toFixed(2));
   if (kind !== "wrong") return [line];
-  const middle = ROW * ((input + output) / 2 + 0.5);
+  const middle = (from + to) / 2;
   const cross = s("path", { class: "cross", d: `M${width / 2 - 5} ${middle - 5}l10 10m0 -10l-10 10` });
   return [line, cross];
 }
 
 /**
- * @param {number} input
- * @param {number} output
- * @param {number} width
- */
-function curveOf(input, output, width) {
-  return curve(0, ROW * (input + 0.5), width, ROW * (output + 0.5));
-}
-
-/**
  * Marks the tokens: those pointed at, and how strong the lines to the others are.
  *
- * @param {HTMLElement[]} inputs
- * @param {HTMLElement[]} outputs
+ * @param {Record<Side, { items: HTMLElement[] }>} lists
+ * @param {Record<Side, Rows>} rows
  * @param {MapLine[]} lines
  * @param {ClassedLink[]} links
  * @param {Place[]} places
  * @param {State} state
  */
-function mark(inputs, outputs, lines, links, places, state) {
-  for (const [side, items] of /** @type {[Side, HTMLElement[]][]} */ ([
-    ["input", inputs],
-    ["output", outputs],
-  ])) {
+function mark(lists, rows, lines, links, places, state) {
+  for (const side of /** @type {Side[]} */ (["input", "output"])) {
     const strongest = new Map();
     if (places.length) {
       for (const line of lines) {
@@ -252,7 +313,8 @@ function mark(inputs, outputs, lines, links, places, state) {
       }
     }
     const linked = new Set(links.map((link) => link[side]));
-    items.forEach((item, index) => {
+    lists[side].items.forEach((item, row) => {
+      const index = rows[side].tokens[row];
       const pointed = places.some((place) => place.side === side && place.index === index);
       const pinned = state.get("pins").some((place) => place.side === side && place.index === index);
       item.classList.toggle("pointed", pointed);

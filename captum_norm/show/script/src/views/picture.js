@@ -20,7 +20,12 @@ export const picture = {
       all.forEach(({ heat }) => (heat.style.opacity = `${Number(opacity.value) / 100}`)),
     );
     const label = h("label", { class: "choice" }, h("span", {}, "Opacity of the scores"), opacity);
-    return h("div", { class: "pictures" }, label, h("div", { class: "row" }, ...all.map(({ figure }) => figure)));
+    return h(
+      "div",
+      { class: "pictures" },
+      label,
+      h("div", { class: "row", "data-answer": "" }, ...all.map(({ figure }) => figure)),
+    );
   },
 };
 

@@ -7,12 +7,20 @@ import { numberOf, sortedRows, tabSeparated } from "../layouts/sorting.js";
 
 /** @typedef {string | number | null} Cell */
 
+/** The first table: what was found. @type {View} */
+export const findings = {
+  name: "findings",
+  title: "Findings",
+  applies: (page) => page.tables.length > 0,
+  create: (page, _example, state) => h("div", { "data-answer": "" }, sectionOf(page.tables[0], state)),
+};
+
 /** @type {View} */
 export const table = {
   name: "table",
   title: "Tables",
-  applies: (page) => page.tables.length > 0,
-  create: (page, _example, state) => h("div", { class: "tables" }, ...page.tables.map((one) => sectionOf(one, state))),
+  applies: (page) => page.tables.length > 1,
+  create: (page, _example, state) => h("div", {}, ...page.tables.slice(1).map((one) => sectionOf(one, state))),
 };
 
 /**

@@ -2,9 +2,10 @@
 /** @import { Reading } from "../readings.js" */
 
 import { paint } from "../colors.js";
-import { formatted, h } from "../dom.js";
+import { direction, formatted, h } from "../dom.js";
 import { legend } from "../legend.js";
 import { gridOf, largest, methodsOf, nameOf } from "../grids.js";
+import { percent } from "../layouts/numbers.js";
 import { activePlaces, read, togglePin, topText } from "../readings.js";
 
 /** @type {View} */
@@ -29,16 +30,22 @@ const SIDES = { answer: ["Answer", "Prompt, and the answer before"], cross: ["Ta
 function createText(example, state) {
   const caption = h("p", { class: "caption" });
   const spoken = h("p", { class: "hidden", role: "status" });
-  const passages = methodsOf(example).map((method) => passage(example, method, state));
+  const scale = legend(percent);
+  const passages = methodsOf(example).map((method, index) => passage(example, method, state, index === 0));
   const draw = () => {
     const places = activePlaces(state);
     caption.replaceChildren(...captionOf(example, state, places));
-    const said = passages.map(({ draw: one }) => one(places));
+    // Strips that stand beside each other have one scale: the share of a number in all of its strip.
+    const shown = passages.map(({ read: one }) => one(places)).filter((one) => one !== null);
+    const max = Math.max(0, ...shown.map(({ top }) => top));
+    const signed = shown.some(({ reading }) => reading.signed);
+    scale.show(max, "of the strip’s sum", signed, state.get("theme"));
+    const said = passages.map(({ draw: one }) => one(places, max));
     spoken.textContent = places.length ? [caption.textContent, ...said].filter(Boolean).join(". ") : "";
   };
   draw();
   state.subscribe(["hover", "pins", "method", "stack", "layer", "head", "theme"], draw);
-  return h("div", {}, caption, ...passages.map(({ element }) => element), spoken);
+  return h("div", {}, caption, scale.element, ...passages.map(({ element }) => element), spoken);
 }
 
 /**
@@ -47,37 +54,62 @@ function createText(example, state) {
  * @param {Example} example
  * @param {string} method
  * @param {State} state
+ * @param {boolean} first whether it is the first one, which answers the page's question
  */
-function passage(example, method, state) {
+function passage(example, method, state, first) {
   const own = {
     inputs: strip(example, "input", method, state),
     outputs: example.outputs && strip(example, "output", method, state),
   };
-  const scale = legend();
-  const top = h("p", { class: "quiet" });
-  const label = h("div", { class: "method" }, h("h3", {}, method), scale.element, top);
+  const what = h("p", { class: "quiet" });
+  const top = h("p", { class: "quiet", dir: "auto" });
+  const label = h("div", { class: "method" }, h("h3", {}, method), what, top);
   const [outputs, inputs] = SIDES[state.get("stack")] ?? ["Output", "Input"];
   const lines = own.outputs
     ? h("div", { class: "lines" }, side(outputs), own.outputs.element, side(inputs), own.inputs.element)
     : h("div", { class: "lines" }, own.inputs.element);
+  /** @type {{ reading: Reading, shares: Float32Array, side: Side, top: number } | null} */
+  let shown = null;
   /** @param {Place[]} places */
-  const draw = (places) => {
+  const readAt = (places) => {
     const choice = { method, stack: state.get("stack"), layer: state.get("layer"), head: state.get("head") };
     const reading = read(example, choice, places);
     const colored = reading && !example.outputs ? "input" : reading?.side;
-    const counted = colored === "input" ? example.counted : null;
-    const max = reading ? largest(counted ? reading.values.filter((_, at) => counted[at]) : reading.values) : 0;
-    own.inputs.draw(colored === "input" ? reading : null, max, places);
-    own.outputs?.draw(colored === "output" ? reading : null, max, places);
-    scale.show(max, reading?.unit ?? "", reading?.signed ?? false, state.get("theme"));
-    const texts = (colored === "output" ? example.outputs : example.inputs)?.texts ?? [];
-    const ranked = reading && counted ? reading.values.map((value, at) => (counted[at] ? value : 0)) : reading?.values;
-    top.textContent = ranked ? topText(ranked, texts, NAMED) : "";
+    shown = null;
+    if (reading && colored) {
+      const counted = colored === "input" ? example.counted : null;
+      const shares = sharesOf(reading, counted);
+      const top = largest(counted ? shares.filter((_, at) => counted[at]) : shares);
+      shown = { reading, shares, side: colored, top };
+      what.textContent =
+        reading.kind === "scores" ? reading.unit : [reading.unit, nameOf(example, choice)].filter(Boolean).join(", ");
+    }
+    return shown;
+  };
+  /** @type {(places: Place[], max: number) => string} */
+  const draw = (places, max) => {
+    own.inputs.draw(shown?.side === "input" ? shown : null, max, places);
+    own.outputs?.draw(shown?.side === "output" ? shown : null, max, places);
+    const texts = (shown?.side === "output" ? example.outputs : example.inputs)?.texts ?? [];
+    const counted = shown?.side === "input" ? example.counted : null;
+    const ranked = shown && counted ? shown.shares.map((value, at) => (counted[at] ? value : 0)) : shown?.shares;
+    top.textContent = ranked ? topText(ranked, texts, NAMED, percent) : "";
     element.classList.toggle("chosen", method === state.get("method"));
     return top.textContent ? `${method}: ${top.textContent}` : "";
   };
-  const element = h("div", { class: "passage" }, label, lines);
-  return { element, draw };
+  const element = h("div", { class: "passage", ...(first ? { "data-answer": "" } : {}) }, label, lines);
+  return { element, read: readAt, draw };
+}
+
+/**
+ * The shares of numbers in their sum, of absolute values; of those that count. Of a difference, in the larger sum.
+ *
+ * @param {Reading} reading
+ * @param {boolean[] | null} counted
+ */
+function sharesOf({ values, total }, counted) {
+  const sum = total ?? values.reduce((all, value, at) => all + (counted && !counted[at] ? 0 : Math.abs(value)), 0);
+  return values.map((value) => (sum > 0 ? value / sum : 0));
 }
 
 /** @param {string} name */
@@ -103,6 +135,7 @@ function strip(example, side, method, state) {
   buttons[0]?.setAttribute("tabindex", "0");
   const element = h("div", {
     class: texts.length > LONG ? "strip long" : "strip",
+    dir: direction(texts),
     role: "group",
     "aria-label": `${side === "output" ? "Output" : example.outputs ? "Input" : "Text"}, ${method}`,
   });
@@ -124,14 +157,14 @@ function strip(example, side, method, state) {
   });
   element.addEventListener("keydown", (event) => {
     if (event.key === "Escape") state.set({ pins: [] });
-    const next = moved(event.key, indexOf(event), buttons.length);
+    const next = moved(event.key, indexOf(event), buttons.length, element.dir === "rtl");
     if (next === null) return;
     event.preventDefault();
     buttons.forEach((button, index) => button.setAttribute("tabindex", index === next ? "0" : "-1"));
     buttons[next].focus();
   });
-  /** @type {(reading: Reading | null, max: number, places: Place[]) => void} */
-  const draw = (reading, max, places) => {
+  /** @type {(shown: { reading: Reading, shares: Float32Array } | null, max: number, places: Place[]) => void} */
+  const draw = (shown, max, places) => {
     const own = places.filter((place) => place.side === placeSide).map(({ index }) => index);
     const pins = state
       .get("pins")
@@ -141,9 +174,9 @@ function strip(example, side, method, state) {
     buttons.forEach((button, index) => {
       const still = side === "input" && example.counted?.[index] === false;
       button.classList.toggle("still", still);
-      if (reading && !still) paint(button, max > 0 ? reading.values[index] / max : 0, state.get("theme"));
+      if (shown && !still) paint(button, max > 0 ? shown.shares[index] / max : 0, state.get("theme"));
       else button.removeAttribute("style");
-      button.title = reading ? formatted(reading.values[index]) : "";
+      button.title = shown ? `${formatted(shown.reading.values[index])} (${percent(shown.shares[index])})` : "";
       button.setAttribute("aria-pressed", String(pins.includes(index)));
       button.classList.toggle("active", own.includes(index));
       button.classList.toggle("pointed", hover?.side === placeSide && hover.index === index);
@@ -156,13 +189,14 @@ function strip(example, side, method, state) {
  * @param {string} key
  * @param {number} index
  * @param {number} count
+ * @param {boolean} turned whether the text runs from right to left
  * @returns {number | null} the next token, null if the key is none that moves
  */
-function moved(key, index, count) {
+function moved(key, index, count, turned) {
   const next = {
-    ArrowRight: index + 1,
+    ArrowRight: index + (turned ? -1 : 1),
     ArrowDown: index + 1,
-    ArrowLeft: index - 1,
+    ArrowLeft: index - (turned ? -1 : 1),
     ArrowUp: index - 1,
     Home: 0,
     End: count - 1,
