@@ -30,9 +30,9 @@ COLORS = 96
 INTRODUCTION = """\
 # Gallery
 
-Written by `python -m benchmarks.pictures` (`make pictures`), with all pictures. A page is one file that asks nothing of
-any other: open it from disk, send it, keep it. Below each picture is the command that wrote it. All commands run
-offline, with models that come with the packages.
+Written by `python -m benchmarks.pictures` (`make pictures`), with all pictures. A page is one file
+that needs no other: open it from disk, send it or keep it. Below each picture is the command that wrote its page. All
+commands run offline, with models that come with the packages.
 """
 
 PROGRAMS: Mapping[str, Callable[[list[str]], int]] = {

@@ -36,7 +36,7 @@ independently in {formed} of them; in the others, the vectors are checked to add
 Other models are found by their structure or refused with a reason; `captum-norm models --check NAME_OR_PATH` checks
 yours. [Describe a new model](how-to/describe-a-model.md) explains the layouts and what to do if a model is refused,
 [Methods](methods.md) the scopes. Hybrids, whose layers mix positions by more than attention, are explained layer by
-layer ([limitations](methods.md#limitations)); the tests cover Jamba, Bamba, Granite 4 (`granitemoehybrid`),
+layer ([limitations](methods-computed.md#limitations)); the tests cover Jamba, Bamba, Granite 4 (`granitemoehybrid`),
 Nemotron-H, Qwen3-Next, LFM2, RecurrentGemma, MiniMax, DeBERTa-v2 with its convolution, and the weights of
 Falcon-H1 and Zamba2.
 """

@@ -1,5 +1,6 @@
 """The documentation builds without a warning, runs its notebooks, has every public name and needs no network."""
 
+import json
 import re
 import subprocess
 import sys
@@ -12,8 +13,11 @@ import alignment
 import captum_norm
 from captum_norm import functional, models, runs, show
 from captum_norm.lab import comparison, evaluation
+from tests.browser.visits import started
 
 ROOT = Path(__file__).parents[1]
+METHODS = ("methods", "methods-further", "methods-computed")
+"""The pages with formulas."""
 
 
 # What a browser loads for a page, unlike the links that a reader follows.
@@ -25,27 +29,54 @@ LOADED = re.compile(
 )
 
 
-@pytest.mark.long
-def test_docs_build_without_warnings_and_have_every_public_name(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site, built without a warning."""
+    folder = tmp_path_factory.mktemp("site")
     # A process of its own: Sphinx changes global state, and its extensions warn about each other.
     build = subprocess.run(
-        [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", ROOT / "docs", tmp_path],
+        [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", ROOT / "docs", folder],
         capture_output=True,
         text=True,
         check=False,
     )
     assert build.returncode == 0, build.stderr
-    inventory = InventoryFile.loads((tmp_path / "objects.inv").read_bytes(), uri="").data
+    return folder
+
+
+@pytest.mark.long
+def test_no_page_is_wider_than_the_window(built: Path) -> None:
+    with started() as browser:
+        if browser is None:
+            pytest.skip("there is no Chromium")
+        page = browser.new_page()
+        too_wide = []
+        for width in (1280, 1400):
+            page.set_viewport_size({"width": width, "height": 900})
+            for file in sorted(built.rglob("*.html")):
+                page.goto(file.as_uri())
+                if page.evaluate("document.documentElement.scrollWidth") > width:
+                    too_wide.append(f"{file.relative_to(built)} at {width}")
+        assert too_wide == []
+
+
+@pytest.mark.long
+def test_docs_have_every_public_name_and_need_no_network(built: Path) -> None:
+    inventory = InventoryFile.loads((built / "objects.inv").read_bytes(), uri="").data
     documented = {
         name.rpartition(".")[2] for domain, names in inventory.items() if domain.startswith("py:") for name in names
     }
     packages = (alignment, captum_norm, comparison, evaluation, functional, models, runs, show)
     public = {name for package in packages for name in package.__all__}
     assert public - documented == set()
-    files = [file for file in tmp_path.rglob("*") if file.suffix in {".html", ".css"}]
+    files = [file for file in built.rglob("*") if file.suffix in {".html", ".css"}]
     loaded = {found[0] for file in files for found in LOADED.finditer(file.read_text(encoding="utf-8"))}
     assert loaded == set()
-    formulas = (tmp_path / "methods.html").read_text(encoding="utf-8")
-    assert formulas.count("<math ") > 100
-    notebook = (tmp_path / "tutorials" / "weights-and-norms.html").read_text(encoding="utf-8")
+    formulas = [(built / f"{page}.html").read_text(encoding="utf-8") for page in METHODS]
+    assert sum(page.count("<math ") for page in formulas) > 100
+    notebook = (built / "tutorials" / "weights-and-norms.html").read_text(encoding="utf-8")
     assert len(re.findall(r'<img [^>]*src="\.\./_images/', notebook)) >= 3
+    tutorials = {page.stem for page in (ROOT / "docs" / "tutorials").glob("*.md")}
+    downloads = {file.stem: json.loads(file.read_bytes()) for file in (built / "_downloads").rglob("*.ipynb")}
+    assert downloads.keys() == tutorials
+    assert all(any(cell["cell_type"] == "code" for cell in page["cells"]) for page in downloads.values())
