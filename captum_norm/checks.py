@@ -1,4 +1,4 @@
-"""Checks arguments other than inputs; errors say what was got and what was expected."""
+"""Checks arguments other than inputs; each error says what was passed and what was expected."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -98,6 +98,6 @@ def did_you_mean(value: object, names: Iterable[object]) -> str:
     >>> did_you_mean("nrom", ["norm", "alti"])
     '; did you mean norm?'
     """
-    known = [name for name in names if isinstance(name, str)]
+    known = {name.lower(): name for name in names if isinstance(name, str)}
     close = get_close_matches(value.lower(), known, n=1) if isinstance(value, str) else []
-    return f"; did you mean {close[0]}?" if close else ""
+    return f"; did you mean {known[close[0]]}?" if close else ""

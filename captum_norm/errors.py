@@ -1,4 +1,4 @@
-"""The exceptions; every message says what was got, what was expected and what to do."""
+"""The exceptions; each message says what was passed, what was expected and how to fix it."""
 
 
 class CaptumNormError(Exception):

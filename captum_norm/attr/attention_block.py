@@ -122,13 +122,13 @@ def globenc(layer: Layer) -> LayerMap:
     if behind is not None and (behind.parallel or behind.residual_factor is not None):
         raise UnsupportedModelError(
             f'the feed-forward network after "{block.name}" reads the stream before attention, or a factor '
-            "multiplies the stream around it; expected post-norm layers without such a factor"
+            "multiplies the stream around it; GlobEnc expects post-norm layers without such a factor: take ALTI"
         )
     if behind is None or behind.final_norm is None:
         reason = block.without_feed_forward or f"its layout is {block.layout.style}"
         raise UnsupportedModelError(
             f'found no normalisation of the feed-forward residual sum after "{block.name}": {reason}; '
-            "expected post-norm layers"
+            "expected post-norm layers, for others take ALTI"
         )
     second = behind.final_norm.read(layer.dtype)
     carry = replace(block.carry("atb", layer.dtype), residual=True, second=second)

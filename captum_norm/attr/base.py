@@ -142,7 +142,10 @@ class AttentionMapAttribution(Attribution, ABC):
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
         """
         if self.target != "always" and (target is not None or position is not None):
-            raise InvalidInputError(f"got target= or position=; the maps of {type(self).__name__} depend on no output")
+            raise InvalidInputError(
+                f"got target= or position=; the maps of {type(self).__name__} depend on no output: leave them out, or "
+                "take AttentionTimesGradient"
+            )
         request = Request(layers, stacks, per_head, target, position, last=last)
         call, request = self.call_of(inputs, additional_forward_args, request, segments, together=together)
         maps = self.session.explain(self.maps_of, call, request)
@@ -227,7 +230,10 @@ class AttentionMapAttribution(Attribution, ABC):
             "return_convergence_delta", return_convergence_delta
         )
         if with_delta and not self.decomposes:
-            raise InvalidInputError(f"{type(self).__name__} decomposes nothing, so it has no convergence delta")
+            raise InvalidInputError(
+                f"{type(self).__name__} decomposes nothing, so it has no convergence delta; leave "
+                "return_convergence_delta out"
+            )
         layers = None if layer is None else [layer]
         call, request = self.call_of(inputs, additional_forward_args, Request(layers, target=target, position=position))
         scores, delta = self.explain(call, request)
@@ -259,7 +265,7 @@ class AttentionMapAttribution(Attribution, ABC):
             UnsupportedModelError: if layers are aggregated of a model that mixes positions outside attention, too.
         """
         if not isinstance(maps, AttributionMaps):
-            raise InvalidInputError(f"got maps {quoted(maps)}; expected what maps() returns")
+            raise InvalidInputError(f"got maps {quoted(maps)}; expected what {type(self).__name__}.maps() returns")
         if aggregate:
             refuse_mixing(self.model)
         with torch.set_grad_enabled(self.session.differentiable):

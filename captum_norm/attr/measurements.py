@@ -28,7 +28,7 @@ _AXES = {
     "real": "Bq",
     "real_keys": "BK",
 }
-"""The letters of the axes of tensors, see :meth:`Measurements.sides`; weights may be without heads."""
+"""The letters of the axes of tensors, see ``Measurements._sides``; weights may be without heads."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -105,15 +105,15 @@ class Measurements(StackResult):
             counts.extend(values.shape[1:2] if "L" in axes else ())
             return values
 
-        self.changed(count)
+        self._changed(count)
         object.__setattr__(self, "layers", numbered("measurements", self.layers, counts[-1]))
 
-    def sides(self) -> dict[str, Side]:
+    def _sides(self) -> dict[str, Side]:
         """Return the positions of queries and keys."""
         queries = self.query_tokens if self.crosses else self.tokens
         return {"Q": Side(self.real, queries), "K": Side(self.real_keys, self.tokens)}
 
-    def changed(self, change: Callable[[Tensor, str], Tensor]) -> dict[str, Any]:
+    def _changed(self, change: Callable[[Tensor, str], Tensor]) -> dict[str, Any]:
         """Return the fields of tensors, changed by a function that also gets the letters of their axes."""
         fields: dict[str, Any] = {}
         for name, letters in _AXES.items():
@@ -140,7 +140,7 @@ class Measurements(StackResult):
 
         of_layers = {name: getattr(self, name) for name in ("layer_names", "layouts", "layer_scopes", "layers")}
         return replace(
-            self, **self.changed(own), **{name: found[place : place + 1] for name, found in of_layers.items() if found}
+            self, **self._changed(own), **{name: found[place : place + 1] for name, found in of_layers.items() if found}
         )
 
     def stacks(self) -> list[MapStack]:
@@ -153,7 +153,7 @@ class Measurements(StackResult):
             if values is not None
         ]
 
-    def of_words(self, words: Mapping[str, Words]) -> dict[str, Any]:
+    def _of_words(self, words: Mapping[str, Words]) -> dict[str, Any]:
         """Return the texts of words, all of which are real."""
         return {
             "tokens": [words["K"].texts],

@@ -13,7 +13,7 @@ from captum_norm.attr.feed_forward import feed_forward_norms
 from captum_norm.attr.layer_maps import LayerMap, expect_complete, finite_results, stack_name
 from captum_norm.attr.layer_norms import LayerResults, layer_norms
 from captum_norm.attr.measurements import Measurements, assemble
-from captum_norm.checks import check_bool, check_count, check_entries, quoted
+from captum_norm.checks import check_bool, check_count, check_entries, did_you_mean, quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError, UnsupportedScopeError
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, as_layers
@@ -44,6 +44,7 @@ class ScopedNorms(AttentionMapAttribution):
         if str(scope) not in self.scopes:
             raise UnsupportedScopeError(
                 f'got the scope "{scope}"; {type(self).__name__} has the scopes {", ".join(self.scopes)}'
+                f"{did_you_mean(scope, self.scopes)}"
             )
         super().__init__(model, aggregation, **options)
         self.scope, self.single_heads = scope, scope == "attn"
@@ -211,12 +212,16 @@ class NormMeter:
         for name, switch in switches.items():
             check_bool(name, switch)
         if not scopes and ((head_norms and maps) or not (head_norms or weights)):
-            raise InvalidInputError("nothing to measure norms of: got no scopes")
+            raise InvalidInputError('nothing to measure norms of: got no scopes; pass some, such as scopes=["attn"]')
         if per_head and not weights:
-            raise InvalidInputError("got per_head=True, which applies to attention weights, and weights=False")
+            raise InvalidInputError(
+                "got per_head=True, which applies to attention weights, and weights=False; pass weights=True, or "
+                "head_norms=True for norms of single heads"
+            )
         if not maps and not FEED_FORWARD_SCOPES.isdisjoint(scopes):
             raise InvalidInputError(
-                f"got maps=False and the scopes {', '.join(scopes)}; scopes beyond a feed-forward network need maps"
+                f"got maps=False and the scopes {', '.join(scopes)}; scopes beyond a feed-forward network need maps: "
+                "leave maps= out"
             )
         request = Request(
             layers=as_layers(layers),

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, Never, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from captum_norm.checks import check_bool
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, UnsupportedModelError
 from captum_norm.forward.gradients import gradients_on, gradients_through
 from captum_norm.forward.request import Request, expect_room_for_gradients
-from captum_norm.forward.session import MeterOptions, may_be_large
+from captum_norm.forward.session import MeterOptions, may_be_large, refuse_unknown
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall, Positions
 from captum_norm.models.hooks import evaluating
@@ -167,7 +167,9 @@ class RelevanceAttribution(OutputAttribution):
         readout: Readout | None = None,
         memory_budget: int | None = None,
         tokenizer: Any = None,
+        **unknown: Never,  # which Python would refuse in the name of this class
     ) -> None:
+        refuse_unknown(type(self), unknown, ())
         super().__init__(model, readout=readout, memory_budget=memory_budget, tokenizer=tokenizer)
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
@@ -176,7 +178,8 @@ class RelevanceAttribution(OutputAttribution):
             return super().explain(call, request)
         if request.layers is not None:
             raise InvalidInputError(
-                f"got layer={request.layers[0]}; a layer's parts do not add up to the output that is explained"
+                f"got layer={request.layers[0]}; a layer's parts do not add up to the output that is explained: "
+                "leave layer= out"
             )
         parts = self.decomposition(call, self._values(call, request))
         return scores_of_inputs(call, parts.scores), parts.convergence_delta

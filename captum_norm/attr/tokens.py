@@ -10,7 +10,7 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.attr.layer_maps import finite_results
-from captum_norm.checks import check_bool, check_choice, check_count, quoted
+from captum_norm.checks import check_bool, check_choice, check_count, did_you_mean, quoted
 from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
 from captum_norm.forward.gradients import gradients_through
 from captum_norm.functional import length
@@ -112,16 +112,19 @@ class TokenAttribution(Attribution):
         if reduction is not None:
             check_choice("reduction", reduction, get_args(Reduction))
         if check_bool("keep_special", keep_special) and tokenizer is None:
-            raise InvalidInputError("got keep_special=True without a tokenizer, which knows the special tokens")
+            raise InvalidInputError(
+                "got keep_special=True without a tokenizer, which knows the special tokens; pass tokenizer="
+            )
         embedding_module(model)
         super().__init__(model)
         self.model, self._tokenizer = model, tokenizer
         self._make = method
         probe = method(model)
         parameters = inspect.signature(probe.attribute).parameters
-        unknown = options.keys() - (parameters.keys() - _RESERVED)
-        if unknown:
-            raise InvalidInputError(f"{type(probe).__name__}.attribute has no further argument {min(unknown)!r}")
+        known = sorted(parameters.keys() - _RESERVED)
+        for option in sorted(options.keys() - set(known)):
+            has = f"; it has {', '.join(known)}{did_you_mean(option, known)}" if known else ""
+            raise InvalidInputError(f"{type(probe).__name__}.attribute has no further argument {option!r}{has}")
         self._name = type(probe).__name__
         self._perturbs = isinstance(probe, PerturbationAttribution)
         # These use the baselines of the whole batch, so each example is explained alone.
@@ -195,7 +198,7 @@ class TokenAttribution(Attribution):
             UnsupportedModelError: the model returns no logits, or does not use its embedding module once.
         """
         if check_bool("return_convergence_delta", return_convergence_delta) and not self.has_convergence_delta():
-            raise InvalidInputError(f"{self._name} has no convergence delta")
+            raise InvalidInputError(f"{self._name} has no convergence delta; leave return_convergence_delta out")
         with evaluating(self.model), torch.inference_mode(False):
             call = bind_inputs(self.model, inputs, additional_forward_args, tokenizer=self._tokenizer)
             call = call.outside_inference()

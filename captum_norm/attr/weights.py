@@ -9,6 +9,7 @@ from torch import Tensor
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.layer_maps import LayerMap, maps_of_call, of_last_rows
 from captum_norm.attr.norms import layer_results
+from captum_norm.checks import did_you_mean
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, layer_indices
@@ -59,8 +60,11 @@ class AttentionWeights(AttentionMapAttribution):
         aggregation: str = "mean",
         **options: Unpack[MeterOptions],
     ) -> None:
-        if str(scope) not in ("attn", "attn_res"):
-            raise UnsupportedScopeError(f'got the scope "{scope}"; {type(self).__name__} has the scopes attn, attn_res')
+        if str(scope) not in (scopes := ("attn", "attn_res")):
+            raise UnsupportedScopeError(
+                f'got the scope "{scope}"; {type(self).__name__} has the scopes {", ".join(scopes)}'
+                f"{did_you_mean(scope, scopes)}"
+            )
         super().__init__(model, aggregation, **options)
         self.scope, self.single_heads = scope, scope == "attn"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from captum_norm.checks import quoted_name
+from captum_norm.checks import did_you_mean, quoted_name
 from captum_norm.commands.program import Options, option
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL, Precision, Quantization
@@ -16,7 +16,7 @@ from captum_norm.methods import METHODS, import_method
 from captum_norm.runs import Backend, RayBackend
 from captum_norm.runs.job import MOST_CORES
 from captum_norm.text.files import check_file, check_folder, is_url, write_whole
-from captum_norm.text.lines import read_text
+from captum_norm.text.lines import read_text, text_of_file
 
 __all__ = [
     "Workers",
@@ -32,8 +32,6 @@ __all__ = [
 ]
 
 _MOST_DIGITS = 9
-# One word with a suffix, or a path.
-_FILE_NAME = re.compile(r"\S*[^\s.]\.[A-Za-z]\w{0,9}|(~|\.{1,2})?/\S+")
 _NOT_UNICODE = re.compile("[\ud800-\udfff\0]")
 
 
@@ -83,6 +81,7 @@ def method_name(text: str) -> str:
     if ":" not in text:
         raise InvalidInputError(
             f"got {quoted_name(text)}; expected one of {', '.join(METHODS)}, or package.module:Class"
+            f"{did_you_mean(text, METHODS)}"
         )
     folder = str(Path.cwd())
     if folder not in sys.path:  # the folder of the command's script is there instead
@@ -262,22 +261,12 @@ def text_option() -> Any:
 
 def given_text(argument: str, *, is_text: bool) -> str:
     """Read the text of an argument: ``-`` for standard input, the name of a file, or the text itself."""
-    if is_text or (argument != "-" and not _is_file(argument)):
-        # Bytes of an argument that are not UTF-8 become lone surrogates.
-        if _NOT_UNICODE.search(argument):
-            raise InvalidInputError("the text is not UTF-8; convert it")
-        return argument
-    text = read_text(sys.stdin.buffer, "standard input") if argument == "-" else read_text(argument)
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _is_file(argument: str) -> bool:
-    """Whether the argument is a file; raises if it only looks like one."""
-    try:
-        if Path(argument).is_file():
-            return True
-    except (OSError, ValueError):  # an invalid name, or an unreadable folder
-        pass
-    if _FILE_NAME.fullmatch(argument) is None:
-        return False
-    raise InvalidInputError(f"cannot read {argument}: there is no such file; if it is the text itself, say --text")
+    if argument == "-" and not is_text:
+        return read_text(sys.stdin.buffer, "standard input").replace("\r\n", "\n").replace("\r", "\n")
+    text = None if is_text else text_of_file(argument, "say --text")
+    if text is not None:
+        return text
+    # Bytes of an argument that are not UTF-8 become lone surrogates.
+    if _NOT_UNICODE.search(argument):
+        raise InvalidInputError("the text is not UTF-8; convert it")
+    return argument

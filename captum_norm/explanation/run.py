@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.frozen.decompx import DecompX
 from captum_norm.attr.tokens import TokenAttribution
-from captum_norm.checks import check_bool, check_indices, quoted
+from captum_norm.checks import check_bool, check_indices, did_you_mean, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation.result import Explanation
 from captum_norm.forward.request import Request
@@ -42,6 +42,7 @@ from captum_norm.models.outputs import (
     read_position,
 )
 from captum_norm.results.maps import AttributionMaps
+from captum_norm.text.lines import text_of_file
 from captum_norm.text.words import Words, words_of
 
 _BATCH = 32
@@ -66,7 +67,8 @@ def explain(
     A notebook shows the result as a page with the text, its scores and the maps of all layers.
 
     Args:
-        texts: a text, or several, which go through the model as one batch.
+        texts: a text, or the name of a file that contains it; or a list of texts, each as it is, which go through the
+            model as one batch.
         model: a folder or a name on the Hugging Face hub, of a model or a PEFT adapter; a model, a pipeline or a
             SentenceTransformer; None for a small sentence encoder, :data:`captum_norm.loading.DEFAULT_MODEL`.
         tokenizer: the model's, unless the model is named or brings one.
@@ -108,9 +110,9 @@ def explain(
     made, output = _method(module, tokenizer, method, inputs, _Output(target, _target_name(target), position), options)
     method_name = method if isinstance(method, str) else getattr(method, "name", type(method).__name__)
     if layer is not None and not isinstance(made, AttentionMapAttribution):
-        raise InvalidInputError(f"got layer={layer}; the method {method_name} has no layers")
+        raise InvalidInputError(f"got layer={layer}; the method {method_name} has no layers: leave layer= out")
     if check_bool("per_head", per_head) and not getattr(made, "mapped", False):
-        raise InvalidInputError(f"got per_head=True; the method {method_name} has no maps")
+        raise InvalidInputError(f"got per_head=True; the method {method_name} has no maps: leave per_head= out")
     request = Request(None if layer is None else [layer], target=output.target)
     predicted = isinstance(made, DecompX) and not made.explains_states(*made.call_of(inputs, None, request))
     with seeded(module, check_seed(seed)):
@@ -157,9 +159,14 @@ class _Output(NamedTuple):
 
 
 def _check_texts(texts: Any) -> list[str]:
-    listed: list[Any] = [texts] if isinstance(texts, str) else list(texts) if isinstance(texts, Sequence) else []
+    if isinstance(texts, str):
+        content = text_of_file(texts, f"pass it in a list, [{quoted(texts)}]")
+        texts = [texts if content is None else content.strip()]
+    listed: list[Any] = list(texts) if isinstance(texts, Sequence) else []
     if not listed or not all(isinstance(text, str) for text in listed):
-        raise InvalidInputError(f"got the texts {quoted(texts)}; expected a text or a list of texts")
+        raise InvalidInputError(
+            f"got the texts {quoted(texts)}; expected a text, the name of a file, or a list of texts"
+        )
     _refuse(lambda text: not text.strip(), listed, "is empty; give some words")
     return listed
 
@@ -180,7 +187,10 @@ def _subject(model: Any, tokenizer: Any, method: Any, target: Any) -> tuple[Any,
             )
         model, tokenizer = getattr(method, "model", None), tokenizer_of(method, tokenizer)
     elif not isinstance(method, str) or method not in METHODS:
-        raise InvalidInputError(f"got the method {quoted(method)}; expected one of {', '.join(METHODS)}, or a method")
+        hint = did_you_mean(method, METHODS)
+        raise InvalidInputError(
+            f"got the method {quoted(method)}; expected one of {', '.join(METHODS)}, or a method{hint}"
+        )
     if model is None or isinstance(model, str):
         name = DEFAULT_MODEL if model is None else model
         module, loaded = load_subject(name, target)
@@ -207,11 +217,16 @@ def _method(
     if "readout" in options:
         raise InvalidInputError("got readout=; pass a method that has it, such as AttnLRP(model, readout=...)")
     if entry.target == "never" and output.target is not None:
-        raise InvalidInputError(f"the method {method} has no target; its scores depend on no output")
+        raise InvalidInputError(
+            f"the method {method} has no target; its scores depend on no output: leave it out, or take a method that "
+            "explains outputs, such as decompx or attnlrp"
+        )
     if entry.maps:
         known = inspect.signature(entry.load()).parameters.keys() | MeterOptions.__annotations__.keys()
         for option in options.keys() - known:
-            raise InvalidInputError(f"the method {method} has no {option}")
+            has = sorted(known - {"model", "options", "readout", "tokenizer", "unknown"})
+            hint = did_you_mean(option, has)
+            raise InvalidInputError(f"the method {method} has no {option}; it has {', '.join(has)}{hint}")
     readout: Readout | None = None
     if entry.target == "always" or output.target is not None:
         call = bind_tokens(model, inputs)
@@ -312,7 +327,9 @@ def default_position(model: nn.Module, name_or_path: str) -> Any:
     position = POOLINGS.get(poolings[0]) if len(poolings) == 1 else None
     if position not in ("first", "last", "mean"):
         pooling = " and ".join(poolings)
-        raise InvalidInputError(f"the pooling of {name_or_path} is {pooling}, not one position; choose a position")
+        raise InvalidInputError(
+            f"the pooling of {name_or_path} is {pooling}, not one position; choose a position, such as mean"
+        )
     return position
 
 
@@ -355,10 +372,16 @@ def _output_number(model: Any, tokenizer: Any, name: str) -> int:
     if labels:
         raise InvalidInputError(
             f"got the target {name}, which is no number and no label of {kind}; its labels are {', '.join(labels)}"
+            f"{did_you_mean(name, labels)}"
         )
     if getattr(model, "get_output_embeddings", lambda: None)() is None:
-        raise InvalidInputError(f"got the target {name}, but the outputs of {kind} are neither labels nor tokens")
+        raise InvalidInputError(
+            f"got the target {name}, but the outputs of {kind} are neither labels nor tokens; give the number of one"
+        )
     pieces = [name] if name in tokenizer.get_vocab() else tokenizer.tokenize(name)
     if len(pieces) != 1 or tokenizer.unk_token in pieces:
-        raise InvalidInputError(f"got the target {name}, which is no number and no single token of {kind}")
+        raise InvalidInputError(
+            f"got the target {name}, which is no number and no single token of {kind}; give one token, such as "
+            f"{pieces[0] if tokenizer.unk_token not in pieces else 'the'}, or its number"
+        )
     return int(tokenizer.convert_tokens_to_ids(pieces[0]))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from captum_norm.bars import DISPLAY, bar
-from captum_norm.checks import check_bool, check_choice, check_count
+from captum_norm.checks import check_bool, check_choice, check_count, did_you_mean
 from captum_norm.errors import (
     CaptumNormError,
     IncompleteDecompositionError,
@@ -361,7 +361,8 @@ def refuse_unknown(
     """Raise for unknown options in the name of the class that was called."""
     for name in options:
         if name not in known:
-            raise TypeError(f"{method.__name__}() got an unexpected keyword argument {name!r}")
+            hint = did_you_mean(name, {*signature(method).parameters, *known})
+            raise TypeError(f"{method.__name__}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def refuse_non_finite_weights(model: nn.Module) -> None:

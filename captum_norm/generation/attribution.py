@@ -205,7 +205,7 @@ class GenerationAttribution(Attribution):
         """Read the answer, or generate one."""
         if target is not None:
             if gen_args is not None:
-                raise InvalidInputError("got target= and gen_args=; a given answer is not generated")
+                raise InvalidInputError("got target= and gen_args=; a given answer is not generated: leave one out")
             return read_answer(target, prompt, self.tokenizer, continued=self._continued)
         generate = getattr(self.model, "generate", None)
         if generate is None:

@@ -311,7 +311,7 @@ def _refuse_lacking(name_or_path: str, model: "PreTrainedModel", lacking: Collec
     if lacking:
         raise InvalidInputError(
             f"cannot load the weights of {name_or_path}: {len(lacking)} tensors of {type(model).__name__} are missing "
-            f"or of another shape, {min(lacking)} for one"
+            f"or of another shape, {min(lacking)} for one; save the whole model by save_pretrained"
         )
 
 

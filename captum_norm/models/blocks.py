@@ -7,11 +7,12 @@ import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from captum_norm.checks import did_you_mean
 from captum_norm.errors import UnsupportedScopeError
 from captum_norm.functional import Carry, Normalization
 from captum_norm.functional.carry import scaled
@@ -254,6 +255,7 @@ def check_scopes(model: nn.Module, scopes: Sequence[Scope], block: Block) -> Non
             )
         raise UnsupportedScopeError(
             f'got the scope "{scope}"; the layers of {name} are {block.layout.style}, which have the scopes {have}'
+            f"{did_you_mean(scope, block.scopes) if scope not in get_args(Scope) else ''}"
         )
 
 

@@ -290,7 +290,9 @@ def chosen_target(target: Target, scores: Tensor) -> Tensor | None:
     """Return the class to explain of each example, (B,), of a difference both, (B, 2); None for scores (B,)."""
     if scores.dim() == 1:
         if target is not None:
-            raise InvalidInputError(f"got target={quoted(target)}, but the output is one number for each example")
+            raise InvalidInputError(
+                f"got target={quoted(target)}, but the output is one number for each example: leave it out"
+            )
         return None
     if target is None:
         return scores.detach().argmax(1)

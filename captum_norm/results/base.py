@@ -1,4 +1,4 @@
-"""What results share: they compare by value, move between devices, are saved and loaded, and show themselves.
+"""What results share: they compare by value, move between devices, are saved and loaded, and display as pages.
 
 A result is its fields, those that its class is created with; their annotations say how they are read from a file.
 """
@@ -153,7 +153,10 @@ class Result:
                 f"{' or '.join(versions)}; take the version of captum-norm that wrote it"
             )
         if kind != cls.__name__:
-            raise InvalidInputError(f"cannot load {called}: it holds {quoted_name(str(kind))}; expected {cls.__name__}")
+            other = quoted_name(str(kind))
+            raise InvalidInputError(
+                f"cannot load {called}: it holds {other}; expected {cls.__name__}: read it by {other}.load"
+            )
         with _refusing_damage(called):
             content = cls.upgraded(json.loads(metadata["content"]), int(version))
             values = _fields(content, hints_of(cls), tensors)
@@ -326,4 +329,6 @@ def _refusing_damage(called: str) -> Iterator[None]:
         raise InvalidInputError(f"cannot load {called}: {error.strerror or error}") from error
     except _DAMAGED as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InvalidInputError(f"cannot load {called}: the file is damaged ({reason})") from error
+        raise InvalidInputError(
+            f"cannot load {called}: the file is damaged ({reason}); save the result again"
+        ) from error

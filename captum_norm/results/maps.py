@@ -200,7 +200,7 @@ class AttributionMaps(StackResult):
             )
         return self.encoder, self.decoder, self.cross
 
-    def sides(self) -> dict[str, Side]:
+    def _sides(self) -> dict[str, Side]:
         """Return the positions of the inputs, and those of an encoder–decoder model's decoder."""
         inputs = Side(self.real, self.tokens)
         return {
@@ -208,7 +208,7 @@ class AttributionMaps(StackResult):
             "T": inputs if self.decoder_real is None else Side(self.decoder_real, self.decoder_tokens),
         }
 
-    def changed(self, change: Callable[[Tensor, str], Tensor]) -> dict[str, Any]:
+    def _changed(self, change: Callable[[Tensor, str], Tensor]) -> dict[str, Any]:
         """Return the fields of tensors but towers, changed by a function that also gets the letters of their axes."""
         stacks = self._main
         letters = {name: self._letters(name) for name in stacks}
@@ -277,7 +277,7 @@ class AttributionMaps(StackResult):
             for name, values in (stacks | dict(self.towers)).items()
         ]
 
-    def of_words(self, words: Mapping[str, Words]) -> dict[str, Any]:
+    def _of_words(self, words: Mapping[str, Words]) -> dict[str, Any]:
         """Return the texts of words, without towers."""
         fields: dict[str, Any] = {"tokens": [list(words["S"].texts)], "towers": {}}
         return fields if self.decoder_real is None else fields | {"decoder_tokens": [list(words["T"].texts)]}
@@ -328,7 +328,9 @@ class AttributionMaps(StackResult):
 def only_layer(stack: Tensor) -> Tensor:
     """Return the only map of a stack: (B, 1, Q, K) -> (B, Q, K)."""
     if stack.shape[1] != 1:
-        raise InvalidInputError(f"got the maps of {stack.shape[1]} layers and aggregate=False; expected one layer")
+        raise InvalidInputError(
+            f"got the maps of {stack.shape[1]} layers and aggregate=False; expected one layer, such as maps.layer(0)"
+        )
     return stack[:, 0]
 
 

@@ -134,13 +134,13 @@ class StackResult(Result):
     patches: Sequence[Any]
 
     @abstractmethod
-    def changed(self, change: Callable[[Tensor, str], Tensor]) -> dict[str, Any]:
+    def _changed(self, change: Callable[[Tensor, str], Tensor]) -> dict[str, Any]:
         """Return the fields of tensors, changed by a function that also gets the letters of their axes."""
         # B, L and H are examples, layers and heads; a capital letter of sides() is the columns of these positions, a
         # small one the rows; any other letter stays as it is.
 
     @abstractmethod
-    def sides(self) -> dict[str, Side]:
+    def _sides(self) -> dict[str, Side]:
         """Return the positions that axes are of, by letter."""
 
     @abstractmethod
@@ -148,7 +148,7 @@ class StackResult(Result):
         """Return the maps of each stack with the tokens of their rows and columns."""
 
     @abstractmethod
-    def of_words(self, words: Mapping[str, Words]) -> dict[str, Any]:
+    def _of_words(self, words: Mapping[str, Words]) -> dict[str, Any]:
         """Return the fields of one example that change if positions are words, but for the tensors of its maps."""
 
     def __repr__(self) -> str:
@@ -174,7 +174,7 @@ class StackResult(Result):
             InvalidInputError: there is no such example.
         """
         place = place_of("example", example, len(self))
-        real = {letter: side.real[place] for letter, side in self.sides().items() if side.real is not None}
+        real = {letter: side.real[place] for letter, side in self._sides().items() if side.real is not None}
 
         def part(values: Tensor, axes: str) -> Tensor:
             values = values[place : place + 1]
@@ -188,7 +188,7 @@ class StackResult(Result):
             rows = getattr(self, name)
             if rows is not None:
                 fields[name] = [kept_entries(rows[place], real[letter]) if letter in real else rows[place]]
-        return self._with(**self.changed(part), **fields, **self._pictures_of(place))
+        return self._with(**self._changed(part), **fields, **self._pictures_of(place))
 
     def _with(self, **fields: Any) -> Self:
         whole: Any = self
@@ -250,7 +250,7 @@ class StackResult(Result):
         self, name: str, values: Tensor, letters: str, layers: Sequence[int], unit: str = "entry", side: str = ""
     ) -> MapStack:
         """Return maps whose rows and columns are of the positions with two letters."""
-        sides = self.sides()
+        sides = self._sides()
         queries, keys = (sides.get(letter.upper(), Side()) for letter in letters)
         rows, columns = values.shape[-2:]
         first = self.first_row(len(queries.texts[0]), rows) if queries.texts else None
@@ -286,7 +286,7 @@ class StackResult(Result):
                 "time: maps[0].words()"
             )
         tensors = zip(*(part._tensors() for part in parts), strict=True)
-        joined = parts[0].changed(lambda _, axes: _stacked(next(tensors), sum(axis not in "BLHC" for axis in axes)))
+        joined = parts[0]._changed(lambda _, axes: _stacked(next(tensors), sum(axis not in "BLHC" for axis in axes)))
         texts = {name: _padded_texts([getattr(part, name) for part in parts]) for name in self.texts}
         return parts[0]._with(**joined, **texts)
 
@@ -320,19 +320,19 @@ class StackResult(Result):
                     values = of_axis.scores(values.movedim(axis, -1), how).movedim(-1, axis)
             return values
 
-        tensors = self.changed(change)
-        fields = self.of_words(words) | {"cached": cached, "modality": None, "patches": ()}
+        tensors = self._changed(change)
+        fields = self._of_words(words) | {"cached": cached, "modality": None, "patches": ()}
         return self._with(**tensors | fields)
 
     def _tensors(self) -> list[Tensor]:
-        """Return the tensors in the order in which :meth:`changed` meets them."""
+        """Return the tensors in the order in which ``_changed`` meets them."""
         tensors: list[Tensor] = []
 
         def note(values: Tensor, _: str) -> Tensor:
             tensors.append(values)
             return values
 
-        self.changed(note)
+        self._changed(note)
         return tensors
 
     def _words_by_marks(self, what: str, name: str, words: Sequence[Words] | None) -> Sequence[Words]:

@@ -16,8 +16,8 @@ from captum_norm.lab.evaluation import Output
 from captum_norm.text.characters import spelled_out
 
 BOLD = (
-    "Bold: no method is better by more than chance (sign-flip test over examples, p < 0.05); nothing is bold where no "
-    "method is worse."
+    "Bold: no method is better by more than chance (sign-flip test over examples, p < 0.05); "
+    "a column without significant differences has no bold."
 )
 """What bold numbers say."""
 

@@ -4,11 +4,13 @@ import bz2
 import gzip
 import lzma
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import count
 from os import PathLike
+from pathlib import Path
 from types import MappingProxyType
 from typing import IO, BinaryIO, Protocol, cast
 
@@ -29,6 +31,8 @@ _BOM = "\ufeff"
 _NOTHING = (_BOM, _BOM.encode())  # an empty file, as some editors write it
 _LONGEST_LINE = 1 << 26
 _LARGEST_TEXT = 1 << 28
+# One word with a suffix, or a path.
+_FILE_NAME = re.compile(r"\S*[^\s.]\.[A-Za-z]\w{0,9}|(~|\.{1,2})?/\S+")
 _REASONS: Mapping[type, str] = {FileNotFoundError: "there is no such file", IsADirectoryError: "it is a folder"}
 
 
@@ -96,6 +100,24 @@ def read_text(source: str | PathLike[str] | IO[bytes], name: str | None = None) 
     if len(content) > _LARGEST_TEXT:
         raise InvalidInputError(f"{called}: got a text of more than {_LARGEST_TEXT >> 20} MiB; expected a smaller one")
     return text.removeprefix(_BOM)
+
+
+def text_of_file(argument: str, otherwise: str) -> str | None:
+    """Read the text of the file that an argument names; None if it names none.
+
+    Args:
+        argument: the name of a file, or a text.
+        otherwise: what to do if it is a text, for the message about one that only looks like the name of a file.
+    """
+    try:
+        is_file = Path(argument).is_file()
+    except (OSError, ValueError):  # an invalid name, or an unreadable folder
+        is_file = False
+    if is_file:
+        return read_text(argument).replace("\r\n", "\n").replace("\r", "\n")
+    if _FILE_NAME.fullmatch(argument) is None:
+        return None
+    raise InvalidInputError(f"cannot read {argument}: there is no such file; if it is the text itself, {otherwise}")
 
 
 def read_lines(source: TextSource, name: str | None = None) -> Iterator[tuple[int, str]]:

@@ -132,5 +132,5 @@ def test_damaged_files_are_one_sentence(
         with pytest.raises(InvalidInputError, match=r"^cannot load links\.safetensors: the file is damaged \("):
             Alignments.load(path)
     save_file({}, path, metadata | {"result": "AttributionMaps"})
-    with pytest.raises(InvalidInputError, match=r"it holds AttributionMaps; expected Alignments$"):
+    with pytest.raises(InvalidInputError, match=r"it holds AttributionMaps; expected Alignments: read it by"):
         Alignments.load(path)

@@ -167,12 +167,13 @@ def test_outputs_that_are_not_there_are_refused(
     )
     asked = ["explain", TEXT, "--model", classifier, "--method"]
     said = refused(capsys, *asked, "norm", "--target", "1")
-    assert said == "the method norm has no target; its scores depend on no output"
+    assert said.startswith("the method norm has no target; its scores depend on no output: leave it out")
     assert refused(capsys, *asked, "decompx", "--against", "1").startswith("got --against without --target")
     assert refused(capsys, *asked, "decompx", "--target", "a dog") == (
         "got the target a dog, which is no number and no label of BertForSequenceClassification; its labels are "
         "LABEL_0, LABEL_1"
     )
+    assert refused(capsys, *asked, "decompx", "--target", "LABEL_O").endswith("LABEL_1; did you mean LABEL_1?")
     assert refused(capsys, *asked, "decompx", "--target", "8") == "got the target 8; expected 0 to 1"
 
 
@@ -185,10 +186,11 @@ def test_tokens_are_no_labels_and_labels_no_tokens(
     assert said.startswith(f"got the target {token}, which is no number and no label")
     for wrong in ("LABEL_1", "dogs"):
         assert refused(capsys, *asked, wrong, "--model", gpt2) == (
-            f"got the target {wrong}, which is no number and no single token of GPT2LMHeadModel"
+            f"got the target {wrong}, which is no number and no single token of GPT2LMHeadModel; give one token, such "
+            "as the, or its number"
         )
     assert refused(capsys, *asked, "dog", "--model", bert) == (
-        "got the target dog, but the outputs of BertModel are neither labels nor tokens"
+        "got the target dog, but the outputs of BertModel are neither labels nor tokens; give the number of one"
     )
 
 
@@ -203,8 +205,8 @@ def test_tokens_are_no_labels_and_labels_no_tokens(
         (["\u200b"], "the text has no tokens that the model knows"),
         (["a dog", "--scope", "everything"], 'got the scope "everything"; NormAttribution has'),
         (["a dog", "--method", "weights", "--scope", "atb"], 'got the scope "atb"; AttentionWeights has'),
-        (["a dog", "--method", "rollout", "--scope", "attn"], "the method rollout has no scope"),
-        (["a dog", "--method", "rollout", "--aggregation", "mean"], "the method rollout has no aggregation"),
+        (["a dog", "--method", "rollout", "--scope", "attn"], "the method rollout has no scope; it has "),
+        (["a dog", "--method", "rollout", "--aggregation", "mean"], "the method rollout has no aggregation; it has "),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )

@@ -68,7 +68,10 @@ def test_a_pooling_of_no_one_position_is_named(
     (copied / "1_Pooling" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     assert load_poolings(str(copied)) == poolings
     told = refused(capsys, "explain", TEXT, "--model", str(copied))
-    assert told == f"the pooling of {copied} is {' and '.join(poolings)}, not one position; choose a position"
+    assert (
+        told
+        == f"the pooling of {copied} is {' and '.join(poolings)}, not one position; choose a position, such as mean"
+    )
     assert main(["explain", TEXT, "--model", str(copied), "--position", "1"]) == 0
 
 

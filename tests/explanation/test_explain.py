@@ -52,6 +52,15 @@ def test_several_texts_are_explained_as_each_alone(classifier: Any, gpt2: Any) -
         assert both.to_frame()["score"].tolist() == [*both[0].scores[0].tolist(), *both[1].scores[0].tolist()]
 
 
+def test_a_text_is_read_from_the_file_that_it_names(bert: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("story.txt").write_text("a dog runs\n", encoding="utf-8")
+    assert explain("story.txt", bert, tokenizer()).texts == ["a dog runs"]
+    with pytest.raises(InvalidInputError, match=r"there is no such file; if it is the text itself, pass it in a list"):
+        explain("tale.txt", bert, tokenizer())
+    assert explain(["story.txt"], bert, tokenizer()).texts == ["story.txt"]
+
+
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("decompx", "lime", "shapley", "random")])
 def test_every_method_explains_a_classifier_by_its_name(classifier: Any, name: str) -> None:
     found = explain(TEXTS, classifier, tokenizer(), method=name)
@@ -166,7 +175,7 @@ def test_what_cannot_be_explained_is_one_sentence(bert: Any, classifier: Any, tm
         return str(caught.value)
 
     some = (bert, tokenizer())
-    assert fails([], *some) == "got the texts []; expected a text or a list of texts"
+    assert fails([], *some) == "got the texts []; expected a text, the name of a file, or a list of texts"
     assert fails([TEXTS[0], " "], *some) == "text 1 is empty; give some words"
     assert fails([TEXTS[0], "\u200b"], *some) == "text 1 has no tokens that the model knows; give some words"
     assert fails(TEXTS[0], bert) == "got BertModel without a tokenizer; pass tokenizer=, the model's"
@@ -174,12 +183,14 @@ def test_what_cannot_be_explained_is_one_sentence(bert: Any, classifier: Any, tm
     assert fails(TEXTS[0], *some, method=["norm"]).startswith("got the method ['norm']; expected one of norm, ")
     assert fails(TEXTS[0], *some, method="gim", readout=True).startswith("got readout=; pass a method that has it")
     assert fails(TEXTS[0], *some, per_head=torch.ones(2)).startswith("got per_head")
-    assert fails(TEXTS[0], *some, method="rollout", scope="attn") == "the method rollout has no scope"
-    assert fails(TEXTS[0], *some, target=1) == "the method norm has no target; its scores depend on no output"
+    assert fails(TEXTS[0], *some, method="rollout", scope="attn").startswith("the method rollout has no scope; it has ")
+    assert fails(TEXTS[0], *some, aggregaton="mean").endswith("; did you mean aggregation?")
+    assert fails(TEXTS[0], *some, target=1).startswith("the method norm has no target; its scores depend on no output")
     assert fails(TEXTS[0], *some, method="gim", target=1).startswith("BertModel has no head, so it has no target")
-    assert fails(TEXTS[0], *some, method="gim", per_head=True) == "got per_head=True; the method gim has no maps"
+    told = "got per_head=True; the method gim has no maps: leave per_head= out"
+    assert fails(TEXTS[0], *some, method="gim", per_head=True) == told
     assert fails(TEXTS[0], classifier, tokenizer(), method="saliency", layer=1) == (
-        "got layer=1; the method saliency has no layers"
+        "got layer=1; the method saliency has no layers: leave layer= out"
     )
     method = captum_norm.NormAttribution(bert)
     assert fails(TEXTS[0], *some, method=method).startswith("got the method NormAttribution, which has its model")

@@ -160,7 +160,7 @@ def test_bad_files_are_one_sentence(
     assert fails(b"\x80\x05pickle").startswith("the file is damaged (")
     assert fails(save({})) == "it is a safetensors file, but not of captum-norm"
     results[Measurements].save(path)
-    assert fails() == "it holds Measurements; expected AttributionMaps"
+    assert fails() == "it holds Measurements; expected AttributionMaps: read it by Measurements.load"
     maps.save(path)
     tensors, metadata = read_file(path.read_bytes())
     content = json.loads(metadata["content"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from captum_norm.bars import bar, hidden
+from captum_norm.checks import did_you_mean
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.lab.analysis.corpus import Corpus, Encoder, longest
 from captum_norm.lab.analysis.layers import ComponentChanges, ExpansionRate
@@ -71,7 +72,8 @@ def analyze(
         ['[CLS]', '[SEP]', 'comma, period', 'other']
     """
     if name not in ANALYSES:
-        raise InvalidInputError(f"got the analysis {name}; expected one of {', '.join(ANALYSES)}")
+        hint = did_you_mean(name, ANALYSES)
+        raise InvalidInputError(f"got the analysis {name}; expected one of {', '.join(ANALYSES)}{hint}")
     if batch_tokens < 1:
         raise InvalidInputError(f"got batch_tokens={batch_tokens}; expected at least 1")
     model, kind = explained_module(model), ANALYSES[name]

@@ -16,7 +16,7 @@ from captum.log import log_usage
 from torch import Tensor, nn
 
 from captum_norm.attr.tokens import TokenAttribution
-from captum_norm.checks import check_index
+from captum_norm.checks import check_index, did_you_mean
 from captum_norm.errors import InvalidInputError, NonFiniteError, UnsupportedModelError
 from captum_norm.methods import METHODS
 from captum_norm.models import Difference, Inputs, TokenInputs, bind_tokens, explained_module
@@ -66,7 +66,9 @@ def make_method(
     """Create a method of :data:`captum_norm.methods.METHODS` for a model."""
     method = METHODS[name]
     if method.requires is not None and find_spec(method.requires) is None:
-        raise InvalidInputError(f"needs the package {method.requires}, which is not installed")
+        raise InvalidInputError(
+            f"{name} needs the package scikit-learn, which is not installed: pip install scikit-learn"
+        )
     kind = method.load()
     if method.package == "captum.attr":
         return TokenAttribution(
@@ -99,6 +101,7 @@ def check_methods(methods: Sequence[str] | Mapping[str, str | Attribution] | Non
         if not isinstance(method, Attribution) and method not in METHODS:
             raise InvalidInputError(
                 f"got the method {method!r}; expected a method of Captum or one of {', '.join(METHODS)}"
+                f"{did_you_mean(method, METHODS)}"
             )
     return dict(methods)
 

@@ -190,7 +190,7 @@ def _perturbed(
     removable = in_order([part.removable for part in perturbed], batches, inputs.real.shape[1])
     empty = (~removable.any(1)).nonzero()
     if len(empty):
-        raise InvalidInputError(f"example {int(empty[0])} has no token that may be removed")
+        raise InvalidInputError(f"example {int(empty[0])} has no token that may be removed; give more words")
     targets = [part.target for part in perturbed]
     explained = [
         replace(batch, target=target if target is None or target.dim() < 2 else Difference(*target.unbind(1)))

@@ -295,7 +295,9 @@ def test_lime_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids, mask = batch()
     monkeypatch.setattr("captum_norm.lab.comparison.methods.find_spec", lambda _: None)
     found = compare(model, ids, mask, methods=["lime", "norm"], **STANDARD)
-    assert found.refused == {"lime": "needs the package sklearn, which is not installed"}
+    assert found.refused == {
+        "lime": "lime needs the package scikit-learn, which is not installed: pip install scikit-learn"
+    }
 
 
 def test_the_signature_says_every_choice() -> None:
