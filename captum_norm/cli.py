@@ -31,7 +31,13 @@ def _run_demo(options: _DemoOptions) -> None:
     console.say(f"Both maps, side by side: {options.out}")
 
 
-_DEMO = Command("demo", "see on a real model why norms tell more than weights", _DemoOptions, _run_demo)
+_DEMO = Command(
+    "demo",
+    "see on a real model why norms tell more than weights",
+    _DemoOptions,
+    _run_demo,
+    example="captum-norm demo --out maps.png",
+)
 
 main = Program(
     "captum-norm",

@@ -50,12 +50,12 @@ assert not {{"torch", "transformers", "matplotlib"}} & sys.modules.keys()
         (["explain", "a", "--method", ":Method"], "argument --method: cannot import :Method: Empty module name"),
         (["explain", "a", "--method", "captum_norm:ALTo"], "argument --method: cannot import captum_norm:ALTo: "),
         (
-            ["explain", "a", "--method", "captum_norm:Layer"],
+            ["explain", "a", "--method", "captum_norm.forward.record:Layer"],
             "argument --method: got Layer; expected a class derived",
         ),
         (["compare", "a", "--methods", "alti,no.such:Method"], "argument --methods: cannot import no.such"),
         (["explain", "a", "--aggregation", "sum"], "argument --aggregation: invalid choice: 'sum'"),
-        (["explain", "a", "--layer", "two"], "argument --layer: invalid int value: 'two'"),
+        (["explain", "a", "--layer", "two"], "argument --layer: got two; expected a whole number"),
         (["explain", "a", "--position", "middle"], "argument --position: got middle; expected a number, first"),
         (["explain", "a", "--out", "e.docx"], "argument --out: cannot write e.docx: the name must end in one of .png"),
         (["explain", "a", "--out", "no/such/e.png"], "argument --out: cannot write no/such/e.png: there is no folder"),
@@ -106,7 +106,7 @@ def test_a_command_has_a_page_with_all_its_options(program: str, command: Comman
     assert f"[`{program} {command.name}`]({own}.md)" in (REFERENCE / "command-line.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("program", "command"), [case for case in COMMANDS if case.values[0] == "norm-align"])
+@pytest.mark.parametrize(("program", "command"), COMMANDS)
 def test_help_fits_one_screen_and_help_all_has_all_options(
     program: str, command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -44,7 +44,7 @@ class ScopedNorms(AttentionMapAttribution):
         if str(scope) not in self.scopes:
             raise UnsupportedScopeError(
                 f'got the scope "{scope}"; {type(self).__name__} has the scopes {", ".join(self.scopes)}'
-                f"{did_you_mean(scope, self.scopes)}"
+                f"{_other_owner(scope) or did_you_mean(scope, self.scopes)}"
             )
         super().__init__(model, aggregation, **options)
         self.scope, self.single_heads = scope, scope == "attn"
@@ -79,6 +79,12 @@ class ScopedNorms(AttentionMapAttribution):
         if self.scope == "attn" and self.aggregation == "rollout":
             return residual_rollout_rows(stack, rows)
         return super().aggregate(stack, rows)
+
+
+def _other_owner(scope: object) -> str:
+    """Return the end of a message about a scope that another class has."""
+    owner = "AttentionBlockAttribution" if str(scope).startswith("atb") else "NormAttribution"
+    return f": take {owner}" if scope in get_args(Scope) else ""
 
 
 class NormAttribution(ScopedNorms):

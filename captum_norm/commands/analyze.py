@@ -110,4 +110,11 @@ def _check_writable(folder: Place) -> None:
         folder.remove(name)
 
 
-COMMAND = Command("analyze", "repeat the papers' experiments on a model and a corpus", AnalyzeOptions, _run)
+COMMAND = Command(
+    "analyze",
+    "repeat the papers' experiments on a model and a corpus",
+    AnalyzeOptions,
+    _run,
+    example="captum-norm analyze mixing-ratio --out report",
+    common=("model", "corpus", "limit", "device", "out"),
+)

@@ -107,4 +107,11 @@ def _examples(options: CompareOptions) -> list[str]:
     return texts
 
 
-COMMAND = Command("compare", "see which method is faithful to a model", CompareOptions, _run)
+COMMAND = Command(
+    "compare",
+    "see which method is faithful to a model",
+    CompareOptions,
+    _run,
+    example='captum-norm compare "A man is playing a guitar on stage." --methods alti,decompx --out c.html',
+    common=("methods", "target", "model", "device", "removal", "limit", "seed", "out"),
+)

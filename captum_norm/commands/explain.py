@@ -243,4 +243,11 @@ def _prompt(options: ExplainOptions) -> Any:
     return given_text(options.texts[0], is_text=options.text).removesuffix("\n")
 
 
-COMMAND = Command("explain", "show how much each token of a text contributes", ExplainOptions, _run)
+COMMAND = Command(
+    "explain",
+    "show how much each token of a text contributes",
+    ExplainOptions,
+    _run,
+    example='captum-norm explain "A man is playing a guitar on stage." --layer 4 --out guitar.html',
+    common=("method", "target", "layer", "model", "generate", "answer", "segments", "words", "top", "out"),
+)

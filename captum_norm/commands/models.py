@@ -172,4 +172,10 @@ def _inputs(model: Any) -> tuple[dict[str, Any], str]:
     return inputs, description
 
 
-COMMAND = Command("models", "list the models that are supported, or check your own", ModelsOptions, _run)
+COMMAND = Command(
+    "models",
+    "list the models that are supported, or check your own",
+    ModelsOptions,
+    _run,
+    example="captum-norm models --check openai-community/gpt2",
+)

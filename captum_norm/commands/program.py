@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Never, get_args, get_origin, get_type_hints
 
-from captum_norm.checks import did_you_mean
+from captum_norm.checks import did_you_mean, quoted_name
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.text.characters import spelled_lines, spelled_out
 from captum_norm.versions import __version__
@@ -133,7 +133,14 @@ def _type_settings(kind: Any) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction if optional else "store_true"}
     if get_origin(kind) is Literal:
         return {"choices": get_args(kind), "type": type(get_args(kind)[0])}
-    return {"type": kind}
+    return {"type": _argument_type(_integer) if kind is int else kind}
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError as error:
+        raise InvalidInputError(f"got {quoted_name(text)}; expected a whole number, such as 0 or -1") from error
 
 
 @dataclass(frozen=True)

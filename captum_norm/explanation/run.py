@@ -187,7 +187,8 @@ def _subject(model: Any, tokenizer: Any, method: Any, target: Any) -> tuple[Any,
             )
         model, tokenizer = getattr(method, "model", None), tokenizer_of(method, tokenizer)
     elif not isinstance(method, str) or method not in METHODS:
-        hint = did_you_mean(method, METHODS)
+        made = f": make one first, {method.__name__}(model)" if isinstance(method, type) else ""
+        hint = made or did_you_mean(method, METHODS)
         raise InvalidInputError(
             f"got the method {quoted(method)}; expected one of {', '.join(METHODS)}, or a method{hint}"
         )
@@ -313,9 +314,9 @@ def refuse_encoder_decoder(model: nn.Module) -> None:
     """Refuse encoder–decoder models."""
     if encoder_of(model) is not None:
         raise InvalidInputError(
-            f"got the encoder–decoder model {type(model).__name__}; this explains models with one stack of layers. "
-            "Its answers are explained with --generate N or --answer TEXT, in Python by GenerationAttribution; there "
-            "maps() of methods such as NormAttribution explains all three stacks of it"
+            f"got the encoder–decoder model {type(model).__name__}; expected a model with one stack of layers. "
+            "Explain its answers with --generate N or --answer TEXT, in Python by GenerationAttribution, or its stacks by "
+            "maps() of a method such as NormAttribution"
         )
 
 

@@ -144,6 +144,8 @@ def on_device(model: Model, device: str, dtype: Precision | None = None) -> Mode
     # AssertionError: torch was built without the device; ValueError: quantised models stay where they are.
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         reason = str(error).strip().splitlines()[0]
+        if reason.startswith("Expected one of cpu"):  # and twenty others
+            reason = "expected cpu, cuda, or one of several such as cuda:1"
         raise InvalidInputError(f"cannot put the model on the device {device}: {reason}") from error
 
 

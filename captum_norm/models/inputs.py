@@ -77,8 +77,11 @@ def _named(facts: Model, inputs: Inputs, additional_forward_args: Any) -> tuple[
     tensors: tuple[Any, ...] = inputs if isinstance(inputs, tuple) and inputs else (inputs,)
     main, *rest = tensors
     if not isinstance(main, Tensor):
-        got = "an empty tuple" if isinstance(main, tuple) and not main else f"inputs of type {type(main).__name__}"
-        raise InvalidInputError(f"got {got}; expected a tensor, a tuple of tensors, a mapping or texts")
+        kind = type(main).__name__
+        got = f"an empty {kind}" if isinstance(main, tuple | list) and not main else f"inputs of type {kind}"
+        raise InvalidInputError(
+            f"got {got}; expected a tensor, such as torch.tensor(ids), a tuple of tensors, a mapping, or texts"
+        )
     return main, _arguments_by_name(facts.module, parameters, main, [*rest, *positional])
 
 
@@ -188,7 +191,8 @@ def check_shape(main: Tensor) -> None:
         )
     shape = tuple(main.shape)
     if not main.is_floating_point() and main.dim() != 2:
-        raise InvalidInputError(f"got token ids of shape {shape}; expected (batch, sequence)")
+        alone = ", such as ids[None] for one example" if main.dim() == 1 else ""
+        raise InvalidInputError(f"got token ids of shape {shape}; expected (batch, sequence){alone}")
     if main.is_floating_point() and main.dim() < 3:
         raise InvalidInputError(
             f"got inputs of shape {shape} and dtype {main.dtype}; expected token ids (integers) of shape "

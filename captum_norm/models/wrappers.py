@@ -58,8 +58,8 @@ def explained_module(model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         expected = "a torch.nn.Module, a pipeline of transformers or a SentenceTransformer"
         got = f"the class {model.__name__}" if isinstance(model, type) else f"a model of type {type(model).__name__}"
-        loading = ": captum_norm.loading.load(name) loads one and its tokenizer" if isinstance(model, str) else ""
-        raise InvalidInputError(f"got {got}; expected {expected}{loading}")
+        remedy = "; captum_norm.loading.load(name) loads one and its tokenizer" if isinstance(model, str) else ""
+        raise InvalidInputError(f"got {got}; expected {expected}{remedy}")
     if "_original_forward" in vars(model):
         raise UnsupportedModelError(
             f"accelerate has replaced the forward function of {type(model).__name__} (mixed precision, or a pipeline); "

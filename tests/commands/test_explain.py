@@ -239,7 +239,7 @@ def test_encoder_decoder_models(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     config = transformers.BartConfig(vocab_size=60, d_model=16, encoder_layers=1, decoder_layers=1)
     folder = save_tiny(transformers.BartModel(config), tmp_path)
     said = refused(capsys, "explain", TEXT, "--model", str(folder))
-    assert "got the encoder–decoder model BartModel; this explains models with one stack" in said
+    assert "got the encoder–decoder model BartModel; expected a model with one stack" in said
 
 
 def test_file_that_cannot_be_written(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Never, get_args
 
 import torch
 from torch import Tensor
@@ -84,8 +84,9 @@ class DecompX(RelevanceAttribution):
         readout: Readout | None = None,
         memory_budget: int | None = None,
         tokenizer: Any = None,
+        **unknown: Never,
     ) -> None:
-        super().__init__(model, readout=readout, tokenizer=tokenizer, memory_budget=memory_budget)
+        super().__init__(model, readout=readout, tokenizer=tokenizer, memory_budget=memory_budget, **unknown)
         self.bias: Bias = check_choice("bias", bias, get_args(Bias))
         self._sharing = None if bias == "apart" else bias
         self._propagate = check_bool("propagate", propagate) or bias != "apart"
