@@ -309,8 +309,8 @@ def _classes(target: Choice, scores: Tensor) -> Tensor:
     integers = not (indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool)
     if not integers or indices.dim() > 1 or indices.numel() not in (1, len(scores)):
         raise InvalidInputError(
-            f"got target={quoted(target)} for {len(scores)} examples; expected an integer, or one for each example"
-            f"{' (explain() takes names of outputs)' if isinstance(target, str) else ''}"
+            f"got target={quoted(target)} for {len(scores)} examples; expected an integer, or one for each example "
+            "(captum_norm.explain takes names, too)"
         )
     # Tensors made in inference mode cannot be saved for a gradient.
     classes = (indices.clone() if indices.is_inference() else indices).long().reshape(-1).expand(len(scores))
