@@ -42,11 +42,7 @@ class _Measures(Options, title="the measures"):
 class InspectOptions(_Measures, models.ModelOptions, models.RunOptions):
     """The options of ``norm-align inspect``."""
 
-    source: str = argument(
-        "the tokenised source sentences, one a line; without TARGET, lines source ||| target. A file or URL; .gz, .xz "
-        "and .bz2 are decompressed, - is standard input",
-        metavar="SOURCE",
-    )
+    source: str = argument(models.SOURCE, metavar="SOURCE")
     target: str | None = argument("their translations, tokenised, one a line", metavar="TARGET", nargs="?")
     tokenize: bool = models.tokenize_option()
     flagged: bool = option(
@@ -61,11 +57,8 @@ class InspectOptions(_Measures, models.ModelOptions, models.RunOptions):
 def _run(options: InspectOptions) -> None:
     from alignment.inspector import Inspector
 
-    models.refuse_two_streams(options.source, options.target)
     splits = models.splits(options, tokenize=options.tokenize)
-    with models.set_up(options) as report:
-        source = models.text_source(options.source)
-        target = None if options.target is None else models.text_source(options.target)
+    with models.set_up(options) as report, models.text_sources(options, options.source, options.target) as inputs:
         inspector = Inspector(
             *models.load(options),
             layer=options.layer,
@@ -80,8 +73,8 @@ def _run(options: InspectOptions) -> None:
             sys.stdout.buffer.write(writing.row(_COLUMNS).encode())
             sys.stdout.buffer.flush()
         counts = extract(
-            source,
-            target,
+            inputs[0],
+            inputs[1] if len(inputs) > 1 else None,
             cast(Aligner, inspector),
             sys.stdout.buffer,
             block_lines=options.block_lines,

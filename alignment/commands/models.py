@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from alignment.formats import TextSource, split_words
+from alignment.formats.bitext import is_bitext, read_bitext
 from alignment.pipeline.blocks import Splits
 from alignment.pipeline.extraction import output_file
 from alignment.tokenization import IdentifiedTokenizer
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
     from alignment.normalization import Language
 
+SOURCE = (
+    "the tokenised source sentences, one a line, or both sides with ||| or a tab between, or a TMX or XLIFF file; a "
+    "path or URL; .gz, .xz and .bz2 are decompressed, - is standard input"
+)
+
 Loaded = tuple["nn.Module", IdentifiedTokenizer]
 
 # The options for one kind of model alone.
@@ -33,6 +39,20 @@ _OF_KIND = {
     "a shipped model": (),
     "a fairseq checkpoint": ("data", "codes"),
     "a Hugging Face model": ("source_language", "target_language", "source_prefix", "quantize"),
+}
+
+
+_PAGE = "docs/how-to/align-formats.md says which models can be read"
+# A file of the tool, how the name of another begins, and what to do.
+_OTHER_TOOLS: dict[str, tuple[str, str | tuple[str, ...], str]] = {
+    "Marian": ("model.npz", "", "convert it, or take it from the hub, where most OPUS-MT models are"),
+    "CTranslate2": (
+        "model.bin",
+        ("shared_vocabulary", "source_vocabulary"),
+        "give the model that it was converted from",
+    ),
+    "Eole": ("model.00.safetensors", "", "train or take one of fairseq or Hugging Face"),
+    "OpenNMT-tf": ("checkpoint", "ckpt", "train or take one of fairseq or Hugging Face"),
 }
 
 
@@ -142,16 +162,29 @@ def _load_huggingface(options: ModelOptions) -> Loaded:
     from alignment.huggingface import HuggingFaceTokenizer
     from captum_norm.loading import load
 
+    if options.model:
+        _refuse_other_tools(Path(options.model))
     model, tokenizer = load(options.model, options.quantize)
-    if not model.config.is_encoder_decoder:
-        expected = "an encoder–decoder translation model"
-        raise InvalidInputError(f"got {options.model}, a {type(model).__name__}; expected {expected}")
+    if not model.config.is_encoder_decoder or model.main_input_name != "input_ids":
+        expected = "a translation model, an encoder–decoder that reads text"
+        raise InvalidInputError(f"got {options.model}, a {type(model).__name__}; expected {expected}; {_PAGE}")
     return model, HuggingFaceTokenizer(
         tokenizer,
         source_language=options.source_language,
         target_language=options.target_language,
         source_prefix=options.source_prefix or "",
     )
+
+
+def _refuse_other_tools(path: Path) -> None:
+    """Refuse the models of tools whose networks torch does not run."""
+    try:
+        names = {entry.name for entry in path.iterdir()} if path.is_dir() else {path.name} & {"model.npz", "model.bin"}
+    except OSError:
+        return
+    for tool, (sign, beside, remedy) in _OTHER_TOOLS.items():
+        if sign in names and (path.is_file() or any(name.startswith(beside) for name in names)):
+            raise InvalidInputError(f"got {path}, a model of {tool}, which torch cannot run; {remedy}; {_PAGE}")
 
 
 def identity(
@@ -199,6 +232,26 @@ def set_up(options: RunOptions) -> Iterator[Callable[[str], None]]:
         yield (lambda _: None) if options.quiet else to_stderr
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def text_sources(options: ModelOptions, source: str, target: str | None) -> Iterator[list[TextSource]]:
+    """The sources of a text; the sides of a TMX or XLIFF file are written into temporary files, a unit a line."""
+    refuse_two_streams(source, target)
+    if not is_bitext(source):
+        yield [text_source(name) for name in (source, target) if name is not None]
+        return
+    if target is not None:
+        raise InvalidInputError(f"got {source}, which has both sides, and {target}; give one of them")
+    shipped = _kind(options.model) == "a shipped model"
+    codes = options.model.split("-") if shipped else (options.source_language, options.target_language)
+    with TemporaryDirectory(prefix="norm-align-") as folder:
+        sides = [Path(folder, f"{side} of {Path(source).stem}") for side in ("source", "target")]
+        with sides[0].open("w", encoding="utf-8") as first, sides[1].open("w", encoding="utf-8") as second:
+            for pair in read_bitext(source, (codes[0], codes[1])):
+                for file, text in zip((first, second), pair, strict=True):
+                    file.write(f"{text}\n")
+        yield [str(side) for side in sides]
 
 
 def text_source(name: str) -> TextSource:

@@ -31,6 +31,9 @@ _BUILT = re.compile(
 )
 _BUILT_NEVER = re.compile(r"torch\.(Typed|Untyped)Storage")
 _LONGEST_REASON = 200
+_OPENNMT = (
+    "is a checkpoint of OpenNMT-py, expected one of fairseq; docs/how-to/align-formats.md says which models can be read"
+)
 _TORCHS_REASON = re.compile(r"WeightsUnpickler error: (.+?)(\.\s|\n|$)")
 
 
@@ -47,6 +50,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if not os.path.isfile(path):  # noqa: PTH113  # Path's raises an error for long names
         raise InvalidInputError(f"there is no file {path}; give the path of a fairseq checkpoint (.pt)")
     state = _unpickle(path)
+    if isinstance(state, Mapping) and {"generator", "vocab"} <= state.keys():
+        raise InvalidInputError(f"{path} {_OPENNMT}")
     weights = state.get("model") if isinstance(state, Mapping) else None
     if not isinstance(weights, Mapping) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in weights.items()
@@ -119,6 +124,8 @@ def _checked_names(path: Path) -> set[str]:
     """The classes and functions that the file refers to, if no fairseq checkpoint has others."""
     names = {name for name in _names(path) if _BUILT_NEVER.fullmatch(name) or not _BUILT.fullmatch(name)}
     refused = [name for name in names if not _EXPECTED.fullmatch(name)]
+    if any(name.startswith(("onmt.", "torchtext.")) for name in refused):
+        raise InvalidInputError(f"it {_OPENNMT}")
     if refused:
         message = (
             f"it refers to {quoted_name(min(refused))}, which no fairseq checkpoint needs and which could run code"

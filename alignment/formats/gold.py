@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from alignment.formats.text import split_words
 from alignment.links import Alignment, GoldAlignment, Link
 from captum_norm import InvalidInputError
-from captum_norm.checks import quoted
+from captum_norm.checks import check_choice, quoted
 from captum_norm.text.lines import TextSource, error_at, located, read_lines, source_name
 
 GoldFormat = Literal["talp", "naacl", "alibi", "tsv"]
@@ -133,8 +133,7 @@ def scan_gold(
 
 
 def _checked_base(path: TextSource, format: str, base: Literal[0, 1] | None) -> Literal[0, 1]:  # noqa: A002
-    if format not in _BASES:
-        raise InvalidInputError(f"got format {quoted(format)}, expected one of {', '.join(_BASES)}")
+    check_choice("format", format, _BASES)
     base = _BASES[format] if base is None else base
     if base is None:
         raise InvalidInputError(f"{source_name(path)}: {format} files count from 0 or from 1; give base=0 or base=1")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from alignment.links import ScoredAlignment
 from captum_norm import InvalidInputError
+from captum_norm.checks import check_choice
 
 Matrix = NDArray[np.float64]
 
@@ -59,10 +60,7 @@ class Output:
     min_score: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.style not in get_args(OutputStyle):
-            raise InvalidInputError(
-                f"got the format {self.style!r}, expected one of {', '.join(get_args(OutputStyle))}"
-            )
+        check_choice("style", self.style, get_args(OutputStyle))
         if not 0 <= self.min_score <= 1:
             raise InvalidInputError(f"got min_score {self.min_score}, expected 0 ≤ min_score ≤ 1")
 

@@ -132,10 +132,10 @@ def read_parallel(
     r"""Yield the sentence pairs of a parallel text, without leading and trailing spaces and tabs.
 
     Args:
-        source: the source sentences, one a line; without ``target``, lines ``source ||| target``. Path or URL
-            (``.gz``, ``.xz`` and ``.bz2`` are decompressed) or open stream.
+        source: the source sentences, one a line; without ``target``, both sides with ``|||`` or a tab between them.
+            Path or URL (``.gz``, ``.xz`` and ``.bz2`` are decompressed) or open stream.
         target: the target sentences, one a line.
-        on_error: called with the error of each invalid pair (not UTF-8, no ``|||``); ("", "") is yielded in its place,
+        on_error: called with the error of each invalid pair (not UTF-8, one side); ("", "") is yielded in its place,
             so the n-th pair is always that of the n-th line. None raises the error instead.
         first: the number of the first line.
 
@@ -162,12 +162,13 @@ def _split_lines(source: TextSource, first: int) -> Iterator[tuple[str, str] | I
         if isinstance(line, InvalidInputError):
             yield line
             continue
-        sides = line.split(_SEPARATOR)
-        if len(sides) == 2:
-            yield sides[0].strip(" \t"), sides[1].strip(" \t")
+        sides = line.split(_SEPARATOR if _SEPARATOR in line else "\t")
+        if len(sides) == 2 or not line.strip(" \t"):
+            yield sides[0].strip(" \t"), sides[-1].strip(" \t")
         else:
-            message = f"got {len(sides) - 1} times {_SEPARATOR}, expected source {_SEPARATOR} target"
-            yield error_at(source, number, f"{message}; or give the sides in two files")
+            message = f"got {line.count(_SEPARATOR)} times {_SEPARATOR} and {line.count(chr(9))} tabs"
+            expected = f"expected source {_SEPARATOR} target, or source and target with a tab between them"
+            yield error_at(source, number, f"{message}; {expected}, or give the sides in two files")
 
 
 def _zipped_lines(source: TextSource, target: TextSource, first: int) -> Iterator[tuple[str, str] | InvalidInputError]:

@@ -49,8 +49,8 @@ class ExtractionCounts:
     Attributes:
         lines: all lines, read and written.
         links: links written.
-        unreadable: bad lines that are not UTF-8 or not ``source ||| target``.
-        empty: those without a word on one or both sides.
+        unreadable: bad lines that are not UTF-8 or do not have two sides.
+        empty: those without a word on one side; without any, a line is blank, not bad.
         too_long: those with too many words, or letters, on a side.
         refused: those that the aligner returned an error for.
 
@@ -252,6 +252,8 @@ class BlockAligner:
                 bad[number] = ("unreadable", line)
                 continue
             pair = self.splits[0](line[0]), self.splits[1](line[1])
+            if not any(pair):
+                continue  # blank on both sides
             if problem := self._problem(block, number, pair):
                 bad[number] = problem
             else:

@@ -128,10 +128,21 @@ def test_what_is_refused_is_said(words: list[str], message: str) -> None:
         load(*words)
 
 
+SMALL: Any = {"layers": 1, "attention_heads": 2, "ffn_dim": 8}
+
+
 def test_other_models_of_hugging_face_are_refused(tmp_path: Path) -> None:
-    save_tiny(transformers.BertModel(bert_config()), tmp_path)
-    with pytest.raises(InvalidInputError, match=rf"^got {tmp_path}, a BertModel; expected an encoder–decoder"):
-        load(f"--model={tmp_path}")
+    sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in SMALL.items()}
+    tokens: Any = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    speech = transformers.WhisperConfig(vocab_size=40, d_model=8, **sizes, **tokens)
+    for model in (transformers.BertModel(bert_config()), transformers.WhisperForConditionalGeneration(speech)):
+        folder = tmp_path / type(model).__name__
+        folder.mkdir()
+        save_tiny(model, folder)
+        with pytest.raises(InvalidInputError) as raised:
+            load(f"--model={folder}")
+        expected = "expected a translation model, an encoder–decoder that reads text; docs/how-to/align-formats.md says"
+        assert str(raised.value).startswith(f"got {folder}, a {folder.name}; {expected}")
 
 
 def identity(*words: str) -> dict[str, str | None]:
@@ -239,3 +250,24 @@ def test_threads_end_where_the_system_could_not_start_them() -> None:
     assert run_options("--threads=1024").threads == 1024
     with pytest.raises(argparse.ArgumentError, match="argument --threads: got 1025; expected a number from 1 to 1024"):
         run_options("--threads=1025")
+
+
+@pytest.mark.parametrize(
+    ("files", "tool"),
+    [
+        (["model.npz", "decoder.yml"], "Marian"),
+        (["model.bin", "shared_vocabulary.json", "config.json"], "CTranslate2"),
+        (["model.bin", "source_vocabulary.txt", "target_vocabulary.txt"], "CTranslate2"),
+        (["model.00.safetensors", "vocab.json", "config.json"], "Eole"),
+        (["checkpoint", "ckpt-5000.index"], "OpenNMT-tf"),
+    ],
+)
+def test_models_of_other_tools_are_named(tmp_path: Path, files: list[str], tool: str) -> None:
+    (tmp_path / "model").mkdir()
+    for name in files:
+        (tmp_path / "model" / name).touch()
+    with pytest.raises(InvalidInputError, match=f"a model of {tool}, which torch cannot run; .*align-formats.md says"):
+        load(f"--model={tmp_path / 'model'}")
+    if tool == "Marian":
+        with pytest.raises(InvalidInputError, match="a model of Marian, which torch cannot run; convert it, or take"):
+            load(f"--model={tmp_path / 'model' / 'model.npz'}")

@@ -126,6 +126,8 @@ def test_files_that_hold_no_translation_model(tmp_path: Path) -> None:
     assert "contains no model" in refusal(path)
     torch.save([1, 2], path)
     assert "contains no model" in refusal(path)
+    save(path, model={}, generator={}, vocab={})
+    assert "is a checkpoint of OpenNMT-py, expected one of fairseq; docs/how-to/align-formats.md says" in refusal(path)
     save(path, model={"decoder.weight": torch.zeros(1)}, cfg={"model": {"a": 1}})
     assert "expected an encoder and a decoder, found a decoder alone" in refusal(path)
     save(path, model={"weight": torch.zeros(1)}, cfg={"model": {"a": 1}})

@@ -78,16 +78,19 @@ PAIRS = [("das Haus", "the house"), ("", "nothing"), ("ein | Strich", "a\u00a0li
 
 def test_separated_and_two_files_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "both").write_text("".join(f"{source} ||| {target}  \n" for source, target in PAIRS))
+    (tmp_path / "tabs").write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
     (tmp_path / "de.gz").write_bytes(gzip.compress("\n".join(source for source, _ in PAIRS).encode()))
     (tmp_path / "en.xz").write_bytes(lzma.compress("".join(f"{target}\r\n" for _, target in PAIRS).encode()))
-    assert list(read_parallel(tmp_path / "both")) == PAIRS
+    assert list(read_parallel(tmp_path / "both")) == list(read_parallel(tmp_path / "tabs")) == PAIRS
+    assert list(read_parallel(io.StringIO("a\tb ||| c\td\n\n \t\n"))) == [("a\tb", "c\td"), ("", ""), ("", "")]
     assert list(read_parallel(tmp_path / "de.gz", tmp_path / "en.xz")) == PAIRS
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a ||| x\nb\tc\n", r"line 2: got 0 times \|\|\|, expected source \|\|\| target"),
+        (b"a ||| x\nb c\n", r"line 2: got 0 times \|\|\| and 0 tabs; expected source \|\|\| target, or source and"),
+        (b"a\tx\nb\tc\td\n", r"line 2: got 0 times \|\|\| and 2 tabs"),
         (b"a ||| x\na ||| x ||| 0-0\n", r"line 2: got 2 times \|\|\|"),
         (b"a ||| x\n\xff ||| x\n", "line 2: got byte 0xff at byte 1"),
     ],

@@ -85,7 +85,7 @@ def test_a_line_of_one_very_long_word_is_bad() -> None:
 def test_stream_to_file_appears_when_it_is_complete(tmp_path: Path) -> None:
     out = tmp_path / "out.gz"
     with pytest.raises(InvalidInputError, match="<stream>, line 2: got no word"):
-        extract(io.BytesIO(b"a ||| b\n |||\n"), None, align, out, bad_lines="stop", block_lines=1)
+        extract(io.BytesIO(b"a ||| b\na |||\n"), None, align, out, bad_lines="stop", block_lines=1)
     assert list(tmp_path.iterdir()) == []
     extract(io.BytesIO(b"a ||| b\n"), None, align, out, report=lambda _: None)
     assert gzip.decompress(out.read_bytes()) == b"0-0\n"
@@ -131,7 +131,7 @@ def test_link_stays_a_link(tmp_path: Path) -> None:
         (("text", "old"), {}, "old exists already"),
         (("text", "out"), {"block_lines": 0}, "got block_lines 0 and max_words 8, expected at least 1"),
         (("text", "out"), {"max_words": 0}, "got block_lines 4 and max_words 0"),
-        (("text", "out"), {"bad_lines": "skip"}, "got bad_lines 'skip', expected one of empty, stop"),
+        (("text", "out"), {"bad_lines": "skip"}, "got bad_lines='skip'; expected one of empty, stop"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_work(
@@ -263,8 +263,11 @@ def test_aligner_is_not_asked_about_nothing() -> None:
     def never(_: Batch) -> list[Alignment | InvalidInputError]:
         raise AssertionError
 
-    (block,) = cut([io.BytesIO(b"a |||\n||| b\n")], 2)
-    assert BlockAligner(never, PHARAOH, 3, stop=False)(block).content == b"\n\n"
+    (block,) = cut([io.BytesIO(b"a |||\n||| b\n\n|||\n")], 4)
+    record = BlockAligner(never, PHARAOH, 3, stop=False)(block)
+    assert (record.content, len(record.messages)) == (b"\n\n\n\n", 2)  # a line without both sides is blank, not bad
+    (block,) = cut([io.BytesIO(b"\n \n"), io.BytesIO(b"\n\t\n")], 2)
+    assert BlockAligner(never, PHARAOH, 3, stop=True)(block).content == b"\n\n"
 
 
 def test_aligner_that_loses_a_pair_is_caught() -> None:
