@@ -11,6 +11,7 @@ from sacrebleu.significance import PairedTest
 from alignment.formats import parse_pharaoh, parse_talp
 from alignment.links import Alignment, GoldAlignment
 from captum_norm import InvalidInputError
+from captum_norm.checks import check_choice
 
 
 class AERScore(Score):
@@ -221,9 +222,7 @@ def paired_significance(
     >>> result.p_values, result.identical
     ((0.001, 1.0), (False, True))
     """
-    if test not in TRIALS:
-        raise InvalidInputError(f"got the test {test!r}, expected one of {', '.join(TRIALS)}")
-    trials = TRIALS[test] if trials is None else trials
+    trials = TRIALS[check_choice("test", test, TRIALS)] if trials is None else trials
     if trials < 1:
         raise InvalidInputError(f"got {trials} trials, expected at least 1")
     metric = AER([gold])

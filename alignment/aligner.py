@@ -14,13 +14,14 @@ from alignment.alignments import Alignments
 from alignment.decoding import link_probabilities
 from alignment.lexicon import Languages, Lexicon
 from alignment.links import Alignment, ScoredAlignment
-from alignment.recipes import RECIPES, Recipe
+from alignment.recipes import DEFAULT_RECIPE, RECIPES, Recipe, read_recipe
 from alignment.selection import SETTINGS, Choice, Setting, highest_norm, most_consistent
 from alignment.symmetrization import COMBINATIONS, MAP_COMBINATIONS, SYMMETRIZATIONS
 from alignment.teacher_forcing import MapMethod, OnError, WordMaps, attention_maps, word_maps
 from alignment.tokenization import TranslationTokenizer, languages_of
 from alignment.word_maps import WordMap, normalize_rows, sinkhorn, smoothed_product
 from captum_norm import InvalidInputError, NormAttribution
+from captum_norm.checks import check_choice
 from captum_norm.models import explained_module
 
 Words = Sequence[str]
@@ -177,10 +178,12 @@ class WordAligner(TextAligner):
             al. 2020]. The last two are decided on the first :data:`SAMPLE` pairs to be aligned; there should be at
             least a dozen.
         setting: ``"AWI"``, ``"AWO"``, or ``"auto"`` to choose it together with the layer.
-        head: 0-based index, ``"auto"`` to choose it together with the layer, or None for all heads together.
-        recipe: how maps become links: a :class:`Recipe` or a name in :data:`RECIPES`. A recipe that combines both
-            settings takes the other setting's map from the last layer, which in trained models attends to the emitted
-            word; with one head, it takes the mean over that layer's heads.
+        head: 0-based index, ``"auto"`` to choose it together with the layer, or ``"all"`` for all heads together; None
+            for ``"auto"``, but ``"all"`` with the recipe ``paper`` and for a method without maps of single heads.
+        recipe: how maps become links: a :class:`Recipe`, or what :func:`alignment.recipes.read_recipe` reads, such as a
+            name in :data:`RECIPES`. A recipe that combines both settings takes the other setting's map from the last
+            layer, which in trained models attends to the emitted word; with one head, it takes the mean over that
+            layer's heads.
         max_tokens: the largest batch, in pieces of both sides, padding included.
         lexicon: word pairs counted before (:class:`Lexicon`), whose map is multiplied into each sentence pair's; the
             recipe must have no null column, as ``hmm`` and ``product``. Links then hold statistics of other sentences.
@@ -192,7 +195,7 @@ class WordAligner(TextAligner):
 
     Example:
         >>> from alignment import load_shipped_model
-        >>> aligner = WordAligner(*load_shipped_model("fr-en"), layer=0, recipe="balanced")
+        >>> aligner = WordAligner(*load_shipped_model("fr-en"), layer=0)
         >>> aligner.align([["la", "maison", "est", "petite", "."]], [["the", "house", "is", "small", "."]])
         [Alignment([(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)])]
     """
@@ -205,26 +208,26 @@ class WordAligner(TextAligner):
         layer: Layer = "auto",
         setting: Setting | Literal["auto"] = "AWI",
         *,
-        head: int | Literal["auto"] | None = None,
-        recipe: Recipe | str = "paper",
+        head: int | Literal["auto", "all"] | None = None,
+        recipe: Recipe | str = DEFAULT_RECIPE,
         max_tokens: int = 4096,
         lexicon: Lexicon | None = None,
         count_text: bool = False,
     ) -> None:
-        if isinstance(recipe, str) and recipe not in RECIPES:
-            raise InvalidInputError(f"got the recipe {recipe!r}, expected one of {', '.join(RECIPES)} or a Recipe")
         if isinstance(layer, str) and layer not in ("auto", "highest-norm"):
             raise InvalidInputError(f'got the layer {layer!r}, expected an index, "auto" or "highest-norm"')
-        if setting not in (*SETTINGS, "auto"):
-            raise InvalidInputError(f'got the setting {setting!r}, expected "AWI", "AWO" or "auto"')
-        if isinstance(head, str) and head != "auto":
-            raise InvalidInputError(f'got the head {head!r}, expected an index, "auto" or None')
-        recipe = RECIPES[recipe] if isinstance(recipe, str) else recipe
+        check_choice("setting", setting, (*SETTINGS, "auto"))
+        if isinstance(head, str) and head not in ("auto", "all"):
+            raise InvalidInputError(f'got the head {head!r}, expected an index, "auto" or "all"')
+        recipe = read_recipe(recipe) if isinstance(recipe, str) else recipe
         super().__init__(recipe, lexicon, count_text=count_text, languages=languages_of(tokenizer))
         self.model = model
         self.tokenizer = tokenizer
         self.method = cast(MapMethod, NormAttribution(without_head(model))) if method is None else method
         self.choice: Choice | None = None
+        if head is None and recipe != RECIPES["paper"] and getattr(self.method, "scope", None) == "attn":
+            head = "auto"
+        head = None if head == "all" else head
         if setting != "auto" and not isinstance(layer, str) and head != "auto":
             self.choice = Choice(setting, layer, head)
         self._layer, self._setting, self._head = layer, setting, head
@@ -324,9 +327,10 @@ class BidirectionalAligner(TextAligner):
             may serve both, with a tokenizer for each direction.
         combine: ``"add"`` or ``"multiply"`` the two maps, and read links off the result, for a recipe without a null
             column, ``hmm`` or ``product``; or a name in :data:`alignment.symmetrization.SYMMETRIZATIONS`, which merges
-            the links of each.
+            the links of each. None for ``"add"``, or ``"grow-diag"`` with a null column.
         lexicon: as for :class:`WordAligner`; for ``"add"`` and ``"multiply"``.
-        count_text: likewise.
+        count_text: likewise; None for True where it can be, as ``norm-align extract`` aligns files. False shows what
+            the models know of each sentence pair alone.
 
     Raises:
         InvalidInputError: the combination is unknown; the two models translate other pairs of languages; the recipes
@@ -334,9 +338,7 @@ class BidirectionalAligner(TextAligner):
 
     Example:
         >>> from alignment import WordAligner, load_shipped_model
-        >>> forward, reverse = (
-        ...     WordAligner(*load_shipped_model(name), layer=0, recipe="hmm") for name in ("fr-en", "en-fr")
-        ... )
+        >>> forward, reverse = (WordAligner(*load_shipped_model(name), layer=0) for name in ("fr-en", "en-fr"))
         >>> aligner = BidirectionalAligner(forward, reverse)
         >>> aligner.align([["la", "maison", "est", "petite", "."]], [["the", "house", "is", "small", "."]])
         [Alignment([(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)])]
@@ -346,13 +348,16 @@ class BidirectionalAligner(TextAligner):
         self,
         forward: WordAligner,
         reverse: WordAligner,
-        combine: str = "add",
+        combine: str | None = None,
         *,
         lexicon: Lexicon | None = None,
-        count_text: bool = False,
+        count_text: bool | None = None,
     ) -> None:
-        if combine not in COMBINATIONS:
-            raise InvalidInputError(f"got combine={combine!r}, expected one of {', '.join(COMBINATIONS)}")
+        if combine is None:
+            combine = "grow-diag" if forward.recipe.null else "add"
+        check_choice("combine", combine, COMBINATIONS)
+        if count_text is None:
+            count_text = combine in MAP_COMBINATIONS and not forward.recipe.null
         _check_languages(forward, reverse)
         if forward.recipe != reverse.recipe:
             raise InvalidInputError("got two aligners with different recipes; give both the same recipe")

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from alignment.formats import GoldFormat, read_gold, read_parallel, split_words
 from alignment.links import GoldAlignment
 from captum_norm import InvalidInputError
+from captum_norm.checks import check_choice
 
 AlibiStory = Literal["blue-beard", "master-cat", "last-lesson"]
 ALIBI_STORIES: tuple[AlibiStory, ...] = get_args(AlibiStory)
@@ -87,10 +88,8 @@ def load_alibi(story: AlibiStory = "last-lesson") -> ParallelGold:
     >>> [len(load_alibi(story)) for story in ALIBI_STORIES]
     [68, 52, 92]
     """
-    if story not in ALIBI_STORIES:
-        raise InvalidInputError(f"got the story {story!r}; expected one of {', '.join(ALIBI_STORIES)}")
+    title, french, english = _ALIBI[check_choice("story", story, ALIBI_STORIES)]
     folder = Path(__file__).with_name("data") / "alibi-fr-en"
-    title, french, english = _ALIBI[story]
     links = folder / f"ali_w2w_{french}_{english}.txt"
     texts = read_parallel(folder / f"{french}_sents.txt", folder / f"{english}_sents.txt")
     # Every line begins with the sentence's id and a tab.

@@ -12,6 +12,7 @@ from rich.table import Table as TerminalTable
 from alignment.aer import alignment_error_rate
 from alignment.aligner import Pairs, TextAligner
 from alignment.alignments import Alignments
+from alignment.lexicon import Lexicon
 from alignment.links import Alignment, GoldAlignment, ScoredAlignment
 from alignment.selection import SETTINGS, Choice
 from alignment.sweep import ATTENTION, AUTO, TITLES, Reading, Sweep, head_figure, layer_figure, tables
@@ -94,28 +95,36 @@ def aligner_page(
     gold: Sequence[GoldAlignment] | None = None,
     facts: Mapping[str, str] = _NO_FACTS,
     min_score: float = 0.0,
+    counts: Lexicon | None = None,
 ) -> Page:
     """Put the first sentence pairs on a page, as an aligner reads them: maps, links and their probabilities.
 
     Args:
-        aligner: the aligner, which does not count the text; what it leaves open is chosen on these pairs.
+        aligner: the aligner; what it leaves open is chosen on these pairs.
         pairs: source words and target words; those that cannot be used are left out.
         gold: the gold alignment of each pair.
         facts: names and values to show under the heading.
         min_score: links less probable than this are left out.
+        counts: what an aligner that counts a text's word pairs counted of the text that these pairs are of; None for
+            the counts of these pairs.
     """
     if gold is not None and len(gold) != len(pairs):
         raise InvalidInputError(f"got {len(pairs)} sentence pairs, {len(gold)} gold alignments; expected equally many")
-    if aligner.count_text:
-        raise InvalidInputError("got an aligner that counts a whole text; give it the counts as lexicon=")
-    shown = pairs[:_MOST_PAIRS]
+    shown = pairs if aligner.count_text and counts is None else pairs[:_MOST_PAIRS]
     answers = sorted(aligner.map_each(shown), key=lambda answer: answer[0])
     maps = {index: word_map for index, word_map in answers if not isinstance(word_map, InvalidInputError)}
+    owns = {index: aligner.counted(word_map) for index, word_map in maps.items()} if aligner.count_text else {}
+    lexicon = aligner.lexicon if counts is None else counts
+    if aligner.count_text and counts is None:
+        lexicon = aligner.begun_lexicon()
+        for index, own in owns.items():
+            lexicon.count(*pairs[index], own)
+    maps = {index: word_map for index, word_map in maps.items() if index < _MOST_PAIRS}
     return alignment_page(
         [shown[index][0] for index in maps],
         [shown[index][1] for index in maps],
         [
-            aligner.read(word_map, *shown[index], aligner.lexicon).at_least(min_score)
+            aligner.read(word_map, *shown[index], lexicon, owns.get(index)).at_least(min_score)
             for index, word_map in maps.items()
         ],
         maps=list(maps.values()),

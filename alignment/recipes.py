@@ -1,16 +1,28 @@
 """Turns the word maps of a sentence pair into links, as in the paper and with improvements on it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 from numpy.typing import ArrayLike
 
 from alignment.decoding import argmax, link_probabilities, mutual_argmax, probable_links
 from alignment.links import Alignment, ScoredAlignment
 from alignment.selection import Setting
-from alignment.word_maps import WordMap, checked_map, normalize_rows, sinkhorn, smoothed_product, split_null
+from alignment.word_maps import (
+    WordMap,
+    check_factor,
+    checked_map,
+    normalize_rows,
+    sinkhorn,
+    smoothed_product,
+    split_null,
+)
 from captum_norm import InvalidInputError
+from captum_norm.checks import check_choice, did_you_mean
+from captum_norm.text.lines import read_text
 
 _COMBINATIONS = (None, "sum", "product")
 _PLAIN = {"argmax": argmax, "mutual-argmax": mutual_argmax}
@@ -52,14 +64,15 @@ class Recipe:
     combined_options: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.decoder not in DECODERS:
-            raise InvalidInputError(f"got the decoder {self.decoder!r}; expected one of {', '.join(DECODERS)}")
+        check_choice("decoder", self.decoder, DECODERS)
         known = {"jump_penalty", "min_probability"} if self.scored else set()
         if not known >= {*self.options, *self.combined_options} or (self.scored and "jump_penalty" not in self.options):
             options = {**self.options, **self.combined_options}
             raise InvalidInputError(f"got the options {options} of {self.decoder}; expected {sorted(known) or 'none'}")
-        if self.combination not in _COMBINATIONS:
-            raise InvalidInputError(f"got the combination {self.combination!r}; expected None, sum or product")
+        check_choice("combination", self.combination, _COMBINATIONS)
+        for numbers in (self.options, self.combined_options):
+            for name, number in numbers.items():
+                check_factor(name, number)
 
     def settings(self, setting: Setting) -> tuple[Setting, ...]:
         """The settings whose maps the recipe needs to read links in ``setting``."""
@@ -144,3 +157,81 @@ MEAN_ERROR: Mapping[str, float] = MappingProxyType(
     {"hmm": 12.3, "product": 17.9, "balanced": 20.6, "mutual": 27.0, "sinkhorn": 29.8, "paper": 36.9}
 )
 """AER in % by norms of one head (``head="auto"``), the mean over three stories and both shipped models, best first."""
+
+DEFAULT_RECIPE = "hmm"
+"""The recipe of the aligners and commands unless another is given: the one with the lowest error rates."""
+
+
+def read_recipe(text: str) -> Recipe:
+    """The recipe that a text says: a name in :data:`RECIPES`, ``NAME,KEY=VALUE,…``, or a ``.json`` file.
+
+    Keys are attributes of :class:`Recipe` and the options of its decoder, which then hold for maps of one direction and
+    of both. The file is an object of the same keys, and of ``recipe`` for the name. Without a name, the rest is that of
+    ``hmm``.
+
+    Raises:
+        InvalidInputError: the file cannot be read, or a name, key or value is unknown.
+
+    >>> read_recipe("product") == RECIPES["product"]
+    True
+    >>> read_recipe("hmm,jump_penalty=0.2").options
+    {'jump_penalty': 0.2, 'min_probability': 0.3}
+    """
+    values = _file_values(text) if text.endswith(".json") else dict(_text_values(text))
+    name = values.pop("recipe", DEFAULT_RECIPE)
+    if name not in RECIPES:
+        known = f"expected one of {', '.join(RECIPES)}, NAME,KEY=VALUE or FILE.json"
+        raise InvalidInputError(f"got the recipe {name!r}; {known}{did_you_mean(name, RECIPES)}")
+    for key, value in values.items():
+        if key not in _KINDS:
+            known = f"expected one of {', '.join(_KINDS)}"
+            raise InvalidInputError(f"got {key!r} in the recipe {text}; {known}{did_you_mean(key, _KINDS)}")
+        if not isinstance(value, _KINDS[key]) or (isinstance(value, bool) and _KINDS[key] is not bool):
+            expected = {bool: "true or false", str: "a name"}.get(_KINDS[key], "a number")
+            raise InvalidInputError(f"got {key}={value} in the recipe {text}; expected {expected}")
+    recipe = RECIPES[name]
+    numbers = {key: float(values.pop(key)) for key in ("jump_penalty", "min_probability") if key in values}
+    scored = values.get("decoder", recipe.decoder) == _SCORED
+    options, combined = (
+        {**(given if scored else {}), **numbers} for given in (recipe.options, recipe.combined_options)
+    )
+    if values.get("combination") == "none":
+        values["combination"] = None
+    return replace(recipe, **values, options=options, combined_options=combined)
+
+
+_KINDS: Mapping[str, Any] = MappingProxyType(
+    {
+        "null": bool,
+        "combination": str,
+        "sinkhorn": bool,
+        "decoder": str,
+        "jump_penalty": int | float,
+        "min_probability": int | float,
+    }
+)
+
+
+def _text_values(text: str) -> Iterator[tuple[str, Any]]:
+    parts = text.split(",")
+    if "=" not in parts[0]:
+        yield "recipe", parts.pop(0)
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise InvalidInputError(f"got {part!r} in the recipe {text}; expected KEY=VALUE")
+        try:
+            yield key, json.loads(value)
+        except (ValueError, RecursionError):
+            yield key, value
+
+
+def _file_values(path: str) -> dict[str, Any]:
+    content = read_text(path)
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(f"{path} is not JSON ({error}); expected an object of the keys of a recipe") from error
+    if not isinstance(values, dict):
+        raise InvalidInputError(f"{path} holds {type(values).__name__}; expected an object of the keys of a recipe")
+    return values

@@ -102,8 +102,8 @@ def _systems(method: Any, corpora: Sequence[ParallelGold]) -> Iterator[System]:
     systems: Mapping[str, tuple[float, Callable[[Kept, Kept], TextAligner]]] = {
         "one direction, fr-en": (maps["fr-en"], lambda forward, _: forward),
         "one direction, fr-en, lexicon of the text": (maps["fr-en"], lambda forward, _: _with_text(forward)),
-        "both directions, maps added": (both, two()),
-        "both directions, maps multiplied": (both, two(combine="multiply")),
+        "both directions, maps added": (both, two(count_text=False)),
+        "both directions, maps multiplied": (both, two(combine="multiply", count_text=False)),
         "both directions, maps added, lexicon of the text": (both, two(count_text=True)),
     }
     for name, (before, build) in systems.items():
@@ -116,7 +116,7 @@ def _systems(method: Any, corpora: Sequence[ParallelGold]) -> Iterator[System]:
     start = time.process_time()
     everything, begun = Lexicon(), []
     for corpus, forward, reverse in zip(corpora, forwards, reverses, strict=True):
-        combined = BidirectionalAligner(forward, reverse)
+        combined = BidirectionalAligner(forward, reverse, count_text=False)
         pairs = list(zip(corpus.sources, corpus.targets, strict=True))
         for index, word_map in combined.map_each(pairs):
             assert not isinstance(word_map, InvalidInputError)

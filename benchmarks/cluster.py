@@ -178,7 +178,7 @@ def workers(sentences: int, folder: Path) -> Mapping[str, float]:
     stories = [load_alibi(story) for story in ALIBI_STORIES]
     pairs = [pair for story in stories for pair in zip(story.sources, story.targets, strict=True)]
     files = write_text(folder, pairs, sentences)
-    aligner = WordAligner(*load_shipped_model("fr-en"))
+    aligner = WordAligner(*load_shipped_model("fr-en"), recipe="paper")
     aligner.choose(pairs)
     align = BlockAligner(aligner, LinkWriting(Output()), 256, stop=False)
     backends: dict[str, Backend] = {

@@ -57,7 +57,7 @@ def test_rates_are_those_of_the_aligner(training: Path, tmp_path: Path) -> None:
         assert (one.model.direction, one.model.layers, one.model.width) == ("en-fr" if shipped else "fr-en", 3, 256)
         turned = given.swapped() if shipped else given
         for name, method in METHODS.items():
-            head: Literal["auto"] | None = "auto" if one.recipe == "hmm" else None
+            head: Literal["auto", "all"] = "auto" if one.recipe == "hmm" else "all"
             aligner = WordAligner(
                 model, tokenizer, method(without_head(model)), setting="auto", head=head, recipe=one.recipe
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from alignment import symmetrization
 from alignment.commands import models
 from alignment.commands.models import ModelOptions, RunOptions
-from alignment.recipes import MEAN_ERROR, RECIPES
+from alignment.recipes import MEAN_ERROR, RECIPES, Recipe, read_recipe
 from alignment.tokenization import IdentifiedTokenizer, TranslationTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.commands.program import Options, option
@@ -67,12 +67,14 @@ class MapOptions(Options, title="the maps"):
 class LinkOptions(Options, title="the links"):
     """How maps become links."""
 
-    recipe: str = option(
-        "how maps become links; with their error rates in %% on three stories, one direction: "
+    recipe: Recipe = option(
+        "how maps become links; a name, NAME,KEY=VALUE, or a file of the same keys; with their error rates in %% on "
+        "three stories, one direction: "
         f"{', '.join(f'{name} {error:.0f}' for name, error in MEAN_ERROR.items())}; paper is that of Kobayashi et al. "
-        "2020",
-        "hmm",
-        choices=list(MEAN_ERROR),
+        "2020 (default: hmm)",
+        RECIPES["hmm"],
+        parse=read_recipe,
+        metavar="NAME[,KEY=VALUE]|FILE.json",
     )
 
 
@@ -135,14 +137,11 @@ def word_aligner(
 
     scope = {} if options.scope is None else {"scope": options.scope}
     method = METHODS[options.method].load()(without_head(model), **scope)
-    head = options.head
-    if head is None:
-        head = "auto" if method.scope == "attn" and options.recipe != "paper" else "all"
-    if head != "all" and method.scope != "attn":
+    if options.head not in (None, "all") and method.scope != "attn":
         raise InvalidInputError(
             f'the method {options.method} has no maps of single heads at the scope "{method.scope}"; omit --head'
         )
-    settings: dict[str, Any] = {"head": None if head == "all" else head, "recipe": options.recipe, **further}
+    settings: dict[str, Any] = {"head": options.head, "recipe": options.recipe, **further}
     aligner = WordAligner(
         model, tokenizer, method, options.layer, options.setting, max_tokens=options.max_tokens, **settings
     )
@@ -152,9 +151,12 @@ def word_aligner(
 
 
 def load(
-    options: AlignerOptions, device: str, *, count_text: bool = False
+    options: AlignerOptions, device: str, *, count_text: bool | None = False
 ) -> tuple["TextAligner", dict[str, str | int | None]]:
-    """Load one model or two; return the aligner, and what must not change when a run is resumed."""
+    """Load one model or two; return the aligner, and what must not change when a run is resumed.
+
+    ``count_text`` is whether the text is its own lexicon; None for two directions whose maps become one.
+    """
     from alignment.aligner import BidirectionalAligner
     from alignment.huggingface import HuggingFaceTokenizer
     from alignment.lexicon import Lexicon
@@ -162,15 +164,13 @@ def load(
     reverse = _reverse_options(options)
     _check(options, reverse)
     used = options.use_lexicon
-    lexicon: dict[str, Any] = {"lexicon": None if used is None else Lexicon.load(used), "count_text": count_text}
-    counted = ["the text"] * count_text
-    if used is not None:
-        counted.append(blake2b(Path(used).read_bytes(), digest_size=16).hexdigest())
+    lexicon = None if used is None else Lexicon.load(used)
     model, tokenizer = models.load(options, device)
     identity: dict[str, str | int | None] = dict(models.identity(options, model, tokenizer, device))
-    identity["lexicon"] = " and ".join(counted) or None
+    aligner: TextAligner
     if reverse is None:
-        return word_aligner(model, tokenizer, options, **lexicon), identity
+        aligner = word_aligner(model, tokenizer, options, lexicon=lexicon, count_text=bool(count_text))
+        return aligner, identity | {"lexicon": _counts(aligner, used)}
     reverse_tokenizer: IdentifiedTokenizer
     if reverse.model == options.model and isinstance(tokenizer, HuggingFaceTokenizer):
         reverse_model, reverse_tokenizer = model, tokenizer.reversed(reverse.source_prefix or "")
@@ -178,17 +178,24 @@ def load(
         reverse_model, reverse_tokenizer = models.load(reverse, device)
     forward = word_aligner(model, tokenizer, options)
     backward = word_aligner(reverse_model, reverse_tokenizer, reverse)
-    combine: Any = options.combine or ("grow-diag" if forward.recipe.null else "add")
-    aligner = BidirectionalAligner(forward, backward, combine, **lexicon)
+    both = BidirectionalAligner(forward, backward, options.combine, lexicon=lexicon, count_text=count_text)
     names = models.identity(reverse, reverse_model, reverse_tokenizer, device)
-    identity |= {f"reverse_{name}": value for name, value in names.items()} | {"combine": combine}
-    return aligner, identity
+    identity |= {f"reverse_{name}": value for name, value in names.items()} | {"combine": both.combine}
+    return both, identity | {"lexicon": _counts(both, used)}
+
+
+def _counts(aligner: "TextAligner", used: str | None) -> str | None:
+    """What word pairs take part in the links."""
+    counts = ["the text"] * aligner.count_text
+    if used is not None:
+        counts.append(blake2b(Path(used).read_bytes(), digest_size=16).hexdigest())
+    return " and ".join(counts) or None
 
 
 def _reverse_options(options: AlignerOptions) -> AlignerOptions | None:
     """The options of the second model; None for none."""
     name = options.reverse_model
-    if name is None and not RECIPES[options.recipe].null:
+    if name is None and not options.recipe.null:
         multilingual = options.source_language and options.target_language
         name = _PARTNERS.get(options.model) or (options.model if multilingual else None)
     if name in (None, "none"):
@@ -273,9 +280,9 @@ def check_sides(aligner: "TextAligner", pairs: "Pairs") -> None:
         )
 
 
-def page(aligner: "TextAligner", pairs: "Pairs", facts: Mapping[str, str], min_score: float = 0.0) -> bytes:
+def page(aligner: "TextAligner", pairs: "Pairs", facts: Mapping[str, str], **settings: Any) -> bytes:
     """Render the page of the first sentence pairs; see :func:`alignment.pages.aligner_page`."""
     from alignment.pages import aligner_page
     from captum_norm.show import render_page
 
-    return render_page(aligner_page(aligner, pairs, facts=facts, min_score=min_score)).encode()
+    return render_page(aligner_page(aligner, pairs, facts=facts, **settings)).encode()

@@ -4,11 +4,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from alignment.commands import aligners, models
 from alignment.commands.aligners import AlignerOptions, LexiconOptions
 from alignment.formats import Output, OutputStyle, TextSource
+from alignment.formats.bitext import is_bitext
 from alignment.pipeline import extract
 from alignment.pipeline.blocks import Pairs, Splits, read_lines
 from alignment.pipeline.extraction import lexicon_file, output_file
@@ -21,6 +22,7 @@ from captum_norm.versions import versions
 
 if TYPE_CHECKING:
     from alignment.aligner import TextAligner
+    from alignment.lexicon import Lexicon
     from alignment.links import ScoredAlignment
     from alignment.word_maps import WordMap
 
@@ -29,8 +31,11 @@ _BLOCK_LINES = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class _Counted(LexiconOptions, title=LexiconOptions.title):
-    lexicon: bool = option("first count which words the whole text links, and use the counts", False)
-    save_lexicon: str | None = option("with --lexicon: also write the counts to FILE", metavar="FILE")
+    lexicon: bool | None = option(
+        "first count which words the whole text links, and use the counts; then maps are kept on disk (default: for "
+        "files that two models align by add or multiply)"
+    )
+    save_lexicon: str | None = option("also write the counts to FILE", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +61,7 @@ class _Written(Options, title="what is written"):
 class ExtractOptions(_Written, AlignerOptions, _Counted, Workers):
     """The options of ``norm-align extract``."""
 
-    source: str = argument(
-        "the tokenised source sentences, one a line; without TARGET, lines source ||| target. A file or URL; .gz, .xz "
-        "and .bz2 are decompressed, - is standard input",
-        metavar="SOURCE",
-    )
+    source: str = argument(models.SOURCE, metavar="SOURCE")
     target: str | None = argument("the tokenised target sentences, one a line", metavar="TARGET", nargs="?")
     out: str | None = option(
         "where to write the links; i-j, source first, from 0, line n for line n of the input. From files to a file, a "
@@ -85,13 +86,19 @@ class _Deferred:
     def __init__(self, aligner: "TextAligner", device: str, report: Callable[[str], None] | None) -> None:
         self._aligner, self._device, self._report = aligner, device, report
         self.count_text, self.scored = aligner.count_text, aligner.scored
-        self.counted, self.begun_lexicon, self.read = aligner.counted, aligner.begun_lexicon, aligner.read
+        self.counted, self.read = aligner.counted, aligner.read
+        self.counts: Lexicon | None = None
 
     def read_each(self, pairs: Pairs) -> "Iterator[tuple[int, ScoredAlignment | InvalidInputError]]":
         return self._ready(pairs).read_each(pairs)
 
     def map_each(self, pairs: Pairs) -> "Iterator[tuple[int, WordMap | InvalidInputError]]":
         return self._ready(pairs).map_each(pairs)
+
+    def begun_lexicon(self) -> "Lexicon":
+        """The lexicon to which the pairs of the text are added, which is kept."""
+        self.counts = self._aligner.begun_lexicon()
+        return self.counts
 
     def _ready(self, pairs: Pairs) -> "TextAligner":
         for part, _ in self._aligner.directions:
@@ -101,23 +108,22 @@ class _Deferred:
 
 
 def _run(options: ExtractOptions) -> None:
-    models.refuse_two_streams(options.source, options.target)
-    if options.save_lexicon is not None and not options.lexicon:
-        raise InvalidInputError("got --save-lexicon without --lexicon, so nothing is counted; add --lexicon")
+    if options.save_lexicon is not None and options.lexicon is False:
+        raise InvalidInputError("got --save-lexicon and --no-lexicon, so nothing is counted; leave out one of them")
     form = Output(options.format, options.scores, options.min_score)
     splits = models.splits(options, tokenize=options.tokenize)
     backend, device = options.backend(options.threads), options.worker_device(options.device)
-    with models.set_up(options) as report:
-        source = models.text_source(options.source)
-        target = None if options.target is None else models.text_source(options.target)
-        inputs = [side for side in (source, target) if side is not None]
+    with models.set_up(options) as report, models.text_sources(options, options.source, options.target) as inputs:
         rereadable = not any(map(models.is_stream, inputs))
         _check_outputs(options, inputs, rereadable=rereadable)
         # A pipe can be read only once: its first pairs decide when they are aligned.
         block_lines = options.block_lines or _BLOCK_LINES
         first = _first_pairs(inputs, block_lines, options.max_words, splits) if rereadable else []
         # Workers take the models to their devices; this process may have none.
-        aligner, identity = aligners.load(options, device if backend == "local" else "cpu", count_text=options.lexicon)
+        count_text = options.lexicon
+        if count_text is None and (options.save_lexicon is not None or not rereadable):
+            count_text = options.save_lexicon is not None
+        aligner, identity = aligners.load(options, device if backend == "local" else "cpu", count_text=count_text)
         aligners.choose(aligner, first, report)
         if not options.keep_sides:
             aligners.check_sides(aligner, first)
@@ -125,8 +131,8 @@ def _run(options: ExtractOptions) -> None:
         deferred = _Deferred(aligner, device, report if undecided else None)
         identity |= aligners.identity(options, aligner) | {"output": str(form)}
         counts = extract(
-            source,
-            target,
+            inputs[0],
+            inputs[1] if len(inputs) > 1 else None,
             deferred,
             sys.stdout.buffer if options.out is None else options.out,
             settings={**versions(), **identity, "tokenize": options.tokenize},
@@ -147,7 +153,13 @@ def _run(options: ExtractOptions) -> None:
         if options.page is not None:
             names = {"model": options.model, "reverse": options.reverse_model}
             facts = {name: model for name, model in names.items() if model is not None}
-            write_outputs({options.page: aligners.page(aligner, first, facts, options.min_score)})
+            if aligner.count_text and deferred.counts is None:
+                raise InvalidInputError(
+                    f"{options.out} was complete, but not the page, which needs the counts of the whole text; align it "
+                    "anew with --overwrite"
+                )
+            settings: dict[str, Any] = {"min_score": options.min_score, "counts": deferred.counts}
+            write_outputs({options.page: aligners.page(aligner, first, facts, **settings)})
         report(str(counts))
 
 
@@ -155,13 +167,10 @@ def _check_outputs(options: ExtractOptions, inputs: Sequence[TextSource], *, rer
     """Check that the files can be written, before a model is loaded."""
     if options.page is not None and not rereadable:
         raise InvalidInputError("got --page and a stream, which can be read only once; give files")
-    if options.page is not None and options.lexicon:
-        raise InvalidInputError(
-            "got --page and --lexicon, whose links depend on the whole text; leave out one of them, or take the "
-            "lexicon of another text: --use-lexicon FILE"
-        )
-    used = [options.use_lexicon] if options.use_lexicon is not None and Path(options.use_lexicon).exists() else []
-    file = None if options.out is None else output_file(options.out, [*inputs, *used], replace=options.overwrite)
+    given = [*inputs, *([options.source] if is_bitext(options.source) else [])]
+    if options.use_lexicon is not None and Path(options.use_lexicon).exists():
+        given.append(options.use_lexicon)
+    file = None if options.out is None else output_file(options.out, given, replace=options.overwrite)
     if options.save_lexicon is not None:
         lexicon_file(options.save_lexicon, file, inputs, overwrite=options.overwrite, restart=options.restart)
     if file is not None and rereadable:

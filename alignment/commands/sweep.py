@@ -12,6 +12,7 @@ from alignment.formats import split_words
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.bars import to_stderr
+from captum_norm.checks import did_you_mean
 from captum_norm.commands.program import Command, option
 from captum_norm.commands.shared import output_folder, positive, resamples, write_outputs
 from captum_norm.results.tables import csv_records
@@ -37,7 +38,8 @@ def corpora(text: str) -> list[ParallelGold]:
         return [load_alibi(story) for story in stories]
     if name not in _FOLDERS or not which:
         known = ", ".join(f"alibi={story}" for story in ALIBI_STORIES)
-        raise InvalidInputError(f"got the corpus {text!r}; expected alibi, {known}, wpt03=FOLDER or rwth=FOLDER")
+        meant = did_you_mean(text, ["alibi", *known.split(", ")])
+        raise InvalidInputError(f"got the corpus {text!r}; expected alibi, {known}, wpt03=FOLDER or rwth=FOLDER{meant}")
     return [_FOLDERS[name](which)]
 
 

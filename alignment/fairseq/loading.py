@@ -22,7 +22,7 @@ from alignment.fairseq.tokenizer import (
 )
 from alignment.normalization import Language, NormalizedWords
 from captum_norm import InvalidInputError
-from captum_norm.checks import quoted
+from captum_norm.checks import did_you_mean, quoted
 
 _LANGUAGE = re.compile(r"[\w.@+-]{1,64}")
 
@@ -128,7 +128,10 @@ def load_shipped_model(name: str = "fr-en") -> tuple[TranslationModel, Normalize
     [0, 1, None]
     """
     if name not in shipped_models():
-        raise InvalidInputError(f"got the model {name!r}, expected one of {', '.join(shipped_models())}")
+        known = shipped_models()
+        raise InvalidInputError(
+            f"got the model {name!r}, expected one of {', '.join(known)}{did_you_mean(name, known)}"
+        )
     with safe_open(_MODELS / name / "model.safetensors", framework="pt") as file:
         metadata: dict[str, str] = file.metadata()
         weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping

@@ -18,7 +18,7 @@ from alignment.formats.output import Output
 from alignment.formats.text import write_parts, write_text
 from alignment.pipeline.blocks import Aligner, BlockAligner, Counting, ExtractionCounts, LinkWriting, Splits, Writing
 from captum_norm import InvalidInputError, bars
-from captum_norm.checks import quoted_name
+from captum_norm.checks import check_choice, quoted_name
 from captum_norm.runs import (
     Backend,
     Block,
@@ -68,12 +68,13 @@ def extract(
     An aligner with ``count_text=True`` reads the text once; its maps are kept on disk until all word pairs are counted,
     then links are read off them.
 
-    A line is bad if it is not UTF-8, does not have exactly one ``|||`` (in one file of both sides), has no word or more
-    than ``max_words`` on a side, or more than 16 letters for each of these, or is refused by the aligner.
+    A line is bad if it is not UTF-8, does not have exactly one ``|||`` or tab between its sides (in one file of both),
+    has no word on one side, more than ``max_words``, or more than 16 letters for each of these, or is refused by the
+    aligner. A blank line, without a word on either side, has no links and is not bad.
 
     Args:
-        source: the source sentences, one a line; without ``target``, lines ``source ||| target``. Path or URL
-            (``.gz``, ``.xz`` and ``.bz2`` are decompressed) or open stream.
+        source: the source sentences, one a line; without ``target``, both sides with ``|||`` or a tab between them.
+            Path or URL (``.gz``, ``.xz`` and ``.bz2`` are decompressed) or open stream.
         target: the target sentences, one a line.
         align: a :class:`~alignment.WordAligner`; or a function of the good pairs of a block, as words, and of nothing
             else.
@@ -116,8 +117,7 @@ def extract(
     """
     if min(block_lines, max_words) < 1:
         raise InvalidInputError(f"got block_lines {block_lines} and max_words {max_words}, expected at least 1")
-    if bad_lines not in get_args(BadLines):
-        raise InvalidInputError(f"got bad_lines {bad_lines!r}, expected one of {', '.join(get_args(BadLines))}")
+    check_choice("bad_lines", bad_lines, get_args(BadLines))
     report = report or bars.to_stderr
     inputs = [side for side in (source, target) if side is not None]
     if form.scored and not getattr(align, "scored", False):

@@ -55,7 +55,7 @@ def lora(model: nn.Module, **options: Any) -> Any:
 def everything(model: Any, tokenizer: HuggingFaceTokenizer) -> list[Any]:
     """What a model is used for: links, translations, gradients."""
     sources, targets = zip(*PAIRS, strict=True)
-    links = WordAligner(model, tokenizer, setting="auto", recipe="mutual").align(sources, targets)
+    links = WordAligner(model, tokenizer, setting="auto", head="all", recipe="mutual").align(sources, targets)
     translations = translate(model, tokenizer, sources, beam=2, max_length=8)
     (batch,) = teacher_forced_batches(model, tokenizer, PAIRS)
     return [links, translations, source_gradients(model, batch.inputs, batch.labels)]
@@ -130,8 +130,8 @@ def test_virtual_tokens_are_no_words(name: str, tmp_path: Path) -> None:
                 expected = cross[index][:, steps][..., columns].sum(-1).mean(-1)
                 actual = torch.from_numpy(found[pair]["AWI"][:, row, place])
                 torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6, msg=word)
-    aligned = WordAligner(model, family.tokenizer, layer=0).align(sources, targets)
-    without = WordAligner(model.get_base_model(), family.tokenizer, layer=0).align(sources, targets)
+    aligned = WordAligner(model, family.tokenizer, layer=0, recipe="paper").align(sources, targets)
+    without = WordAligner(model.get_base_model(), family.tokenizer, layer=0, recipe="paper").align(sources, targets)
     assert aligned != without
 
 
@@ -201,7 +201,7 @@ def test_quantised_weights(quantization: str, tmp_path: Path, capsys: pytest.Cap
 
     found = maps(model)
     sources, targets = zip(*PAIRS, strict=True)
-    links = WordAligner(model, family.tokenizer, layer=0).align(sources, targets)
+    links = WordAligner(model, family.tokenizer, layer=0, recipe="paper").align(sources, targets)
     file = tmp_path / "pairs"
     file.write_text("".join(f"{s} ||| {t}\n" for s, t in zip(SOURCES, TARGETS, strict=True)), encoding="utf-8")
     words = ["extract", str(file), f"--model={folder}", "--layer=0", "--recipe=paper"]

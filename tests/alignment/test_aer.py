@@ -231,7 +231,7 @@ def test_result_is_reproducible_and_signed() -> None:
 
 
 def test_what_cannot_be_tested_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="got the test 't', expected one of ar, bs"):
+    with pytest.raises(InvalidInputError, match="got test='t'; expected one of ar, bs"):
         paired_significance([RIGHT], [[WRONG]], [GOLD], test="t")  # type: ignore[arg-type] # the point of the test
     with pytest.raises(InvalidInputError, match="got 0 trials, expected at least 1"):
         paired_significance([RIGHT], [[WRONG]], [GOLD], trials=0)
@@ -278,7 +278,7 @@ def test_formats(options: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"style": "giza"}, "got the format 'giza', expected one of pharaoh, naacl, tsv, matrix"),
+        ({"style": "giza"}, "got style='giza'; expected one of pharaoh, naacl, tsv, matrix"),
         ({"min_score": 1.5}, "got min_score 1.5"),
     ],
 )

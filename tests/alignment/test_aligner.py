@@ -54,7 +54,7 @@ def entries(layer: int, head: int, read: Tensor, source: Tensor) -> Tensor:
 
 
 def toy(layer: Layer = "auto", setting: Any = "AWI", **options: Any) -> WordAligner:
-    return WordAligner(ToyModel(), ToyTokenizer(), ToyMethod(entries), layer, setting, **options)
+    return WordAligner(ToyModel(), ToyTokenizer(), ToyMethod(entries), layer, setting, **{"recipe": "paper", **options})
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_choice_is_made_once_on_the_first_pairs(monkeypatch: pytest.MonkeyPatc
         seen.append(len(source))
         return entries(layer, head, read, source)
 
-    aligner = WordAligner(ToyModel(), ToyTokenizer(), ToyMethod(counted))
+    aligner = WordAligner(ToyModel(), ToyTokenizer(), ToyMethod(counted), recipe="paper")
     chosen = aligner.choose([*first, *rest])
     assert set(seen) == {2}  # three pairs, one of which cannot be used
     seen.clear()
@@ -180,10 +180,14 @@ def test_pairs_that_cannot_be_used_are_told() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"recipe": "best"}, "got the recipe 'best', expected one of paper, mutual, sinkhorn, balanced, product, hmm "),
+        (
+            {"recipe": "best"},
+            "got the recipe 'best'; expected one of paper, mutual, sinkhorn, balanced, product, hmm, ",
+        ),
         ({"layer": "first"}, 'got the layer \'first\', expected an index, "auto" or "highest-norm"'),
-        ({"setting": "awi"}, 'got the setting \'awi\', expected "AWI", "AWO" or "auto"'),
-        ({"head": "best"}, "got the head 'best', expected an index, \"auto\" or None"),
+        ({"setting": "awi"}, "got setting='awi'; expected one of AWO, AWI, auto"),
+        ({"head": "best"}, 'got the head \'best\', expected an index, "auto" or "all"'),
+        ({"recipe": "produkt"}, "did you mean product?"),
     ],
 )
 def test_what_is_no_option_is_refused(options: Any, message: str) -> None:
@@ -255,7 +259,7 @@ def expected(combine: str, forward: WordMap, reverse: WordMap) -> Alignment:
 
 @pytest.mark.parametrize("combine", COMBINATIONS)
 def test_combinations_by_their_definitions(combine: str) -> None:
-    aligner = BidirectionalAligner(one(1), one(2), combine)
+    aligner = BidirectionalAligner(one(1), one(2), combine, count_text=False)
     found = aligner.align(SOURCES, TARGETS)
     assert found == [expected(combine, *both) for both in maps("hmm")]
     assert aligner.scored == (combine not in SYMMETRIZATIONS)
@@ -268,12 +272,13 @@ def test_links_of_recipes_with_a_null_column_are_merged(recipe: str) -> None:
     forward, reverse = one(1, recipe), one(2, recipe)
     links = forward.align(SOURCES, TARGETS)
     others = [found.transposed() for found in reverse.align(TARGETS, SOURCES)]
-    aligner = BidirectionalAligner(forward, reverse, "grow-diag")
+    aligner = BidirectionalAligner(forward, reverse)
+    assert aligner.combine == "grow-diag"
     assert aligner.align(SOURCES, TARGETS) == list(map(SYMMETRIZATIONS["grow-diag"], links, others))
 
 
 def test_probabilities_are_those_of_the_combined_map() -> None:
-    found = BidirectionalAligner(one(1), one(2)).align_scored(SOURCES, TARGETS)
+    found = BidirectionalAligner(one(1), one(2), count_text=False).align_scored(SOURCES, TARGETS)
     for scored, (forward, reverse) in zip(found, maps("hmm"), strict=True):
         both = sinkhorn(forward + reverse.T, null=False)
         probabilities = link_probabilities(both, jump_penalty=0.3, null=False)
@@ -287,9 +292,10 @@ def test_probabilities_are_those_of_the_combined_map() -> None:
 @pytest.mark.parametrize("combine", ["add", "union"])
 def test_pairs_that_one_side_refuses(combine: str) -> None:
     pairs = [PAIRS[0], (["bad"], ["A"]), (["a"], ["B", "bad"]), ([], ["A"]), PAIRS[1]]
-    found = BidirectionalAligner(one(1), one(2), combine).align_pairs(pairs)
+    aligner = BidirectionalAligner(one(1), one(2), combine, count_text=False)
+    found = aligner.align_pairs(pairs)
     assert [isinstance(answer, InvalidInputError) for answer in found] == [False, True, True, True, False]
-    alone = BidirectionalAligner(one(1), one(2), combine).align([PAIRS[0][0], PAIRS[1][0]], [PAIRS[0][1], PAIRS[1][1]])
+    alone = aligner.align([PAIRS[0][0], PAIRS[1][0]], [PAIRS[0][1], PAIRS[1][1]])
     assert [found[0], found[4]] == alone
 
 
@@ -324,7 +330,7 @@ def test_two_passes(given: bool, counted: bool) -> None:
     if given or counted:
         merged = [sinkhorn(forward + reverse.T, null=False) for forward, reverse in maps("hmm")]
         assert written == lexical(merged, used.copy() if given else Lexicon(), counted)
-    without = BidirectionalAligner(one(1), one(2)).align(SOURCES, TARGETS)
+    without = BidirectionalAligner(one(1), one(2), count_text=False).align(SOURCES, TARGETS)
 
     def right_links(alignments: list[Alignment]) -> int:
         return sum(len(links & gold) for links, gold in zip(alignments, GOLD, strict=True))
@@ -361,9 +367,10 @@ def test_a_multilingual_model_serves_both(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("recipes", "options", "message"),
     [
-        (("hmm", "hmm"), {"combine": "best"}, "got combine='best', expected one of add, multiply, intersection, "),
+        (("hmm", "hmm"), {"combine": "best"}, "got combine='best'; expected one of add, multiply, intersection, "),
+        (("hmm", "hmm"), {"combine": "grow_diag"}, "did you mean grow-diag?"),
         (("hmm", "product"), {}, "two aligners with different recipes"),
-        (("paper", "paper"), {}, "combine='add' and a recipe with a null column"),
+        (("paper", "paper"), {"combine": "add"}, "combine='add' and a recipe with a null column"),
         (("hmm", "hmm"), {"combine": "grow-diag", "count_text": True}, "a lexicon and combine='grow-diag'"),
         (("hmm", "hmm"), {"combine": "union", "lexicon": Lexicon()}, "a lexicon and combine='union'"),
         (("paper", "paper"), {"combine": "union", "count_text": True}, "a lexicon and combine='union'"),

@@ -78,12 +78,13 @@ def story() -> Any:
 
 def test_norms_find_the_words_of_the_story_better_than_weights(story: Any) -> None:
     corpus, metric = story.corpus, AER([story.corpus.gold])
-    norms = WordAligner(story.model, story.tokenizer, setting="auto")
+    norms = WordAligner(story.model, story.tokenizer, setting="auto", recipe="paper")
     found = norms.align(corpus.sources, corpus.targets)
     assert norms.choice == Choice("AWI", 0)
     assert found == [argmax(word_map) for word_map in story.maps[Choice("AWI", 0)]]
-    weights = WordAligner(
-        story.model, story.tokenizer, cast(MapMethod, AttentionWeights(without_head(story.model))), 0
-    ).align(corpus.sources, corpus.targets)
+    by_weight = cast(MapMethod, AttentionWeights(without_head(story.model)))
+    weights = WordAligner(story.model, story.tokenizer, by_weight, 0, recipe="paper").align(
+        corpus.sources, corpus.targets
+    )
     scores = [metric.corpus_score(alignments, None).aer for alignments in (found, weights)]
     assert [round(score, 1) for score in scores] == [32.1, 34.7]

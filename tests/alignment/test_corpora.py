@@ -52,7 +52,7 @@ def test_stories_are_there() -> None:
 
 def test_story_that_is_not_there() -> None:
     story: Any = "cinderella"
-    with pytest.raises(InvalidInputError, match="got the story 'cinderella'; expected one of blue-beard, master-cat, "):
+    with pytest.raises(InvalidInputError, match="got story='cinderella'; expected one of blue-beard, master-cat, "):
         load_alibi(story)
 
 

@@ -64,8 +64,10 @@ def test_an_aligners_page_has_the_maps_and_probabilities_that_it_reads() -> None
             (j, i, pytest.approx(score)) for (i, j), score in found.scored_links()
         ]
         np.testing.assert_allclose(example.maps[0].values[0], maps[index], rtol=1e-3, atol=1e-6)
-    with pytest.raises(InvalidInputError, match="counts a whole text"):
-        aligner_page(WordAligner(model, tokenizer, recipe="hmm", count_text=True), pairs)
+    counting = WordAligner(model, tokenizer, layer=0, head=2, count_text=True)
+    examples = aligner_page(counting, pairs).examples
+    shown = [{(i, j) for j, i, _ in example.links[0].links} for example in examples]
+    assert shown == [set(links) for links in counting.align(story.sources[3:6], story.targets[3:6])]
 
 
 @pytest.mark.parametrize("null", [False, True])

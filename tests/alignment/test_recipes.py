@@ -13,7 +13,7 @@ import pytest
 from alignment import word_maps as steps
 from alignment.decoding import argmax, link_probabilities, mutual_argmax, probable_links
 from alignment.links import Alignment
-from alignment.recipes import MEAN_ERROR, RECIPES, Recipe
+from alignment.recipes import MEAN_ERROR, RECIPES, Recipe, read_recipe
 from alignment.selection import Choice, Setting, consistency, highest_norm, most_consistent, row_word_ids
 from alignment.tokenization import EncodedSentence
 from alignment.word_maps import WordMap
@@ -92,8 +92,8 @@ def test_the_maps_needed_are_enough() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"decoder": "viterbi"}, "got the decoder 'viterbi'; expected one of argmax, mutual-argmax, mutual-posterior"),
-        ({"combination": "mean"}, "got the combination 'mean'; expected None, sum or product"),
+        ({"decoder": "viterbi"}, "got decoder='viterbi'; expected one of argmax, mutual-argmax, mutual-posterior"),
+        ({"combination": "mean"}, "got combination='mean'; expected one of None, sum, product"),
         ({"decoder": "mutual-posterior"}, r"got the options {} of mutual-posterior; expected \['jump_penalty', 'min_p"),
         ({"options": {"share": 0.1}}, "got the options {'share': 0.1} of argmax; expected none"),
     ],
@@ -101,6 +101,71 @@ def test_the_maps_needed_are_enough() -> None:
 def test_what_is_no_recipe_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         Recipe(**options)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("hmm", RECIPES["hmm"]),
+        ("product,decoder=argmax", Recipe(False, "product", True, "argmax")),
+        ("hmm,decoder=argmax,combination=none,null=true", Recipe(True, None, True)),
+        ("paper,sinkhorn=true", RECIPES["sinkhorn"]),
+        (
+            "jump_penalty=0.2,min_probability=0",  # for one direction and for both
+            Recipe(
+                False,
+                "product",
+                True,
+                "mutual-posterior",
+                {"jump_penalty": 0.2, "min_probability": 0.0},
+                {"jump_penalty": 0.2, "min_probability": 0.0},
+            ),
+        ),
+        ("balanced,decoder=mutual-posterior,jump_penalty=1", None),
+    ],
+)
+def test_a_recipe_is_a_name_with_changes_or_a_file(text: str, expected: Recipe | None, tmp_path: Path) -> None:
+    recipe = read_recipe(text)
+    assert recipe == (expected or Recipe(True, "sum", True, "mutual-posterior", *[{"jump_penalty": 1.0}] * 2))
+    parts = [part.partition("=") for part in text.split(",")]
+    values = {key if equals else "recipe": value if equals else key for key, equals, value in parts}
+    words = ("true", "product", "argmax", "none", "mutual-posterior", *RECIPES)
+    content = ", ".join(
+        f'"{key}": {value if value not in words or value == "true" else chr(34) + value + chr(34)}'
+        for key, value in values.items()
+    )
+    (tmp_path / "recipe.json").write_text(f"{{{content}}}", encoding="utf-8")
+    assert read_recipe(str(tmp_path / "recipe.json")) == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hmn", "got the recipe 'hmn'; expected one of paper, .*, NAME,KEY=VALUE or FILE.json; did you mean hmm?"),
+        ("", "got the recipe ''; expected one of paper, "),
+        ("hmm,product", "got 'product' in the recipe hmm,product; expected KEY=VALUE"),
+        ("hmm,jump_penaltie=1", "got 'jump_penaltie' in the recipe .*; did you mean jump_penalty?"),
+        ("hmm,jump_penalty=high", "got jump_penalty=high in the recipe .*; expected a number"),
+        ("hmm,jump_penalty=true", "got jump_penalty=True in the recipe .*; expected a number"),
+        ("hmm,jump_penalty=NaN", "got jump_penalty nan, expected a finite number"),
+        ("hmm,min_probability=-1", "got min_probability -1.0, expected a finite number"),
+        ("hmm,null=1", "got null=1 in the recipe hmm,null=1; expected true or false"),
+        ("hmm,decoder=[1]", r"got decoder=\[1\] in the recipe .*; expected a name"),
+        ("hmm,decoder=argmaks", "got decoder='argmaks'; expected one of argmax, .*; did you mean argmax?"),
+        ("product,jump_penalty=1", "got the options {'jump_penalty': 1.0} of mutual-argmax; expected none"),
+        ("none.json", "cannot read none.json: there is no such file"),
+    ],
+)
+def test_recipes_that_cannot_be_read(text: str, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        read_recipe(text)
+
+
+@pytest.mark.parametrize(("content", "message"), [("[1]", "holds list; expected an object"), ("{", "is not JSON")])
+def test_files_that_are_no_recipe(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text(content, encoding="utf-8")
+    with pytest.raises(InvalidInputError, match=message):
+        read_recipe(str(tmp_path / "recipe.json"))
 
 
 def test_measured_errors_are_those_of_the_documentation() -> None:

@@ -40,7 +40,13 @@ def test_readings_are_the_aligners(trial: Any, swept: Sweep, method: str) -> Non
         if reading.method == method:
             place = reading.place
             aligner = WordAligner(
-                model, tokenizer, own, place.layer, place.setting, head=place.head, recipe=reading.recipe
+                model,
+                tokenizer,
+                own,
+                place.layer,
+                place.setting,
+                head="all" if place.head is None else place.head,
+                recipe=reading.recipe,
             )
             assert result.reading == reading
             assert result.alignments == aligner.align(corpus.sources, corpus.targets)
@@ -66,8 +72,10 @@ def test_choices_are_the_aligners(trial: Any, swept: Sweep, monkeypatch: pytest.
 
     def chosen() -> dict[str, Choice]:
         rules: tuple[Any, ...] = ("auto", "highest-norm")
-        found = {rule: WordAligner(model, tokenizer, layer=rule, setting="auto").choose(pairs) for rule in rules}
-        per_head = WordAligner(model, tokenizer, setting="auto", head="auto")
+        found = {
+            rule: WordAligner(model, tokenizer, layer=rule, setting="auto", head="all").choose(pairs) for rule in rules
+        }
+        per_head = WordAligner(model, tokenizer, setting="auto")
         return {**found, "auto, one head": per_head.choose(pairs)}
 
     assert swept.chosen == chosen()

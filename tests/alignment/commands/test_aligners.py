@@ -70,7 +70,7 @@ def test_identity_says_what_decides_the_links(shipped: tuple[Any, Any]) -> None:
         ("--layer=1.5", "argument --layer: got 1.5; expected"),
         ("--head=every", "argument --head: got every; expected a number, auto or all"),
         ("--method=saliency", "argument --method: invalid choice: 'saliency'"),
-        ("--recipe=best", "argument --recipe: invalid choice: 'best'"),
+        ("--recipe=best", "argument --recipe: got the recipe 'best'; expected one of paper, "),
     ],
 )
 def test_options_that_are_refused(shipped: tuple[Any, Any], words: str, message: str) -> None:

@@ -39,15 +39,24 @@ def _files() -> None:
 @pytest.mark.parametrize(
     ("words", "method", "options"),
     [
-        ("--layer=1 --recipe=paper", "norm", {"layer": 1}),
-        ("--layer=-1 --setting=AWO --method=weights --recipe=paper", "weights", {"layer": -1, "setting": "AWO"}),
+        ("--layer=1 --recipe=paper", "norm", {"layer": 1, "recipe": "paper"}),
+        (
+            "--layer=-1 --setting=AWO --method=weights --recipe=product --head=all --reverse-model=none",
+            "weights",
+            {"layer": -1, "setting": "AWO", "recipe": "product", "head": "all"},
+        ),
+        (
+            "--layer=1 --recipe=product,decoder=argmax --reverse-model=none",
+            "norm",
+            {"layer": 1, "recipe": "product,decoder=argmax"},
+        ),
         ("--layer=1 --head=2 --recipe=mutual", "norm", {"layer": 1, "head": 2, "recipe": "mutual"}),
-        ("--layer=0 --scope=attn_res_ln --recipe=paper", "attn_res_ln", {"layer": 0}),
+        ("--layer=0 --scope=attn_res_ln --recipe=paper", "attn_res_ln", {"layer": 0, "recipe": "paper"}),
         ("--layer=0 --method=attention-block --recipe=mutual", "attention-block", {"layer": 0, "recipe": "mutual"}),
         (
             "--setting=auto --layer=highest-norm --head=auto --recipe=paper",
             "norm",
-            {"setting": "auto", "layer": "highest-norm", "head": "auto"},
+            {"setting": "auto", "layer": "highest-norm", "head": "auto", "recipe": "paper"},
         ),
     ],
 )
@@ -93,11 +102,11 @@ def test_bad_lines_stay_empty_or_end_the_run(capsys: pytest.CaptureFixture[str])
     assert cli.main(["extract", "bad", "--layer=0", *MUTUAL, "--max-words=8", "--out=links"]) == 0
     assert lines("links") == [LINKS, *[""] * len(bad), LINKS]
     *told, summary = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in told] == ["bad"] * len(bad)
-    assert [line.split(":")[0].split()[-1] for line in told] == ["2", "3", "4", "5", "6", "7"]
+    assert [line.split(",")[0] for line in told] == ["bad"] * (len(bad) - 1)  # a blank line is not bad
+    assert [line.split(":")[0].split()[-1] for line in told] == ["2", "3", "4", "5", "6"]
     assert "got a target side without a word" in told[4]
-    reasons = "3 unreadable, 1 with an empty side, 1 too long, 1 refused by the aligner"
-    assert summary == f"8 lines, 8 links; 6 bad lines: {reasons}"
+    reasons = "2 unreadable, 1 with an empty side, 1 too long, 1 refused by the aligner"
+    assert summary == f"8 lines, 8 links; 5 bad lines: {reasons}"
     assert cli.main(["extract", "bad", "--layer=0", PAPER, "--out=other", "--bad-lines=stop"]) == 2
     assert capsys.readouterr().err.startswith("norm-align: error: bad, line 2: got byte 0xe9")
     assert not Path("other").exists()
@@ -189,7 +198,6 @@ def test_workers_give_the_output_of_one_process(monkeypatch: pytest.MonkeyPatch,
         (["fr", "en", "--out=pairs", "--model=./none"], "pairs exists already; give another name, or replace it with"),
         (["fr", "en", "--out=links", "--model=./none"], "links.parts is in the way of "),
         (["-", "--page=p.html"], "got --page and a stream, which can be read only once; give files"),
-        (["fr", "en", "--page=p.html", "--lexicon"], "got --page and --lexicon, whose links depend on the whole text"),
         (["fr", "pairs2", "--layer=0"], "fr, line 7: got no such line, but pairs2 has one"),
         (["pairs", "--layer=0", "--workers=2"], "got a stream; several workers need files or URLs as input and output"),
     ],
@@ -245,13 +253,17 @@ def test_scores_and_formats(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"7 lines, {kept} links" in capsys.readouterr().err
 
 
-def test_a_page_leaves_out_improbable_links_as_the_file_does() -> None:
-    words = ["--layer=0", "--head=2", "--reverse-head=0", "--min-score=0.9", "--quiet"]
-    assert cli.main(["extract", "pairs", *words, "--out=links", "--page=links.html"]) == 0
-    assert cli.main(["extract", "pairs", *words[:3], "--out=all", "--quiet"]) == 0
+@pytest.mark.parametrize("lexicon", ["--lexicon", "--no-lexicon"])
+def test_a_page_has_the_links_of_the_file(lexicon: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extract, "_BLOCK_LINES", len(FRENCH))  # the page has the first block
+    write("pairs", PAIRS * 2)
+    words = ["--layer=0", "--head=2", "--reverse-head=0", lexicon, "--quiet"]
+    assert cli.main(["extract", "pairs", *words, "--min-score=0.95", "--out=links", "--page=links.html"]) == 0
+    assert cli.main(["extract", "pairs", *words, "--out=all", "--quiet"]) == 0
     examples = content_of(Path("links.html").read_text(encoding="utf-8"))["examples"]
     found = [{f"{source}-{target}" for target, source, _ in example["links"][0]["links"]} for example in examples]
-    assert found == [set(line.split()) for line in lines("links")] != [set(line.split()) for line in lines("all")]
+    written, every = ([set(line.split()) for line in lines(name)][: len(FRENCH)] for name in ("links", "all"))
+    assert found == written != every
     assert [example["inputs"]["texts"] for example in examples] == [line.split() for line in FRENCH]
 
 
@@ -268,19 +280,24 @@ def test_two_directions_by_default_and_a_lexicon(
 ) -> None:
     """From files and through pipes, whole and interrupted, the links are those of the API."""
     sources, targets = ([line.split() for line in text] for text in (FRENCH, ENGLISH))
-    one = {name: WordAligner(*load_shipped_model(name), head="auto", recipe="hmm") for name in ("fr-en", "en-fr")}
-    forward, reverse = one.values()
+    forward, reverse = (WordAligner(*load_shipped_model(name)) for name in ("fr-en", "en-fr"))
     expected = BidirectionalAligner(forward, reverse).align(sources, targets)
     assert cli.main(["extract", "fr", "en", "--out=links"]) == 0
     assert lines("links") == list(map(format_pharaoh, expected))
     told = capsys.readouterr().err.splitlines()
     assert told[:2] == [f"forward: chose {forward.choice}", f"reverse: chose {reverse.choice}"]
+    each = BidirectionalAligner(forward, reverse, count_text=False).align(sources, targets)
+    for words, text in ((["fr", "en", "--no-lexicon"], []), (["-"], PAIRS)):
+        set_stdin(monkeypatch, text)
+        assert cli.main(["extract", *words]) == 0
+        output, error = capsys.readouterr()
+        assert output.splitlines() == list(map(format_pharaoh, each))
+        assert "corpus statistics" not in error
     heads = [aligner.choice.head for aligner in (forward, reverse) if aligner.choice]
     words = ["--layer=0", f"--head={heads[0]}", f"--reverse-head={heads[1]}"]
-    expected = BidirectionalAligner(forward, reverse, count_text=True).align(sources, targets)
     written = list(map(format_pharaoh, expected))
     monkeypatch.setattr(extract, "_BLOCK_LINES", 4)  # the lexicon is of all blocks
-    kept = ["--lexicon", "--save-lexicon=counts"]
+    kept = ["--save-lexicon=counts"]
     finish = Lexicon.save
     with monkeypatch.context() as patch:
         patch.setattr(Lexicon, "save", interrupted)
@@ -300,7 +317,7 @@ def test_two_directions_by_default_and_a_lexicon(
     assert cli.main(["extract", "-", *words, "--lexicon", "--quiet"]) == 0
     assert capsys.readouterr().out.splitlines() == written
     used = Lexicon.load("counts")
-    expected = BidirectionalAligner(forward, reverse, lexicon=used).align(sources, targets)
+    expected = BidirectionalAligner(forward, reverse, lexicon=used, count_text=False).align(sources, targets)
     set_stdin(monkeypatch, PAIRS)
     assert cli.main(["extract", "-", *words, "--use-lexicon=counts", "--quiet"]) == 0
     assert capsys.readouterr().out.splitlines() == list(map(format_pharaoh, expected))
@@ -324,7 +341,14 @@ def test_two_directions_by_default_and_a_lexicon(
         (["--recipe=paper", "--reverse-model=en-fr", "--combine=add"], "got combine='add' and a recipe with a null"),
         (["--combine=union", "--lexicon"], "got a lexicon and combine='union', which makes no map of both"),
         (["--recipe=paper", "--lexicon"], "got a lexicon and a recipe with a null column"),
-        (["--save-lexicon=counts"], "got --save-lexicon without --lexicon, so nothing is counted"),
+        (["--save-lexicon=counts", "--no-lexicon"], "got --save-lexicon and --no-lexicon, so nothing is counted"),
+        (["--save-lexicon=counts", "--reverse-model=none", "--recipe=paper"], "got a lexicon and a recipe with a null"),
+        (
+            ["--recipe=hmn"],
+            "argument --recipe: got the recipe 'hmn'; expected one of paper, mutual, sinkhorn, balanced",
+        ),
+        (["--recipe=hmm,jump=1"], "argument --recipe: got 'jump' in the recipe hmm,jump=1; expected one of null, "),
+        (["--reverse-model=none", "--lexikon"], "unrecognized arguments: --lexikon; did you mean --lexicon?"),
         (["--use-lexicon=en"], "en is not a lexicon; give a file that --save-lexicon wrote"),
         (["--use-lexicon=none"], "cannot read none: there is no such file"),
         (["--lexicon", "--save-lexicon=pairs"], "pairs exists already; give another name"),
@@ -361,7 +385,7 @@ def test_a_multilingual_model_is_loaded_once_for_both_directions(
     model.save_pretrained("model")
     tokenizer.save_pretrained("model")
     way = HuggingFaceTokenizer(tokenizer, source_language=codes[0], target_language=codes[1])
-    forward, reverse = (WordAligner(model, one, layer=0, recipe="hmm") for one in (way, way.reversed()))
+    forward, reverse = (WordAligner(model, one, layer=0, head="all") for one in (way, way.reversed()))
     write("pairs", [f"{source} ||| {target}" for source, target in zip(SOURCES, TARGETS, strict=True)])
     sides = ([line.split() for line in text] for text in (SOURCES, TARGETS))
     expected = list(map(format_pharaoh, BidirectionalAligner(forward, reverse, "multiply").align(*sides)))
@@ -391,3 +415,40 @@ def test_exchanged_sides_are_refused(
     assert not list(Path().glob("links*"))
     assert cli.main(["extract", "en", "fr", *words, *options, "--keep-sides", "--quiet"]) == 0
     assert cli.main(["extract", "fr", "en", *words, *options, "--quiet"]) == 0
+
+
+def test_tab_separated_text_tmx_and_xliff(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = list(zip(FRENCH, ENGLISH, strict=True))
+    write("tabs", [*map("\t".join, texts), ""])
+    seg = '<tuv xml:lang="{}"><seg>{}</seg></tuv>'
+    units = [f"<tu>{seg.format('en-GB', english)}{seg.format('fr', french)}</tu>" for french, english in texts]
+    write("memory.tmx", ['<tmx><header srclang="en-GB"/><body>', *units, "<tu/></body></tmx>"])
+    units = [
+        f"<trans-unit><source>{french}</source><target>{english}</target></trans-unit>" for french, english in texts
+    ]
+    write("text.xlf", ['<xliff><file source-language="fr" target-language="en">', *units, "</file></xliff>"])
+    assert cli.main(["extract", "pairs", "--out=links", PAPER]) == 0
+    for name, blank in (("tabs", [""]), ("memory.tmx", [""]), ("text.xlf", [])):
+        assert cli.main(["extract", name, "--out=found", "--overwrite", PAPER]) == 0
+        assert lines("found") == [*lines("links"), *blank]
+        assert "; 0 bad lines" in capsys.readouterr().err
+    assert cli.main(["inspect", "memory.tmx", "--format=json", "--quiet"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "null"
+    assert cli.main(["extract", "text.xlf", "--model=en-fr"]) == 2
+    assert "text.xlf is from fr to en, but the model translates en–fr; give the model of" in capsys.readouterr().err
+    assert cli.main(["extract", "text.xlf", "--out=./text.xlf", "--overwrite"]) == 2
+    assert "cannot write ./text.xlf: it is the input" in capsys.readouterr().err
+    assert cli.main(["extract", "text.xlf", "fr"]) == 2
+    assert "got text.xlf, which has both sides, and fr; give one of them" in capsys.readouterr().err
+
+
+def test_python_and_the_command_align_alike() -> None:
+    """With what both choose by themselves: recipe, layer, head, both directions, and the text as its own lexicon."""
+    story = load_alibi("master-cat")
+    sides = [list(map(" ".join, sentences)) for sentences in (story.sources, story.targets)]
+    write("story.fr", sides[0])
+    write("story.en", sides[1])
+    assert cli.main(["extract", "story.fr", "story.en", "--out=links", "--quiet"]) == 0
+    forward, reverse = (WordAligner(*load_shipped_model(name)) for name in ("fr-en", "en-fr"))
+    found = BidirectionalAligner(forward, reverse).align(story.sources, story.targets)
+    assert lines("links") == list(map(format_pharaoh, found))
