@@ -174,9 +174,9 @@ class WordAligner(TextAligner):
         method: a method of ``captum_norm`` for the model, with or without its head; None for ``NormAttribution`` with
             the scope ``attn``, the norms of Kobayashi et al. 2020.
         layer: 0-based index, negative from the last; ``"auto"`` for the most consistent layer
-            (:func:`alignment.consistency`); or ``"highest-norm"`` for the one with the highest mean norm [Kobayashi et
-            al. 2020]. The last two are decided on the first :data:`SAMPLE` pairs to be aligned; there should be at
-            least a dozen.
+            (:func:`alignment.selection.consistency`); or ``"highest-norm"`` for the one with the highest mean norm
+            [Kobayashi et al. 2020]. The last two are decided on the first :data:`SAMPLE` pairs to be aligned; there
+            should be at least a dozen.
         setting: ``"AWI"``, ``"AWO"``, or ``"auto"`` to choose it together with the layer.
         head: 0-based index, ``"auto"`` to choose it together with the layer, or ``"all"`` for all heads together; None
             for ``"auto"``, but ``"all"`` with the recipe ``paper`` and for a method without maps of single heads.

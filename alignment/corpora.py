@@ -74,7 +74,8 @@ def load_alibi(story: AlibiStory = "last-lesson") -> ParallelGold:
 
     The constants of the recipe ``hmm`` were tuned on ``"last-lesson"`` with the shipped models; those for two
     directions, of the lexicon and the calibration on the other two stories, too; the limits of inspection on these two
-    and, in part, on Europarl. Nothing was tuned on WPT03 (:func:`read_wpt03`), which shows what to expect elsewhere.
+    and, in part, on Europarl. Nothing was tuned on WPT03 (:func:`alignment.corpora.read_wpt03`), which shows what to
+    expect elsewhere.
 
     Args:
         story: ``"blue-beard"`` (Perrault's *La Barbe-Bleue*, 68 sentence pairs), ``"master-cat"`` (his *Chat botté*,

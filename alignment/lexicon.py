@@ -100,7 +100,7 @@ class Lexicon:
     def count(self, source: Sequence[str], target: Sequence[str], probabilities: ArrayLike) -> None:
         """Add the link probabilities of a sentence pair, from :data:`alignment.lexicon.MIN_PROBABILITY` on.
 
-        They are (T, S), for example of :func:`alignment.link_probabilities`.
+        They are (T, S), for example of :func:`alignment.decoding.link_probabilities`.
         """
         matrix = _matrix(probabilities, source, target)
         rows, columns = np.nonzero(matrix >= MIN_PROBABILITY)
@@ -157,8 +157,9 @@ class Lexicon:
         """Multiply a map by the lexical map of its words.
 
         The lexical map is the square root of :meth:`dice` plus :data:`alignment.lexicon.FLOOR`, rows and columns
-        normalised by :func:`alignment.sinkhorn`. The two are combined by :func:`alignment.smoothed_product`, so neither
-        can veto a link of which the other is sure, and normalised again. Links between a word and a punctuation mark
+        normalised by :func:`alignment.word_maps.sinkhorn`. The two are combined by
+        :func:`alignment.word_maps.smoothed_product`, so neither can veto a link of which the other is sure, and
+        normalised again. Links between a word and a punctuation mark
         are then multiplied by :data:`alignment.lexicon.MARK`.
 
         Args:

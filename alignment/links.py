@@ -106,15 +106,15 @@ class GoldAlignment:
 
 
 CALIBRATION = 1.4
-"""What :func:`calibrated` adds to log-odds, fitted to the links of three stories with gold alignments."""
+"""What :func:`alignment.links.calibrated` adds to log-odds, fitted to the links of three stories with gold links."""
 
 
 def calibrated(probabilities: ArrayLike) -> WordMap:
     """How often links of these probabilities are right: the log-odds plus 1.4.
 
-    The probabilities of :func:`alignment.link_probabilities` are geometric means of both directions, and too low. The
-    offset was fitted by maximum likelihood to the links of both shipped models together, right meaning possible or
-    sure, with a lexicon of the text and without.
+    The probabilities of :func:`alignment.decoding.link_probabilities` are geometric means of both directions, and too
+    low. The offset was fitted by maximum likelihood to the links of both shipped models together, right meaning
+    possible or sure, with a lexicon of the text and without.
 
     >>> calibrated([0.0, 0.3, 0.5, 0.9, 1.0]).round(2).tolist()
     [0.0, 0.63, 0.8, 0.97, 1.0]
@@ -151,13 +151,13 @@ class ScoredAlignment:
         return self.probabilities
 
     def scored_links(self) -> Iterator[tuple[Link, float]]:
-        """Yield each link and its :func:`calibrated` probability, in ascending order; a ValueError without any."""
+        """Yield each link and its :func:`alignment.links.calibrated` probability, in order; ValueError without any."""
         scores = calibrated(self.all_probabilities())
         for source, target in self.links:
             yield (source, target), float(scores[target, source])
 
     def at_least(self, score: float) -> "ScoredAlignment":
-        """Leave out the links whose :func:`calibrated` probability is lower; at 0, none."""
+        """Leave out the links whose :func:`alignment.links.calibrated` probability is lower; at 0, none."""
         if not score:
             return self
         links = Alignment(link for link, probability in self.scored_links() if probability >= score)

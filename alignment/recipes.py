@@ -28,8 +28,8 @@ _COMBINATIONS = (None, "sum", "product")
 _PLAIN = {"argmax": argmax, "mutual-argmax": mutual_argmax}
 _SCORED = "mutual-posterior"
 DECODERS = (*_PLAIN, _SCORED)
-"""The names of the decoders: :func:`alignment.argmax`, :func:`alignment.mutual_argmax`, and
-:func:`alignment.probable_links` of :func:`alignment.link_probabilities`."""
+"""The names of the decoders: :func:`alignment.decoding.argmax`, :func:`alignment.decoding.mutual_argmax`, and
+:func:`alignment.decoding.probable_links` of :func:`alignment.decoding.link_probabilities`."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Recipe:
     Attributes:
         null: whether the null column takes part; if not, rows are normalised over the source words.
         combination: how both settings' maps become one: the ``"sum"`` of the row-normalised maps or their ``"product"``
-            (:func:`alignment.smoothed_product`); None for the setting's own map alone.
+            (:func:`alignment.word_maps.smoothed_product`); None for the setting's own map alone.
         sinkhorn: whether to normalise rows and columns in turn.
         decoder: a name in :data:`alignment.recipes.DECODERS`.
         options: ``jump_penalty`` and ``min_probability`` of ``mutual-posterior``.

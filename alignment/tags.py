@@ -214,8 +214,8 @@ def transfer_tags(
         links: the alignment of the words.
         source_words: the words of ``source.text``.
         target_words: the words of ``target``.
-        cuts: the first target word of each block (:meth:`alignment.Markup.blocks`) after the first one. By default the
-            translation is cut where the fewest links lead from one block to another.
+        cuts: the first target word of each block (:meth:`alignment.markup.Markup.blocks`) after the first one. By
+            default the translation is cut where the fewest links lead from one block to another.
 
     Raises:
         InvalidInputError: the target has tags, a link is not between words, or ``cuts`` are not as many places between

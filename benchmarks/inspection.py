@@ -24,9 +24,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from alignment import Inspection, Inspector, load_alibi, load_shipped_model, target_log_probabilities
-from alignment.inspection import FLAGS, MEASURES, RULES
+from alignment import Inspector, load_alibi, load_shipped_model
+from alignment.inspection import FLAGS, MEASURES, RULES, Inspection
 from alignment.normalization import tokenize
+from alignment.translation import target_log_probabilities
 from captum_norm.text.lines import read_lines
 
 Pair = tuple[list[str], list[str]]

@@ -8,9 +8,10 @@ links to other source words [a consistent phrase pair, Koehn et al. 2003], so th
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from alignment import Alignment, BidirectionalAligner, ParallelGold, Span, WordAligner, load_alibi, project_spans
-from alignment.corpora import ALIBI_STORIES
+from alignment import Alignment, BidirectionalAligner, WordAligner, load_alibi, project_spans
+from alignment.corpora import ALIBI_STORIES, ParallelGold
 from alignment.fairseq.loading import load_shipped_model, shipped_models
+from alignment.markup import Span
 from captum_norm.methods import METHODS
 
 SPANS = 10

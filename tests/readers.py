@@ -15,10 +15,10 @@ from sentencepiece import SentencePieceTrainer
 from subword_nmt.learn_bpe import learn_bpe
 from transformers import BertModel
 
-from alignment import GoldAlignment, GoldFormat, Lexicon, read_gold, read_parallel, read_pharaoh
+from alignment import GoldAlignment, Lexicon, read_gold, read_parallel, read_pharaoh
 from alignment.fairseq.checkpoint import Checkpoint, read_checkpoint
 from alignment.fairseq.tokenizer import SPECIAL, BPESegmenter, Dictionary, SentencePieceSegmenter, read_dictionary
-from alignment.formats import format_pharaoh
+from alignment.formats import GoldFormat, format_pharaoh
 from captum_norm import AttributionMaps, InvalidInputError, loading
 from captum_norm.lab.analysis import read_result
 from captum_norm.lab.analysis.corpus import Corpus

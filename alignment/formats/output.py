@@ -42,8 +42,8 @@ class Output:
             ``"tsv"``, source words, target words and links, separated by tabs; ``"matrix"``, a line of JSON with words,
             links and the probability of every possible link, or ``null`` where there is no alignment. Words are
             counted from 1 in naacl, from 0 elsewhere.
-        scores: whether links have their probabilities (:func:`alignment.calibrated`): ``i-j:p``, or a last column in
-            naacl. Matrices have them always, and beside them all probabilities, not calibrated.
+        scores: whether links have their probabilities (:func:`alignment.links.calibrated`): ``i-j:p``, or a last column
+            in naacl. Matrices have them always, and beside them all probabilities, not calibrated.
         min_score: links with lower probabilities are left out.
 
     Raises:

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
-from alignment import Alignment, WordMap, argmax, hmm_posteriors, link_probabilities, mutual_argmax, probable_links
+from alignment import Alignment
+from alignment.decoding import argmax, hmm_posteriors, link_probabilities, mutual_argmax, probable_links
 from alignment.formats import format_pharaoh
+from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError
 
 

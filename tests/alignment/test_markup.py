@@ -6,7 +6,8 @@ import unicodedata
 
 import pytest
 
-from alignment import Markup, parse_markup, split_text
+from alignment import parse_markup, split_text
+from alignment.markup import Markup
 from captum_norm import InvalidInputError
 from tests.fuzzing import FACTOR
 

@@ -103,39 +103,24 @@ def test_what_is_no_recipe_is_refused(options: dict[str, Any], message: str) -> 
         Recipe(**options)
 
 
+FOR_BOTH = {"jump_penalty": 0.2, "min_probability": 0.0}
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("hmm", RECIPES["hmm"]),
         ("product,decoder=argmax", Recipe(False, "product", True, "argmax")),
         ("hmm,decoder=argmax,combination=none,null=true", Recipe(True, None, True)),
-        ("paper,sinkhorn=true", RECIPES["sinkhorn"]),
-        (
-            "jump_penalty=0.2,min_probability=0",  # for one direction and for both
-            Recipe(
-                False,
-                "product",
-                True,
-                "mutual-posterior",
-                {"jump_penalty": 0.2, "min_probability": 0.0},
-                {"jump_penalty": 0.2, "min_probability": 0.0},
-            ),
-        ),
-        ("balanced,decoder=mutual-posterior,jump_penalty=1", None),
+        ("jump_penalty=0.2,min_probability=0", Recipe(False, "product", True, "mutual-posterior", FOR_BOTH, FOR_BOTH)),
+        ('{"recipe": "balanced", "null": false, "decoder": "argmax"}', Recipe(False, "sum", True, "argmax")),
     ],
 )
-def test_a_recipe_is_a_name_with_changes_or_a_file(text: str, expected: Recipe | None, tmp_path: Path) -> None:
-    recipe = read_recipe(text)
-    assert recipe == (expected or Recipe(True, "sum", True, "mutual-posterior", *[{"jump_penalty": 1.0}] * 2))
-    parts = [part.partition("=") for part in text.split(",")]
-    values = {key if equals else "recipe": value if equals else key for key, equals, value in parts}
-    words = ("true", "product", "argmax", "none", "mutual-posterior", *RECIPES)
-    content = ", ".join(
-        f'"{key}": {value if value not in words or value == "true" else chr(34) + value + chr(34)}'
-        for key, value in values.items()
-    )
-    (tmp_path / "recipe.json").write_text(f"{{{content}}}", encoding="utf-8")
-    assert read_recipe(str(tmp_path / "recipe.json")) == recipe
+def test_a_recipe_is_a_name_with_changes_or_a_file(text: str, expected: Recipe, tmp_path: Path) -> None:
+    if text.startswith("{"):
+        (tmp_path / "recipe.json").write_text(text, encoding="utf-8")
+        text = str(tmp_path / "recipe.json")
+    assert read_recipe(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -154,18 +139,16 @@ def test_a_recipe_is_a_name_with_changes_or_a_file(text: str, expected: Recipe |
         ("hmm,decoder=argmaks", "got decoder='argmaks'; expected one of argmax, .*; did you mean argmax?"),
         ("product,jump_penalty=1", "got the options {'jump_penalty': 1.0} of mutual-argmax; expected none"),
         ("none.json", "cannot read none.json: there is no such file"),
+        ("list.json", "list.json holds list; expected an object of the keys of a recipe"),
+        ("broken.json", "broken.json is not JSON"),
     ],
 )
-def test_recipes_that_cannot_be_read(text: str, message: str) -> None:
+def test_recipes_that_cannot_be_read(text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("list.json").write_text("[1]", encoding="utf-8")
+    Path("broken.json").write_text("{", encoding="utf-8")
     with pytest.raises(InvalidInputError, match=message):
         read_recipe(text)
-
-
-@pytest.mark.parametrize(("content", "message"), [("[1]", "holds list; expected an object"), ("{", "is not JSON")])
-def test_files_that_are_no_recipe(content: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "recipe.json").write_text(content, encoding="utf-8")
-    with pytest.raises(InvalidInputError, match=message):
-        read_recipe(str(tmp_path / "recipe.json"))
 
 
 def test_measured_errors_are_those_of_the_documentation() -> None:

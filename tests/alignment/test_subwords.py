@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from alignment import word_ids_from_offsets, word_ids_from_pieces
-from alignment.subwords import sentencepiece_text
+from alignment.subwords import sentencepiece_text, word_ids_from_offsets, word_ids_from_pieces
 from captum_norm import InvalidInputError
 
 # Mark, pieces, words, word ids.

@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from alignment import SYMMETRIZATIONS, Alignment
+from alignment import Alignment
 from alignment.formats import format_pharaoh, parse_pharaoh
+from alignment.symmetrization import SYMMETRIZATIONS
 
 SEEDS = range(150)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
-from alignment import WordMap, normalize_rows, sinkhorn, smoothed_product
+from alignment.word_maps import WordMap, normalize_rows, sinkhorn, smoothed_product
 from captum_norm import InvalidInputError
 
 SHAPES = [(1, 1), (1, 4), (5, 1), (4, 4), (3, 7), (12, 5)]  # T, S

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import captum_norm
-from alignment import AER, cli, parse_pharaoh, parse_talp
+from alignment import AER, cli
 from alignment.aer import paired_significance
+from alignment.formats import parse_pharaoh, parse_talp
 from tests.alignment.commands.conftest import FILES, FORWARD, PERFECT, Refused, Run, rates, systems
 from tests.alignment.data import DATA, needs
 

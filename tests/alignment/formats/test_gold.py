@@ -5,7 +5,8 @@ from typing import Literal, get_args
 
 import pytest
 
-from alignment import Alignment, GoldAlignment, GoldFormat, read_gold
+from alignment import Alignment, GoldAlignment, read_gold
+from alignment.formats import GoldFormat
 from alignment.formats.gold import scan_gold
 from captum_norm import InvalidInputError
 from tests.fuzzing import bounded, limited

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from alignment import Alignment, parse_pharaoh, read_parallel, read_pharaoh, write_pharaoh
+from alignment import Alignment, read_parallel, read_pharaoh, write_pharaoh
+from alignment.formats import parse_pharaoh
 from alignment.formats.text import split_words, write_text
 from captum_norm import InvalidInputError
 from captum_norm.checks import quoted
