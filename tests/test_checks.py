@@ -182,7 +182,7 @@ MESSAGES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda norm: norm.attribute(IDS, position=2**70), f"got position {2**70}; expected an integer"),
     (lambda norm: norm.attribute(IDS.to(torch.uint16)), "got inputs of dtype torch.uint16; expected token ids"),
     (lambda norm: norm.maps(IDS, per_head=torch.ones(2)), "got per_head=tensor([1., 1.]); expected True or False"),
-    (lambda norm: norm.scores(3), "got maps 3; expected what maps() returns"),
+    (lambda norm: norm.scores(3), "got maps 3; expected what NormAttribution.maps() returns"),
     (lambda norm: type(norm)(norm.model, baseline=3), "got baseline=3; expected one of zero, bias"),
     (
         lambda norm: COMPARE(norm.model, IDS, methods=["weights"], target=math.nan, keep_special=False),
