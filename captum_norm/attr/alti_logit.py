@@ -42,9 +42,9 @@ class ALTILogit(OutputAttribution):
     """ALTI-Logit [Ferrando et al. 2023]: what each input token adds to an output value through each layer's updates.
 
     An output value, such as a logit, is the sum of what the blocks add to it along the residual connections: see
-    :class:`LogitUpdates`. What attention adds splits over its keys j exactly, as Σ_h α_ij ⟨f_h(x_j), g⟩ with g the
-    direction in which the value reads the stream; what key j stands for in layer l is a mixture of input tokens, given
-    by ALTI's rollout up to l, R_{l−1}[j]:
+    :class:`captum_norm.attr.logit_updates.LogitUpdates`. What attention adds splits over its keys j exactly, as
+    Σ_h α_ij ⟨f_h(x_j), g⟩ with g the direction in which the value reads the stream; what key j stands for in layer l is
+    a mixture of input tokens, given by ALTI's rollout up to l, R_{l−1}[j]:
 
         score of token s = Σ_l Σ_j update_l(j) R_{l−1}[j, s] + Σ_l feed-forward update_l R_l[i, s] + embedding_i [s = i]
 

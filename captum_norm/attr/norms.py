@@ -141,7 +141,8 @@ class NormMeter:
     Args:
         model: a Hugging Face model, one built with torch.nn's attention, or a fairseq translation model, in any mode
             and dtype, on any device; left unchanged.
-        accumulate, memory_budget, baseline, differentiable: see :class:`MeterOptions`.
+        accumulate, memory_budget, baseline, differentiable: see
+            :class:`captum_norm.forward.session.MeterOptions`.
 
     Example:
         >>> import torch
