@@ -84,7 +84,7 @@ class ScopedNorms(AttentionMapAttribution):
 def _other_owner(scope: object) -> str:
     """Return the end of a message about a scope that another class has."""
     owner = "AttentionBlockAttribution" if str(scope).startswith("atb") else "NormAttribution"
-    return f": take {owner}" if scope in get_args(Scope) else ""
+    return f": take {owner}" if str(scope) in get_args(Scope) else ""
 
 
 class NormAttribution(ScopedNorms):
