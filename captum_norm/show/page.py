@@ -50,7 +50,7 @@ Precision = Literal["f4", "f2", "i1"]
 _MOST_EXACT = 1_000_000
 _MOST_HALF = 4_000_000
 # Of long rows of single heads, pages with more keep so many entries, the largest: nobody sees more of them.
-_KEPT = 20
+_KEPT = 16
 _LONG_ROW = 128
 _HEIGHT = 640
 _STILL_ROWS = 12

@@ -106,7 +106,7 @@ export function scaleOf(example, choice) {
   const { maps, indices, layer } = found;
   const tops = maximaOf(maps);
   if (choice.scale === "all") return largest(tops);
-  if (indices.length > 1 && (choice.scale === "map" || layer === null)) return largest(meanOf(maps, indices));
+  if (indices.length > 1 && (choice.scale === "map" || layer === null)) return topOf(meanOf(maps, indices));
   if (choice.scale === "map" || layer === null) return tops[indices[0]];
   const heads = headsOf(maps);
   return largest(tops.subarray(layer * heads, (layer + 1) * heads));
@@ -131,6 +131,16 @@ export function nameOf(example, choice) {
         : `layer ${maps.layers[0]}`;
   if (!heads && !together?.mean) return layers;
   return `${layers}, ${choice.head !== "all" ? `head ${choice.head}` : together && !together.mean ? "all heads" : "mean of heads"}`;
+}
+
+/** @type {WeakMap<Float32Array, number>} */
+const peaks = new WeakMap();
+
+/** @param {Float32Array} values that do not change */
+function topOf(values) {
+  const top = peaks.get(values) ?? largest(values);
+  peaks.set(values, top);
+  return top;
 }
 
 /** @param {Maps} maps */
@@ -174,17 +184,20 @@ function find(example, { method, stack, layer, head }) {
 /**
  * @param {Maps} maps
  * @param {number[]} indices
- * @returns {Float32Array} a part of the array itself where there is one index
+ * @returns {Float32Array} a part of the array itself where there is one index; the same object each time
  */
 function meanOf(maps, indices) {
   const { shape, values } = maps.values;
   const size = shape[shape.length - 2] * shape[shape.length - 1];
-  if (indices.length === 1) return values.subarray(indices[0] * size, (indices[0] + 1) * size);
   const kept = means.get(maps) ?? new Map();
   means.set(maps, kept);
   const key = indices.join();
   const known = kept.get(key);
   if (known) return known;
+  if (indices.length === 1) {
+    kept.set(key, values.subarray(indices[0] * size, (indices[0] + 1) * size));
+    return kept.get(key);
+  }
   const mean = new Float32Array(size);
   for (const index of indices) {
     for (let entry = 0; entry < size; entry++) mean[entry] += values[index * size + entry] / indices.length;

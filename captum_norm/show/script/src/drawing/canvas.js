@@ -13,6 +13,9 @@ const HIGHEST = 720;
 /** @type {WeakMap<object, { values: Float32Array, max: number, theme: string, picture: HTMLCanvasElement }>} */
 const pictures = new WeakMap();
 
+/** The width of the widest label. @type {WeakMap<string[], number>} */
+const widths = new WeakMap();
+
 /** Where a map's entries are on its canvas. @typedef {{ left: number, top: number, width: number, height: number }} Box */
 
 /**
@@ -87,10 +90,10 @@ export function drawMap(canvas, drawing, width) {
  * @returns {number} the width of the widest label, with a gap
  */
 function roomFor(context, texts, most) {
-  const widest = texts.reduce(
-    (width, text) => Math.max(width, context.measureText(shortened(text, LONGEST_LABEL)).width),
-    0,
-  );
+  const widest =
+    widths.get(texts) ??
+    texts.reduce((width, text) => Math.max(width, context.measureText(shortened(text, LONGEST_LABEL)).width), 0);
+  widths.set(texts, widest);
   return Math.min(Math.ceil(widest), most) + GAP;
 }
 

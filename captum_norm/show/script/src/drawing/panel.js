@@ -46,6 +46,10 @@ export function panel(example, method, state, shared) {
   const details = h("details", { class: "largest" }, h("summary", {}, "Largest entries"), list);
   /** @type {Box} */
   let box = { left: 0, top: 0, width: 1, height: 1 };
+  /** The largest entry, and of which map. @type {Float32Array | null} */
+  let named = null;
+  /** @type {(Cell & { value: number }) | undefined} */
+  let largestEntry;
   const choice = () => ({ method, stack: state.get("stack"), layer: state.get("layer"), head: state.get("head") });
 
   const draw = () => {
@@ -61,7 +65,9 @@ export function panel(example, method, state, shared) {
     box = drawMap(canvas, { grid, max, rows, columns, frame: shared.frame(), theme, ...marked }, field.clientWidth);
     field.classList.toggle("zoomed", shared.frame().zoom > 1);
     scale.show(max, grid.unit, grid.signed, theme);
-    const top = largestEntries(grid.values, grid.columns, 1)[0];
+    if (named !== grid.values) largestEntry = largestEntries(grid.values, grid.columns, 1)[0];
+    named = grid.values;
+    const top = largestEntry;
     const best = top ? `; largest ${formatted(top.value)}, ${rows[top.row]} from ${columns[top.column]}` : "";
     field.setAttribute(
       "aria-label",

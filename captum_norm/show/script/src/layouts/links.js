@@ -23,13 +23,17 @@
  * @param {object} [which] the entries to take
  * @param {(input: number, output: number) => boolean} [which.wanted] all by default
  * @param {boolean} [which.own] whether an output's own input counts, as it does unless both are the same tokens
+ * @param {{ input: number[], output: number[] }} [which.among] the tokens to look at, all by default
+ * @param {number} [which.top] the largest absolute entry that counts, if it is known
  * @returns {{ lines: MapLine[], above: number, top: number }} `above` counts all entries that are not 0, `top` is the
  *   largest absolute entry that counts
  */
-export function mapLines(values, columns, most, { wanted = () => true, own = true } = {}) {
+export function mapLines(values, columns, most, { wanted = () => true, own = true, among, top = 0 } = {}) {
   const rows = values.length / columns;
   const before = columns - rows;
-  let [top, above, least] = [0, 0, 0];
+  const outputs = among?.output ?? Array.from({ length: rows }, (_, row) => row);
+  const inputs = among?.input ?? Array.from({ length: columns }, (_, column) => column);
+  let [above, least] = [0, 0];
   /** @type {MapLine[]} */
   let lines = [];
   const cut = () => {
@@ -37,8 +41,8 @@ export function mapLines(values, columns, most, { wanted = () => true, own = tru
     lines = lines.slice(Math.max(0, lines.length - most));
     if (lines.length === most && most) least = Math.abs(lines[0].value);
   };
-  for (let output = 0; output < rows; output += 1) {
-    for (let input = 0; input < columns; input += 1) {
+  for (const output of outputs) {
+    for (const input of inputs) {
       if (!own && input === output + before) continue;
       const value = values[output * columns + input];
       const size = value < 0 ? -value : value;

@@ -112,9 +112,9 @@ function createLinks(example, state) {
     const usual = Math.min(USUAL, EACH * Math.max(texts.input.length, texts.output.length));
     const most = Math.min(MOST, state.get("lines") || usual);
     const own = example.outputs !== null;
-    const { lines, above } = soft
+    const { lines, above, top } = soft
       ? mapLines(grid.values, grid.columns, most, { wanted: touching(state.get("pins")), own })
-      : { lines: [], above: 0 };
+      : { lines: [], above: 0, top: 0 };
     /** @param {Side} side */
     const shown = (side) => {
       const all = [...texts[side].keys()];
@@ -130,9 +130,10 @@ function createLinks(example, state) {
       const near =
         soft && state.get("hover")
           ? mapLines(grid.values, grid.columns, Math.max(most, USUAL), {
-              wanted: (input, output) =>
-                touches(input, output) && rows.input.at.has(input) && rows.output.at.has(output),
+              wanted: touches,
               own,
+              among: { input: rows.input.tokens, output: rows.output.tokens },
+              top,
             }).lines
           : lines;
       const linked = classed.filter(({ input, output }) => touches(input, output));
