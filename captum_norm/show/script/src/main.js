@@ -56,6 +56,8 @@ function start(page, state, root) {
       return h("section", attributes, heading, view.create(page, example, scope.state));
     });
     const answer = given?.answer ? [h("p", { class: "answer" }, ...isolated(given.answer))] : [];
+    const facts = Object.entries(given?.facts ?? {}).map(([name, value]) => `${name}: ${value}`);
+    if (facts.length) answer.push(h("p", { class: "quiet" }, ...isolated(facts.join(" · "))));
     const bar = toolbar(page, given, scope.state, applying);
     // What was found on all examples comes before the choice of one.
     const first = sections.filter((section) => section.classList.contains("findings"));
