@@ -2,16 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, SupportsIndex, overload
+from typing import Any, SupportsIndex, overload
 
 from alignment.links import Alignment, Link
 from captum_norm import InvalidInputError
 from captum_norm.results.base import Result
-from captum_norm.results.tables import data_frame
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 _LONGEST = 300
 """Characters that a console shows of the links."""
@@ -104,12 +99,11 @@ class Alignments(list[Alignment], Result):
         """Return the same alignments: they are of words."""
         return self
 
-    def to_frame(self) -> "pd.DataFrame":
-        """Return a data frame of pandas with a row for each link: pair, source and target index, and their words."""
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each link: pair, source and target index, and their words."""
         columns = ["pair", "source", "target", "source_word", "target_word"]
-        rows = [
-            (index, *link, *words)
+        return [
+            dict(zip(columns, (index, *link, *words), strict=True))
             for index, links in enumerate(self)
             for link, words in zip(links, self.pairs(index), strict=True)
         ]
-        return data_frame(rows, columns)

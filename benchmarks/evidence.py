@@ -148,7 +148,7 @@ def compared(open_model: Opener, pairs: Sequence[Pair], methods: Methods) -> str
     target = Difference([pair.right for pair in pairs], [pair.wrong for pair in pairs])
     inputs = encoded(pairs, tokenizer, model.device)
     options: Any = {"target": target, "removal": "mean", "methods": made(methods, model, tokenizer)}
-    return compare(model, inputs, tokenizer=tokenizer, **options).to_json()
+    return compare(model, inputs, tokenizer=tokenizer, **options).file_bytes(".json").decode()
 
 
 def by_word(tokens: Sequence[str], scores: Sequence[float]) -> list[float]:

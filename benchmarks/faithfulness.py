@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks import evidence, language_model, passages, sentiment, sst2
-from benchmarks.kept import Content, Methods, opened, passes, table
+from benchmarks.kept import ROLLED, Content, Methods, opened, passes, table
 from captum_norm import AttentionBlockAttribution, DecompX, NormAttribution, progress
 from captum_norm.methods import METHODS
 
@@ -39,7 +39,8 @@ INTRODUCTION = """\
 everything measured here. LIME, Shapley values and integrated gradients gain more when tokens are removed, at 40 to 200
 passes, but rank known evidence no better. What is *mixed* into a position, by norms, attention weights or a rollout, is
 another question: asked what speaks for a prediction, such methods do little better than attention weights; ALTI does
-best among them. Rollouts find the passage that holds an answer no more often than chance.
+best among them. Rollouts of norms find the passage that holds an answer no more often than chance, means of the layers
+always, so a mean is the default in causal models; rows of `norm` and `alti` without another word are rollouts.
 
 Each column is one of three measures, on three tasks: whether the output falls as a method says when tokens are removed
 (gain); whether the word that decides between two continuations ranks high (MRR), for a model that knows the answer and
@@ -70,15 +71,20 @@ def variants(*, last_norm: bool = False) -> Methods:
     scopes: tuple[Any, Any] = ("attn_res_ln", "atb_ff_res_ln") if last_norm else ("attn_res", "atb_ff_res")
     return {
         "norm, mean of layers": lambda model, _: NormAttribution(model, aggregation="mean"),
-        f"norm, {scopes[0]}": lambda model, _: NormAttribution(model, scopes[0]),
-        f"attention-block, {scopes[1]}": lambda model, _: AttentionBlockAttribution(model, scopes[1]),
+        f"norm, {scopes[0]}": lambda model, _: NormAttribution(model, scopes[0], "rollout"),
+        f"attention-block, {scopes[1]}": lambda model, _: AttentionBlockAttribution(model, scopes[1], "rollout"),
         "decompx, absdot": lambda model, _: DecompX(model, "absdot"),
     }
 
 
 def named(names: Iterable[str], *, last_norm: bool = False) -> Methods:
     """Return the methods of some names, and :func:`variants`."""
-    return {**{name: name for name in names}, **variants(last_norm=last_norm)}
+    rolled: Methods = {name: partial(_rolled, name) for name in ROLLED}
+    return {**{name: rolled.get(name, name) for name in names}, **variants(last_norm=last_norm)}
+
+
+def _rolled(name: str, model: Any, _: Any) -> Any:
+    return METHODS[name].load()(model, aggregation="rollout")
 
 
 def question(name: str) -> str:

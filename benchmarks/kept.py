@@ -15,6 +15,8 @@ Content = Mapping[str, Any]
 Make = Callable[[Any, Any], Attribution]
 Methods = Mapping[str, str | Make]
 """Methods by their names in tables: the name of one, or a function that makes one for a model and its tokenizer."""
+ROLLED = ("norm", "attention-block", "alti", "information-flow", "value-zeroing")
+"""Measured by the rollout of their layers, also in a causal model, whose default is their mean."""
 Merge = Callable[[Content, Content], Content]
 Opener = Callable[[], tuple[Any, Any]]
 """Loads the model to explain and its tokenizer, when they are needed."""
@@ -71,13 +73,13 @@ def made(methods: Methods, model: Any, tokenizer: Any) -> dict[str, str | Attrib
 
 
 def merged(old: Content, new: Content) -> Content:
-    """Join two comparisons of other methods on the same examples, as ``Comparison.to_json`` returns them.
+    """Join two comparisons of other methods on the same examples: those of ``.json`` files.
 
     Raises:
         ValueError: they differ in examples, or in a choice or version that changes numbers.
     """
-    for name in ("signature", "targets"):
-        if old[name] != new[name]:
+    for name in ("signature", "outputs"):
+        if old.get(name) != new[name]:
             raise ValueError(f"the kept results have another {name}; remove their file to make them anew")
     scores = [one | other for one, other in zip(old["scores"], new["scores"], strict=True)]
     methods = [*old["methods"], *new["methods"]]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks import copied_facts
 from benchmarks.copied_facts import Prompt
-from benchmarks.kept import Content, Opener, kept, kept_methods, passes, refusals, table
+from benchmarks.kept import ROLLED, Content, Opener, kept, kept_methods, passes, refusals, table
 from benchmarks.ranking import first_share, reciprocal_rank, with_interval
 from captum_norm import GenerationAttribution
 from captum_norm.bars import bar
@@ -142,7 +142,8 @@ def by_tokens(name: str, model: Any, tokenizer: Any) -> Scorer:
     """
     readout = None if METHODS[name].maps else AnswerLogits()
     options: Any = {"removal": "mean", "tokenizer": tokenizer, "keep_special": True, "batch_size": 32}
-    method = make_method(name, model, readout=readout, **options)
+    rolled = {"aggregation": "rollout"} if name in ROLLED else {}
+    method = make_method(name, model, readout=readout, options=rolled, **options)
     return by_segments(method, tokenizer) if readout is None else partial(_of_logits, method, readout)
 
 

@@ -48,7 +48,9 @@ def compared(open_model: Opener, data: Path, examples: int, removal: Any, method
     chosen = sentiment.read(data / "dev.tsv")[:examples]
     inputs = tokenizer([sentence for sentence, _ in chosen], padding=True, return_tensors="pt").to(model.device)
     comparison = compare(model, inputs, tokenizer=tokenizer, methods=made(methods, model, tokenizer), removal=removal)
-    return json.dumps(json.loads(comparison.to_json()) | {"accuracy": sentiment.accuracy(model, tokenizer, chosen)})
+    return json.dumps(
+        json.loads(comparison.file_bytes(".json")) | {"accuracy": sentiment.accuracy(model, tokenizer, chosen)}
+    )
 
 
 def results(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -195,7 +196,13 @@ def test_scores_are_of_the_new_positions_and_scores_of_maps_of_all() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [cn.NormAttribution, cn.ALTI, cn.ValueZeroing, cn.AttentionRollout, cn.AttentionTimesGradient, cn.DecompX]
+    "make",
+    [
+        *(partial(kind, aggregation="rollout") for kind in (cn.NormAttribution, cn.ALTI, cn.ValueZeroing)),
+        cn.AttentionRollout,
+        cn.AttentionTimesGradient,
+        cn.DecompX,
+    ],
 )
 def test_what_needs_the_missing_rows_is_refused_in_a_sentence(make: Callable[[Any], Any]) -> None:
     model, ids = families.build("gpt2"), families.inputs("gpt2")
@@ -413,7 +420,7 @@ def test_what_is_refused() -> None:
     model, ids = families.build("gpt2"), families.inputs("gpt2", batch=2, length=LENGTH)
     mask = torch.ones_like(ids)
     mask[1, :2] = 0
-    method = cn.NormAttribution(model)
+    method = cn.NormAttribution(model, aggregation="rollout")
     for last in (12, 0, -1, 2.5, True):
         with pytest.raises(cn.InvalidInputError, match="last"):
             method.maps(ids, last=last)  # type: ignore[arg-type]
@@ -430,7 +437,7 @@ def test_what_is_refused() -> None:
 def test_scores_of_last_are_those_of_each_position() -> None:
     model, ids = families.build("llama", dtype=torch.float64), families.inputs("llama", batch=2, length=LENGTH)
     # The second is rolled out with half identities.
-    norms = cn.NormAttribution(model, aggregation="mean"), cn.NormAttribution(model, "attn")
+    norms = cn.NormAttribution(model), cn.NormAttribution(model, "attn", "rollout")
     for method in (*norms, cn.AttentionRollout(model), cn.ALTI(model, "product")):
         scores, delta = method.scores_of_last(ids, 3)
         assert isinstance(scores, Tensor)

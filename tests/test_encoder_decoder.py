@@ -187,7 +187,8 @@ def test_scores_of_both_sequences_from_single_layers_and_their_mean() -> None:
 
 def test_stacks_that_a_method_does_not_chain_are_refused() -> None:
     model, inputs = encoder_decoders.build("marian"), encoder_decoders.inputs("marian")
-    methods = (cn.NormAttribution(model), cn.AttentionWeights(model, aggregation="rollout"), cn.ALTI(model, "product"))
+    norms = cn.NormAttribution(model, aggregation="rollout")
+    methods = (norms, cn.AttentionWeights(model, aggregation="rollout"), cn.ALTI(model, "product"))
     for method in methods:
         with pytest.raises(cn.InvalidInputError, match="does not chain its three stacks: pass layer=") as refusal:
             method.attribute(inputs)

@@ -50,7 +50,7 @@ def test_an_interrupted_file_is_old_or_new(folder: str, tmp_path: Path) -> None:
     model, tokenizer = load(folder)
     maps = NormAttribution(model).maps(tokenizer(TEXT, return_tensors="pt"))
     explanation: Any = explain(TEXT, model, tokenizer)
-    path = tmp_path / "file"
+    path = tmp_path / "file.safetensors"
     page, figure = render_page(explanation.page()).encode(), figure_bytes(explanation.plot())
     writes: list[tuple[Callable[[], Any], Callable[[], bool]]] = [
         (lambda: maps.save(path), lambda: AttributionMaps.load(path) == maps),

@@ -25,7 +25,8 @@ class ALTI(AttentionMapAttribution):
 
     Args:
         model: a Hugging Face model or a fairseq translation model; left unchanged.
-        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``.
+        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``; None: the mean in a
+            causal model, else the rollout.
         options: see :class:`captum_norm.forward.session.MeterOptions`; ``memory_budget`` also bounds the vectors. The
             attention weights of one layer are held at a time.
 

@@ -37,7 +37,8 @@ class AttentionBlockAttribution(ScopedNorms):
         model: a Hugging Face model or a fairseq translation model; left unchanged.
         scope: ``atb``; if the feed-forward network is understood, also ``atb_ff_res``, except in parallel layers
             ``atb_ff``, with a norm before the network ``atb_ln``, and with one after the sum ``atb_ff_res_ln``.
-        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``.
+        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``; None: the mean in a
+            causal model, else the rollout.
         options: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Raises:
@@ -63,7 +64,7 @@ class AttentionBlockAttribution(ScopedNorms):
         self,
         model: Explainable,
         scope: Literal["atb", "atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln"] = "atb",
-        aggregation: str = "rollout",
+        aggregation: str | None = None,
         **options: Unpack[MeterOptions],
     ) -> None:
         super().__init__(model, scope, aggregation, **options)

@@ -68,7 +68,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
         tokenizer: Any = None,
     ) -> None:
         super().__init__(model, aggregation, differentiable=differentiable, tokenizer=tokenizer)
-        self._readout = readout
+        self.readout = readout
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the maps of the layers requested in one forward and one backward pass."""
@@ -93,7 +93,8 @@ class AttentionTimesGradient(AttentionMapAttribution):
             if not every:
                 raise UnsupportedModelError(call.unseen)
             check_seen(call, every, request)
-            scores = output_scores(call, output, request.position, self._readout)
+            call.note(output)
+            scores = output_scores(call, output, request.position, self.readout)
             number = explained_number(scores, chosen_target(request.target, scores))
             expect_number(self.model, number)
             kept = {

@@ -47,7 +47,10 @@ class AttentionMapAttribution(Attribution, ABC):
         model: a Hugging Face model, one built with torch.nn's attention, or a fairseq translation model; a pipeline of
             transformers; or a SentenceTransformer, whose pooling is the default position. Left unchanged.
         aggregation: how ``attribute`` combines the layers' maps: ``"rollout"`` (product of the row-normalised maps),
-            ``"product"`` (of the maps themselves, with the resulting row normalised) or ``"mean"``.
+            ``"product"`` (of the maps themselves, with the resulting row normalised) or ``"mean"``. None: the mean in a
+            causal model, where a rollout leads to the first tokens (see :data:`CAUSAL_ROLLOUT`), and in an
+            encoder–decoder model unless the method chains its three stacks; else the rollout. Known from the first call
+            on.
         options: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Attributes:
@@ -84,13 +87,13 @@ class AttentionMapAttribution(Attribution, ABC):
     chained: ClassVar[bool] = False
     any_rows: ClassVar[bool] = True
 
-    def __init__(self, model: Explainable, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
+    def __init__(self, model: Explainable, aggregation: str | None = None, **options: Unpack[MeterOptions]) -> None:
         """See the class."""
         refuse_unknown(type(self), options)
         self.session = Session(model, **options)
         super().__init__(self.session.model)
         self.model: nn.Module = self.session.model
-        self.aggregation = check_choice("aggregation", aggregation, AGGREGATIONS)
+        self.aggregation: Any = aggregation and check_choice("aggregation", aggregation, AGGREGATIONS)
         # Where heads read as the model's class told last, for bidirectional and for causal maps.
         self._told: dict[bool, HeadPosition | None] = {}
         # If it tells nothing: the modules of the model that was seen, and where its head reads.
@@ -408,6 +411,9 @@ class AttentionMapAttribution(Attribution, ABC):
 
     def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Scores:
         """Compute what :meth:`captum_norm.NormAttribution.scores` returns, without checks."""
+        if self.aggregation is None:  # of maps made elsewhere
+            causal = maps.encoder is None and maps.decoder is not None
+            self.aggregation = self._usual_aggregation(causal=causal, three_stacks=maps.decoder_real is not None)
         chains = aggregate and self.aggregation != "mean"
         if maps.segmented:
             raise InvalidInputError("got maps of segments, whose rows are scores: read them, or take layers' mean(1)")
@@ -509,10 +515,18 @@ class AttentionMapAttribution(Attribution, ABC):
             call = self.session.bind(inputs, additional_forward_args, request.stacks)
             if request.last is not None:
                 call = call.of_last(check_count("last", request.last))
+            if self.aggregation is None:
+                causal = call.facts.excerpt.causal
+                causal = bool(self.session.seen(call).causal if causal is None else causal)
+                self.aggregation = self._usual_aggregation(causal=causal, three_stacks=call.encoder is not None)
         if segments is not None or together is not False:
             request = replace(request, segments=as_segments(call, request, segments, together))
         self.check_model(call)
         return call, request
+
+    def _usual_aggregation(self, *, causal: bool, three_stacks: bool) -> str:
+        """Return how the layers of a model are combined unless the user says."""
+        return "mean" if (causal and not three_stacks) or (three_stacks and not self.chained) else "rollout"
 
     def check_model(self, call: ModelCall) -> None:
         """Refuse models that the method does not explain."""

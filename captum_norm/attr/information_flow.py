@@ -44,7 +44,8 @@ class InformationFlow(AttentionMapAttribution):
 
     Args:
         model: a Hugging Face model or a fairseq translation model; left unchanged.
-        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``.
+        aggregation: how ``attribute`` combines the layers' maps: by default ``"rollout"``, of which the routes are, or
+            ``"mean"``.
         options: see :class:`captum_norm.forward.session.MeterOptions`; ``memory_budget`` also bounds the vectors. The
             attention weights and importances of one layer are held at a time.
 
@@ -104,6 +105,9 @@ class InformationFlow(AttentionMapAttribution):
                 "take attribute() or maps()"
             )
         return self.session.explain(partial(self._graphs, call, position, limit, per_head=per_head))
+
+    def _usual_aggregation(self, *, causal: bool, three_stacks: bool) -> str:  # noqa: ARG002 - routes go through all
+        return "rollout"
 
     def layer_map(self, layer: Layer) -> Tensor:
         """Add up the importances of one layer by key, (B, Q, K)."""

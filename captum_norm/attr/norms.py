@@ -40,7 +40,9 @@ class ScopedNorms(AttentionMapAttribution):
     single_heads = True
     segmented = True
 
-    def __init__(self, model: Explainable, scope: Scope, aggregation: str, **options: Unpack[MeterOptions]) -> None:
+    def __init__(
+        self, model: Explainable, scope: Scope, aggregation: str | None, **options: Unpack[MeterOptions]
+    ) -> None:
         if str(scope) not in self.scopes:
             raise UnsupportedScopeError(
                 f'got the scope "{scope}"; {type(self).__name__} has the scopes {", ".join(self.scopes)}'
@@ -101,9 +103,9 @@ class NormAttribution(ScopedNorms):
         model: a Hugging Face model or a fairseq translation model; left unchanged.
         scope: ``attn``; ``attn_res`` if the layer adds the attention output itself to the residual stream;
             ``attn_res_ln`` in post-norm layers.
-        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``. The rollout of ``attn``,
-            whose vectors omit the residual connection, uses (A + I)/2 of the row-normalised maps A
-            [Abnar & Zuidema 2020].
+        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``; None: the mean in a
+            causal model, else the rollout. That of ``attn``, whose vectors omit the residual connection, uses
+            (A + I)/2 of the row-normalised maps A [Abnar & Zuidema 2020].
         options: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Raises:
@@ -126,7 +128,7 @@ class NormAttribution(ScopedNorms):
         self,
         model: Explainable,
         scope: Literal["attn", "attn_res", "attn_res_ln"] = "attn",
-        aggregation: str = "rollout",
+        aggregation: str | None = None,
         **options: Unpack[MeterOptions],
     ) -> None:
         super().__init__(model, scope, aggregation, **options)

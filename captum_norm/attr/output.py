@@ -19,7 +19,7 @@ from captum_norm.forward.gradients import gradients_on, gradients_through
 from captum_norm.forward.request import Request, expect_room_for_gradients
 from captum_norm.forward.session import MeterOptions, may_be_large, refuse_unknown
 from captum_norm.models.blocks import Block
-from captum_norm.models.call import ModelCall, Positions
+from captum_norm.models.call import WATCH, ModelCall, Positions
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.objects import Explainable
@@ -63,7 +63,7 @@ class OutputAttribution(AttentionMapAttribution):
 
     def __init__(self, model: Explainable, *, readout: Readout | None = None, **options: Unpack[MeterOptions]) -> None:
         super().__init__(model, "mean", **options)
-        self._readout = readout
+        self.readout = readout
         self._modules: HookedModules | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class OutputAttribution(AttentionMapAttribution):
         """Return the values requested, the only one of each example unless there may be several."""
         # Indices made in inference mode cannot be saved for a gradient.
         with gradients_on():
-            values = OutputValues.of(call, request.target, request.position, self._readout)
+            values = OutputValues.of(call, request.target, request.position, self.readout)
         if values.several and not several:
             raise InvalidInputError(
                 f"got {values.count} values of each example; attribute and maps explain one: pass them to decompose"
@@ -186,7 +186,7 @@ class RelevanceAttribution(OutputAttribution):
 
     def explains_states(self, call: ModelCall, request: Request) -> bool:
         """Whether hidden states are explained: by DecompX a layer's, or those of a model without a head."""
-        if self.target == "always" or request.target is not None or self._readout is not None:
+        if self.target == "always" or request.target is not None or self.readout is not None:
             return False
         return request.layers is not None or self.session.seen(call).headless
 
@@ -246,6 +246,8 @@ class RelevanceAttribution(OutputAttribution):
             network = FrozenNetwork(modules, call, rules)
             with gradients_through(self.model):
                 output = network.run()
+            if WATCH.get() is not None:
+                call.note(output)
             numbers, rounded = values.read(call, output)
             if together:
                 numbers, rounded = numbers.sum(1, keepdim=True), rounded.sum(1, keepdim=True)

@@ -139,7 +139,7 @@ class TokenAttribution(Attribution):
         self.keep_special = keep_special
         self.baseline = replacement(model, baseline, tokenizer) if "baselines" in parameters else None
         self.reduction = reduction or ("sum" if not self._perturbs and probe.multiplies_by_inputs else "l2")
-        self._readout = readout
+        self.readout = readout
         self._batch_size = check_count("batch_size", batch_size)
 
     def __repr__(self) -> str:
@@ -205,10 +205,11 @@ class TokenAttribution(Attribution):
             real, read = real_positions(call), read_mask(call, position)
             with torch.no_grad():
                 output, embeddings = run_embedded(call)
-            target = chosen_target(target, read_output(self.model, output, real, read, self._readout))
+            call.note(output)
+            target = chosen_target(target, read_output(self.model, output, real, read, self.readout))
             replaced = ordinary_positions(call, real, self._special)
             vector = None if self.baseline is None else self.baseline.vector
-            output_of = _ExplainedOutput(call, real, read, target, self._readout, vector if self._perturbs else None)
+            output_of = _ExplainedOutput(call, real, read, target, self.readout, vector if self._perturbs else None)
             parts = [(output_of, embeddings, replaced)]
             if self._one_by_one:
                 ends = enumerate(int(row.nonzero().max()) + 1 for row in real)
@@ -294,7 +295,7 @@ class _ExplainedOutput(nn.Module):
         baseline: Tensor | None,
     ) -> None:
         super().__init__()
-        self.model, self._call, self._readout, self._baseline = call.model, call, readout, baseline
+        self.model, self._call, self.readout, self._baseline = call.model, call, readout, baseline
         self._real, self._read, self._target = real, read, target
 
     def example(self, index: int, end: int) -> "_ExplainedOutput":
@@ -302,7 +303,7 @@ class _ExplainedOutput(nn.Module):
         call = self._call.examples(torch.tensor([index], device="cpu"), end)
         read = None if self._read is None else self._read[index, None, :end]
         target = None if self._target is None else self._target[index, None]
-        return _ExplainedOutput(call, self._real[index, None, :end], read, target, self._readout, self._baseline)
+        return _ExplainedOutput(call, self._real[index, None, :end], read, target, self.readout, self._baseline)
 
     def forward(self, features: Tensor, examples: Tensor) -> Tensor:
         """Compute the explained output of examples, which Captum repeats."""
@@ -318,4 +319,4 @@ class _ExplainedOutput(nn.Module):
 
         output = run_with_embeddings(self._call.map_batched(chosen, examples.tolist()), embed)
         read, target = (None if rows is None else chosen(rows) for rows in (self._read, self._target))
-        return explained_number(read_output(self.model, output, chosen(self._real), read, self._readout), target)
+        return explained_number(read_output(self.model, output, chosen(self._real), read, self.readout), target)

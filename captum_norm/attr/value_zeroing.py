@@ -48,7 +48,8 @@ class ValueZeroing(AttentionMapAttribution):
 
     Args:
         model: a Hugging Face model; left unchanged.
-        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``.
+        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``; None: the mean in a
+            causal model, else the rollout.
         options: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Example:

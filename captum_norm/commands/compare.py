@@ -8,7 +8,6 @@ from captum_norm.bars import progress
 from captum_norm.commands.program import Command, argument, option
 from captum_norm.commands.shared import (
     Subject,
-    file_content,
     given_text,
     index_or,
     method_name,
@@ -85,7 +84,7 @@ def _run(options: CompareOptions) -> None:
             seed=options.seed,
             name=options.model,
         )
-    contents = {path: file_content(comparison, path) for path in options.out}
+    contents = {path: comparison.file_bytes(path.suffix) for path in options.out}
     write_outputs(contents)
     console = Terminal()
     print_result(comparison, console)

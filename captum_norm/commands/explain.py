@@ -10,7 +10,6 @@ from captum_norm.checks import quoted_name
 from captum_norm.commands.program import Command, Options, argument, option
 from captum_norm.commands.shared import (
     Subject,
-    file_content,
     given_text,
     index_or,
     method_name,
@@ -24,14 +23,10 @@ from captum_norm.methods import METHODS
 from captum_norm.text.lines import read_text
 
 if TYPE_CHECKING:
-    from captum_norm.attr.flow_graph import FlowGraph
     from captum_norm.explanation import Explanation
     from captum_norm.generation import GenerationResult
 
-# Maps of single heads are computed for pages whose maps of layers have no more entries than that.
-_MOST_ENTRIES = 1_000_000
-_LEAST_IMPORTANCE = 0.01  # what the flow on a page can show at most; it begins with the authors' threshold
-_NOT_OF_ANSWERS = ("target", "against", "layer", "position", "scope", "aggregation", "words", "lines")
+_NOT_OF_ANSWERS = ("against", "layer", "position", "scope", "aggregation", "words", "lines")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +34,6 @@ class Answers(Options, title="generated text: the text is a prompt, and what a l
     """The answer that is explained."""
 
     generate: int | None = option("generate an answer of at most N tokens, greedily", parse=positive, metavar="N")
-    answer: str | None = option("explain this answer; a space before it is part of it", metavar="TEXT")
     chat: Path | None = option(
         'a conversation for the prompt, [{"role": "user", "content": "…"}, …], instead of the text',
         metavar="FILE.json",
@@ -53,7 +47,7 @@ class Answers(Options, title="generated text: the text is a prompt, and what a l
 
     def explains_answer(self) -> bool:
         """Whether an answer is explained."""
-        return any(getattr(self, name) is not None for name in ("generate", "answer", "chat", "segments", "contrast"))
+        return any(getattr(self, name) is not None for name in ("generate", "chat", "segments", "contrast"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +85,8 @@ class ExplainOptions(Subject, Answers):
         metavar="N|first|last|mean",
     )
     aggregation: Literal["rollout", "product", "mean"] | None = option(
-        "how to combine the layers (default: mean for weights, product for globenc, else rollout; rollout, alti-logit, "
-        "decompx, cp-lrp, attnlrp and gim have no choice)"
+        "how to combine the layers (default: mean for weights and in causal models, product for globenc, else rollout; "
+        "rollout, alti-logit, decompx, cp-lrp, attnlrp and gim have no choice)"
     )
     words: bool = option("show words instead of tokens, with the sums of their tokens' scores", False)
     top: int | None = option("print the N tokens of highest score only", parse=positive, metavar="N")
@@ -105,18 +99,22 @@ class ExplainOptions(Subject, Answers):
 
 def _run(options: ExplainOptions) -> None:
     from captum_norm.commands.terminal import Terminal
+    from captum_norm.explanation.run import is_answer
     from captum_norm.show import print_result
 
     result: Any
-    if options.explains_answer():
-        result = _answer(options)
-        contents = {path: file_content(result, path) for path in options.out}
+    given, loaded, texts = [given_text(word, is_text=options.text) for word in options.texts], None, list[str]()
+    if not options.explains_answer():
+        texts, loaded = _texts(options, given), options.load(answers=True)
+    if loaded is None or (options.against is None and is_answer(*loaded, options.target)):
+        result = _answer(options, given, loaded)
+        contents = {path: result.file_bytes(path.suffix) for path in options.out}
     else:
-        explanation, companions = _explanation(options)
+        explanation = _explanation(options, texts, *loaded)
         result = explanation.words() if options.words else explanation
         # A page has both, tokens and words.
         contents = {
-            path: file_content(explanation if path.suffix.lower() == ".html" else result, path, companions)
+            path: (explanation if path.suffix.lower() == ".html" else result).file_bytes(path.suffix)
             for path in options.out
         }
     write_outputs(contents)
@@ -126,45 +124,34 @@ def _run(options: ExplainOptions) -> None:
         console.say(f"wrote {path}")
 
 
-def _explanation(options: ExplainOptions) -> "tuple[Explanation, list[Explanation]]":
-    """Explain the texts; also return the explanations that a page shows beside: single heads, and attention weights."""
+def _explanation(options: ExplainOptions, texts: list[str], model: Any, tokenizer: Any) -> "Explanation":
+    """Explain the texts; for a page with what it shows beside."""
     from captum_norm.explanation import explain
     from captum_norm.explanation.run import default_position
 
-    texts = _texts(options)
-    model, tokenizer = options.load()
-    position = options.position
+    position: Any = options.position
     if position is None and METHODS[options.method].maps:
         position = default_position(model, options.model)
     settings = {"target": options.named_target(), "scope": options.scope, "aggregation": options.aggregation}
-    settings = {name: value for name, value in settings.items() if value is not None}
-
-    def explained(method: str = options.method, **further: Any) -> "Explanation":
-        settings_of_method: dict[str, Any] = settings if method == options.method else {}
-        place: dict[str, Any] = {"position": position, "layer": options.layer, "name": options.model}
-        return explain(texts, model, tokenizer, method=method, **place, **settings_of_method, **further)
-
     with progress(terminal_only=True):
-        explanation = explained()
-        companions: list[Explanation] = []
-        if options.has_page() and explanation.squares is not None:
-            other = "norm" if options.method == "weights" else "weights"
-            companions.append(explained(method=other))
-            for method in (options.method, other) if explanation.squares.numel() <= _MOST_ENTRIES else ():
-                try:
-                    companions.append(explained(method=method, per_head=True))
-                except InvalidInputError:  # this method, or its scope, does not divide into heads
-                    continue
-    if options.has_page():
-        explanation = replace(explanation, graphs=_flows(model, explanation, tokenizer))
-    return explanation, companions
+        return explain(
+            texts,
+            model,
+            tokenizer,
+            method=options.method,
+            position=position,
+            layer=options.layer,
+            name=options.model,
+            page=options.has_page(),
+            **{name: value for name, value in settings.items() if value is not None},
+        )
 
 
-def _texts(options: ExplainOptions) -> list[str]:
-    """Read the texts; with ``--lines`` each line that is not blank is one."""
-    if not options.texts:
+def _texts(options: ExplainOptions, given: list[str]) -> list[str]:
+    """Return the texts; with ``--lines`` each line that is not blank is one."""
+    if not given:
         raise InvalidInputError("got no text; give a text, a file with it, or - for standard input")
-    texts = [given_text(word, is_text=options.text).strip() for word in options.texts]
+    texts = [text.strip() for text in given]
     if options.lines:
         texts = [line.strip() for text in texts for line in text.split("\n") if line.strip()] or [""]
     if len(texts) > 1 and any(path.suffix.lower() == ".png" for path in options.out):
@@ -172,55 +159,40 @@ def _texts(options: ExplainOptions) -> list[str]:
     return texts
 
 
-def _flows(model: Any, explanation: "Explanation", tokenizer: Any) -> "list[FlowGraph]":
-    """Follow information flow routes to every position of each text, for a page; none by another method."""
-    from captum_norm.attr.information_flow import InformationFlow
-    from captum_norm.models.objects import tokenized
-
-    if explanation.method != InformationFlow.name or explanation.layer is not None:
-        return []
-    method = InformationFlow(model)
-    # Heads added up, as in the authors' tool: single ones rarely exceed its threshold.
-    return [
-        graph
-        for text in explanation.texts
-        for graph in method.graphs(
-            tokenized(model, [text], tokenizer), position="all", threshold=_LEAST_IMPORTANCE, per_head=False
-        )
-    ]
-
-
-def _answer(options: ExplainOptions) -> "GenerationResult":
+def _answer(options: ExplainOptions, given: list[str], loaded: Any) -> "GenerationResult":
     """Explain an answer to a prompt or a conversation."""
+    from captum_norm.explanation.run import LEAST_IMPORTANCE
     from captum_norm.generation import GenerationAttribution
     from captum_norm.lab.comparison.methods import make_method
     from captum_norm.loading import DEFAULT_MODEL, LANGUAGE_MODEL, load
 
     _check_answer(options)
-    prompt = _prompt(options)
-    options.prepare()
-    # The default of other explanations does not generate.
+    prompt = _prompt(options, given)
     name = LANGUAGE_MODEL if options.model == DEFAULT_MODEL else options.model
-    model, tokenizer = load(name, options.quantize)
-    model = options.placed(model)
+    if loaded is None:
+        # The default of other explanations does not generate.
+        options.prepare()
+        model, tokenizer = load(name, options.quantize)
+        loaded = options.placed(model), tokenizer
+    model, tokenizer = loaded
     method = make_method(options.method, model, tokenizer=tokenizer, keep_special=False, batch_size=16)
     followed = options.method == "information-flow" and options.has_page()
     with progress(terminal_only=True):
         result: GenerationResult = GenerationAttribution(method, tokenizer).attribute(
             prompt,
-            options.answer,
+            options.target,
             gen_args=options.generate and {"max_new_tokens": options.generate, "do_sample": False},
             segments=options.segments,
             contrast=options.contrast,
-            graph_threshold=_LEAST_IMPORTANCE if followed else None,
+            graph_threshold=LEAST_IMPORTANCE if followed else None,
         )
-    result.explained = replace(result.explained, method=options.method)
+    result.explained = replace(result.explained, model=name, method=options.method)
     return result
 
 
 def _check_answer(options: ExplainOptions) -> None:
-    if (options.generate is None) == (options.answer is None):
-        raise InvalidInputError("give either --generate N or --answer TEXT, to say which answer is explained")
+    if (options.generate is None) == (options.target is None):
+        raise InvalidInputError("give either --generate N or --target TEXT, to say which answer is explained")
     if options.chat is not None and options.texts:
         raise InvalidInputError("got a text and --chat; the conversation is the prompt: leave the text out")
     for name in _NOT_OF_ANSWERS:
@@ -230,17 +202,17 @@ def _check_answer(options: ExplainOptions) -> None:
         raise InvalidInputError("got several texts with an answer; give one prompt")
 
 
-def _prompt(options: ExplainOptions) -> Any:
+def _prompt(options: ExplainOptions, given: list[str]) -> Any:
     """The text of the prompt, or the conversation."""
     if options.chat is not None:
         try:
             return json.loads(read_text(options.chat))
         except json.JSONDecodeError as error:
             raise InvalidInputError(f"{quoted_name(str(options.chat))} is not JSON: {error}") from error
-    if not options.texts:
+    if not given:
         raise InvalidInputError("got no prompt; give a text, a file with it, or --chat FILE.json")
     # The last line of a file ends, the prompt does not.
-    return given_text(options.texts[0], is_text=options.text).removesuffix("\n")
+    return given[0].removesuffix("\n")
 
 
 COMMAND = Command(

@@ -119,20 +119,6 @@ def output_folder(name: str, *, urls: bool = False) -> Any:
     return folder
 
 
-def file_content(result: Any, path: Path, *further: Any) -> bytes:
-    """Format a result by the suffix of a file: as a picture, a page, which may show further results, JSON or CSV."""
-    from captum_norm.results import make_figure, make_page
-    from captum_norm.show import figure_bytes, render_page
-
-    suffix = path.suffix.lower()
-    if suffix == ".png":
-        return figure_bytes(make_figure(result))
-    if suffix == ".html":
-        return render_page(make_page(result, *further)).encode()
-    text: str = result.to_json() if suffix == ".json" else result.to_csv()
-    return text.encode()
-
-
 def write_outputs(contents: Mapping[Path, bytes]) -> None:
     """Write files, each atomically."""
     for path, content in contents.items():
@@ -171,9 +157,9 @@ class Subject(Options, title="the model and the output"):
     )
     target: str | None = option(
         "the output to explain, for attention-gradient, alti-logit, decompx, cp-lrp, attnlrp, gim and the methods of "
-        "Captum: its number, a label of a classifier or tagger, or a token of a language model; for a sentence encoder "
-        "a text, whose similarity is explained (default: what the model predicts; explain --method decompx: hidden "
-        "states)",
+        "Captum: its number, a label of a classifier or tagger, a token of a language model, or an answer, with the "
+        "space in front; for a sentence encoder a text, whose similarity is explained (default: what the model "
+        "predicts)",
         metavar="N|LABEL|TOKEN|TEXT",
     )
     against: str | None = option(
@@ -192,12 +178,12 @@ class Subject(Options, title="the model and the output"):
         rival: Any = self.against
         return Difference(target, rival)
 
-    def load(self) -> tuple[Any, Any]:
+    def load(self, *, answers: bool = False) -> tuple[Any, Any]:
         """Load model and tokenizer; with a target, a sentence encoder becomes a model of its similarity to it."""
         from captum_norm.explanation.run import load_subject
 
         self.prepare()
-        model, tokenizer = load_subject(self.model, self.named_target(), self.quantize)
+        model, tokenizer = load_subject(self.model, self.named_target(), self.quantize, answers=answers)
         return self.placed(model), tokenizer
 
     def prepare(self) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,17 +11,22 @@ from torch.nn.functional import pad
 
 from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.checks import check_count
-from captum_norm.results.aggregation import with_prefix_rows
-from captum_norm.results.base import Result
+from captum_norm.results.aggregation import CAUSAL_ROLLOUT, ROLLED, with_prefix_rows
+from captum_norm.results.base import Result, contents
 from captum_norm.results.maps import AttributionMaps
+from captum_norm.results.outputs import NamedOutput, facts_of_outputs, named_alone
 from captum_norm.results.stacks import STACKS, kept_entries, place_of
-from captum_norm.results.tables import csv_text, data_frame, json_text
 from captum_norm.text.characters import spelled_out
 from captum_norm.text.words import Words, WordScore
 from captum_norm.versions import versions
 
-if TYPE_CHECKING:
-    import pandas as pd
+
+class TokenScore(NamedTuple):
+    """A token, its score, and the number of its text."""
+
+    token: str
+    score: float
+    text: int
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,7 +40,8 @@ class Explanation(Result):
         model: the name of the model or its class.
         method: the method's name.
         scope: the method's scope; None if it has none.
-        target: the output explained; None for hidden states, or what the model predicts.
+        outputs: the output explained of each text, or what the model predicts if ``explained`` is False, where hidden
+            states are; none if the model has no head or an output at every position, of which none was chosen.
         aggregation: how the layers are combined; None for a single layer.
         layer: the index of the layer explained; None for all together.
         position: the output position explained: an index, several, or "first", "last" or "mean".
@@ -49,13 +55,14 @@ class Explanation(Result):
             relative to what they computed; None if the method has none.
         graphs: the routes of information in each text without padding, if requested.
         words_of_tokens: the words of each text's tokens, without padding.
+        beside: explanations of the same texts that the page shows, too: by attention weights, and by single heads.
     """
 
     texts: Sequence[str]
     model: str
     method: str
     scope: str | None
-    target: str | None
+    outputs: Sequence[NamedOutput]
     aggregation: str | None
     layer: int | None
     position: int | str
@@ -68,14 +75,23 @@ class Explanation(Result):
     convergence_delta: Tensor | None = None
     graphs: Sequence[FlowGraph] = ()
     words_of_tokens: Sequence[Words] = ()
+    beside: Sequence["Explanation"] = ()
 
+    added = MappingProxyType({"beside": []})
     axes = MappingProxyType({"texts": ("B",), "tokens": ("B",), "real": ("BS",), "scores": ("BS",)})
 
     @classmethod
     def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
-        """Return the content of a file of version 1: the numbers of layers beside their maps, a graph to one output."""
+        """Return the content of a file of an earlier version, in which an output had a name alone.
+
+        In version 1 the numbers of layers are beside their maps, and a graph has one output.
+        """
         for name in ("changes", "head"):  # which this class had once
             content.pop(name, None)
+        if "target" in content:
+            target = content.pop("target")
+            content["outputs"] = [] if target is None else named_alone([target] * len(content["texts"]))
+        content = super().upgraded(content, version)
         if version > 1:
             return content
         graph = content.pop("graph")
@@ -88,11 +104,14 @@ class Explanation(Result):
 
     def __repr__(self) -> str:
         count = "1 text" if len(self) == 1 else f"{len(self)} texts"
-        best = ", ".join(f"{token!r} {score:.3g}" for token, score in self.top(3))
+        best = ", ".join(f"{token!r} {score:.3g}" for token, score, _ in self.top(3))
         delta = self.facts().get("convergence delta")
         ends = "" if delta is None else f"; convergence delta {delta}"
         maps = "" if self.maps is None else f"; {self.maps!r}"
-        return spelled_out(f"Explanation({self._method}, {self.model}: {count}, most {best}{ends}{maps})")
+        first = "".join(
+            f"{name} {value}; " for name, value in facts_of_outputs(self.outputs).items() if name != "top 3"
+        )
+        return spelled_out(f"Explanation({first}{self._method}, {self.model}: {count}, most {best}{ends}{maps})")
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -108,6 +127,7 @@ class Explanation(Result):
         return replace(
             self,
             texts=[self.texts[number]],
+            outputs=self.outputs[number : number + 1],
             tokens=[kept_entries(self.tokens[number], real)],
             real=real[None, real],
             scores=self.scores[number][None, real],
@@ -115,6 +135,7 @@ class Explanation(Result):
             convergence_delta=None if delta is None else delta[number : number + 1],
             graphs=self.graphs[number : number + 1],
             words_of_tokens=self.words_of_tokens[number : number + 1],
+            beside=[other[number] for other in self.beside],
         )
 
     def __iter__(self) -> Iterator["Explanation"]:
@@ -145,6 +166,7 @@ class Explanation(Result):
             maps=None if self.maps is None else self.maps.words(score, self.words_of_tokens),
             graphs=(),
             words_of_tokens=[Words(words, tuple(range(len(words))), words) for words in texts],
+            beside=[other.words(score) for other in self.beside],
         )
 
     @property
@@ -163,61 +185,56 @@ class Explanation(Result):
 
     def facts(self) -> dict[str, str]:
         """Return the names and values to show beside the scores."""
-        facts = {"model": self.model, "method": self._method}
+        facts = {**facts_of_outputs(self.outputs), "model": self.model, "method": self._method}
         if self.layer is not None:
             facts["layer"] = str(self.layer)
         elif self.aggregation is not None:
             facts["layer"] = f"all ({self.aggregation})"
         facts["position"] = str(self.position)
-        if self.target is not None:
-            facts["target"] = self.target
         if self.convergence_delta is not None:
             facts["convergence delta"] = f"{float(self.convergence_delta.abs().max()):.1e}"
         return facts
 
-    def top(self, count: int = 10) -> list[tuple[str, float]]:
-        """Return the tokens of highest score in all texts, and their scores."""
-        rows = sorted(self._rows(), key=lambda row: -row["score"])
-        return [(row["token"], row["score"]) for row in rows[: check_count("count", count)]]
+    @property
+    def notes(self) -> list[str]:
+        """What to know before reading the scores."""
+        causal = self.maps is not None and self.maps.decoder is not None
+        return [CAUSAL_ROLLOUT] if causal and self.unit == ROLLED else []
 
-    def to_frame(self) -> "pd.DataFrame":
-        """Return a data frame of pandas with a row for each token: the number of its text, index, token and score.
+    def top(self, count: int = 10) -> list["TokenScore"]:
+        """Return the tokens of highest score in all texts: each with its score and the number of its text."""
+        rows = sorted(self.records(), key=lambda row: -row["score"])[: check_count("count", count)]
+        return [TokenScore(row["token"], row["score"], row["example"]) for row in rows]
 
-        Raises:
-            InvalidInputError: pandas is not installed.
-        """
-        return data_frame(self._rows())
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each token: the number of its text, the output, its number in the text, token and score."""
+        return [
+            {"example": example, **(output.record() if output else {}), "index": index, "token": token, "score": score}
+            for example, single in enumerate(self)
+            for output in [next(iter(single.outputs), None)]
+            for index, (token, score) in enumerate(zip(single.tokens[0], single.scores[0].tolist(), strict=True))
+        ]
 
-    def to_csv(self) -> str:
-        """Format the scores as CSV; of several texts with the number of each."""
-        names = ["index", "token", "score"] if len(self) == 1 else ["example", "index", "token", "score"]
-        return csv_text([names, *([row[name] for name in names] for row in self._rows())])
-
-    def to_json(self) -> str:
-        """Format everything as JSON; of several texts as a list."""
-        contents = [single._content() for single in self]
-        return json_text(contents[0] if len(self) == 1 else contents)
+    def as_json(self) -> Any:
+        """Return everything; of several texts a list."""
+        every = [single._content() for single in self]
+        return every[0] if len(self) == 1 else every
 
     @property
     def _method(self) -> str:
         return self.method if self.scope is None else f"{self.method} ({self.scope})"
 
-    def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {"example": example, "index": index, "token": token, "score": score}
-            for example, single in enumerate(self)
-            for index, (token, score) in enumerate(zip(single.tokens[0], single.scores[0].tolist(), strict=True))
-        ]
-
     def _content(self) -> dict[str, Any]:
         """Return everything about the only text, for JSON."""
         squares, words = self.squares, self.words_of_tokens[0]
-        names = ("model", "method", "scope", "target", "aggregation", "layer", "position")
+        names = ("model", "method", "scope", "aggregation", "layer", "position")
         maps = None
         if squares is not None:
             axes = ["layer", *["head"] * (squares.dim() - 4), "query", "key"]
             maps = {"axes": axes, "layers": list(self.layers), "unit": self.map_unit, "values": squares[0].tolist()}
-        return {"text": self.texts[0], **{name: getattr(self, name) for name in names}} | {
+        output = [contents(output) for output in self.outputs]
+        return {"text": self.texts[0], "output": output[0] if output else None} | {
+            **{name: getattr(self, name) for name in names},
             "tokens": list(self.tokens[0]),
             "words": {"texts": list(words.texts), "of_tokens": list(words.numbers)},
             "scores": self.scores[0].tolist(),

@@ -2,8 +2,10 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from captum.attr import Attribution
@@ -11,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from captum_norm.attr.base import AttentionMapAttribution
+from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.attr.frozen.decompx import DecompX
+from captum_norm.attr.information_flow import InformationFlow
 from captum_norm.attr.tokens import TokenAttribution
 from captum_norm.checks import check_bool, check_indices, did_you_mean, quoted
-from captum_norm.errors import InvalidInputError
+from captum_norm.errors import InvalidInputError, UnsupportedModelError, UnsupportedScopeError
 from captum_norm.explanation.result import Explanation
 from captum_norm.forward.request import Request
 from captum_norm.forward.session import MeterOptions
@@ -30,6 +34,7 @@ from captum_norm.lab.comparison.methods import (
 from captum_norm.loading import DEFAULT_MODEL, Quantization, load, load_poolings, load_sentence_transformer
 from captum_norm.methods import METHODS
 from captum_norm.models import bind_tokens
+from captum_norm.models.call import ModelCall
 from captum_norm.models.model import encoder_of
 from captum_norm.models.objects import Explainable, SentenceEncoder, SentenceSimilarity, opened, tokenized
 from captum_norm.models.outputs import (
@@ -38,14 +43,24 @@ from captum_norm.models.outputs import (
     Position,
     Readout,
     Target,
+    chosen_target,
     has_labels,
+    name_outputs,
+    output_scores,
     read_position,
 )
+from captum_norm.models.token_inputs import with_outputs
 from captum_norm.results.maps import AttributionMaps
+from captum_norm.results.outputs import NamedOutput
 from captum_norm.text.lines import text_of_file
 from captum_norm.text.words import Words, words_of
 
 _BATCH = 32
+# Maps of single heads are computed for pages whose maps of layers, (B, L, S, S), have no more entries than that.
+_AXES_OF_LAYERS = 4
+_MOST_ENTRIES = 1_000_000
+LEAST_IMPORTANCE = 0.01
+"""What the flow on a page can show at most; it begins with the authors' threshold."""
 
 
 def explain(
@@ -60,11 +75,12 @@ def explain(
     per_head: bool = False,
     seed: int = 0,
     name: str | None = None,
+    page: bool = True,
     **options: Any,
 ) -> Explanation:
     """Explain how much each token of a text contributes, by any method.
 
-    A notebook shows the result as a page with the text, its scores and the maps of all layers.
+    A notebook shows the result as a page: the text, its scores, and the maps of all layers beside attention weights.
 
     Args:
         texts: a text, or the name of a file that contains it; or a list of texts, each as it is, which go through the
@@ -75,15 +91,17 @@ def explain(
         method: a name in :data:`captum_norm.methods.METHODS`, or a method for its own model.
         target: the output to explain, for methods that explain one: its index, one for each text, a label of a
             classifier, a token of a language model, or for a sentence encoder a text, whose similarity is explained;
-            or a :class:`captum_norm.Difference` of two. None: what the model predicts. Without a head, DecompX explains
-            the last hidden state; other methods that need an output explain the projection of the mean-pooled output on
-            its own direction, as :func:`captum_norm.compare` does.
+            or a :class:`captum_norm.Difference` of two. None: what the model predicts; without a head the projection of
+            the mean-pooled output on its own direction, as for :func:`captum_norm.compare`. Hidden states are named
+            by ``layer``, the last one by −1.
         position: the output position to explain, see :meth:`captum_norm.NormAttribution.attribute`; None for what the
             model's head or pooling reads.
         layer: explain one layer, counted from 0, or from −1 backwards; None for all together.
         per_head: compute maps of single heads.
         seed: the seed of methods that draw random numbers.
         name: the model's name in the result.
+        page: also compute what the page shows beside: attention weights, or norms beside these, single heads of short
+            texts, and the routes of information flow. False leaves that out, which takes two to four times as long.
         options: arguments of the method, such as ``scope="attn_res_ln"`` or ``aggregation="mean"``.
 
     Returns:
@@ -95,7 +113,7 @@ def explain(
 
     Example:
         >>> explanation = explain("A man is playing a guitar on stage.")
-        >>> [token for token, score in explanation.top(2)]
+        >>> [best.token for best in explanation.top(2)]
         ['guitar', 'man']
     """
     listed = _check_texts(texts)
@@ -107,7 +125,7 @@ def explain(
     place = DEFAULT_MODEL if model is None else model
     if position is None and isinstance(place, str) and isinstance(method, str) and METHODS[method].maps:
         position = default_position(module, place)
-    made, output = _method(module, tokenizer, method, inputs, _Output(target, _target_name(target), position), options)
+    made, output = _method(module, tokenizer, method, inputs, _Output(target, position), layer, options)
     method_name = method if isinstance(method, str) else getattr(method, "name", type(method).__name__)
     if layer is not None and not isinstance(made, AttentionMapAttribution):
         raise InvalidInputError(f"got layer={layer}; the method {method_name} has no layers: leave layer= out")
@@ -115,8 +133,12 @@ def explain(
         raise InvalidInputError(f"got per_head=True; the method {method_name} has no maps: leave per_head= out")
     request = Request(None if layer is None else [layer], target=output.target)
     predicted = isinstance(made, DecompX) and not made.explains_states(*made.call_of(inputs, None, request))
+    kind = METHODS[method].target if isinstance(method, str) else getattr(method, "target", "always")
+    explained = predicted or (kind != "never" and not isinstance(made, DecompX))
+    named = partial(_named, len(listed), made, output, tokenizer, explained)
+    work = partial(_computed, made, inputs, output, layer, per_head=per_head, mapped=not predicted)
     with seeded(module, check_seed(seed)):
-        maps, scores, delta = _computed(made, inputs, output, layer, per_head=per_head, mapped=not predicted)
+        (maps, scores, delta), outputs = with_outputs(work, named, module, inputs)
     if maps is not None:
         layer = layer if layer is None else next(iter(maps.layers.values()))[0]
     words, real, tokens = _tokens(listed, tokenizer, inputs, scores.shape[1])
@@ -130,32 +152,62 @@ def explain(
     aggregation = None
     if layer is None and isinstance(made, AttentionMapAttribution):
         aggregation = made.units.aggregation or made.aggregation
-    return Explanation(
+    found = Explanation(
         texts=listed,
         model=name or model_name,
         method=method_name,
         scope=made.scope if "scope" in inspect.signature(type(made)).parameters else None,
-        target=output.name,
+        outputs=outputs,
         aggregation=aggregation,
         layer=layer,
         position=_position_name(read),
         tokens=tokens,
         real=real,
         scores=scores.detach().cpu(),
-        unit=_unit(made, maps, layer, explained=predicted or output.target is not None),
+        unit=_unit(made, maps, layer, explained=explained),
         maps=maps,
         map_unit="" if maps is None else made.units.entry,
         convergence_delta=None if delta is None else delta.detach().cpu(),
         words_of_tokens=words,
     )
+    if not check_bool("page", page) or found.squares is None:
+        return found
+    where: dict[str, Any] = {"position": position, "layer": layer, "seed": seed, "name": found.model, "page": False}
+    again = partial(explain, listed, tokenizer=tokenizer, **where)
+    subject = None if isinstance(method, Attribution) else module
+    beside = _beside(again, module, found, partial(again, model=subject, method=method, target=target, **options))
+    return replace(found, beside=beside, graphs=_flows(module, found, tokenizer))
+
+
+def _beside(again: Any, model: nn.Module, found: Explanation, itself: Any) -> list[Explanation]:
+    """Explain by another method, and both by single heads if there are few entries; what a model lacks is left out."""
+    squares, other = cast(Tensor, found.squares), "norm" if found.method == "weights" else "weights"
+    choices = [partial(again, model=model, method=other)]
+    if squares.dim() == _AXES_OF_LAYERS and squares.numel() <= _MOST_ENTRIES:
+        choices += [partial(itself, per_head=True), partial(choices[0], per_head=True)]
+    beside = []
+    for choice in choices:
+        with suppress(InvalidInputError, UnsupportedModelError, UnsupportedScopeError):
+            beside.append(choice())
+    return beside
+
+
+def _flows(model: Any, found: Explanation, tokenizer: Any) -> list[FlowGraph]:
+    """Follow information flow routes to every position of each text; none by another method."""
+    if found.method != InformationFlow.name or found.layer is not None:
+        return []
+    # Heads added up, as in the authors' tool: single ones rarely exceed its threshold.
+    options: dict[str, Any] = {"position": "all", "threshold": LEAST_IMPORTANCE, "per_head": False}
+    method, texts = InformationFlow(model), found.texts
+    return [graph for text in texts for graph in method.graphs(tokenized(model, [text], tokenizer), **options)]
 
 
 class _Output(NamedTuple):
-    """The output explained: its index or indices, its name in the result, and where it is read."""
+    """The output explained: its index or indices, where it is read, and its name if it is a readout."""
 
     target: Any
-    name: str | None
     position: Any
+    title: str | None = None
 
 
 def _check_texts(texts: Any) -> list[str]:
@@ -206,7 +258,7 @@ def _subject(model: Any, tokenizer: Any, method: Any, target: Any) -> tuple[Any,
 
 
 def _method(
-    model: Any, tokenizer: Any, method: Any, inputs: Mapping[str, Any], output: _Output, options: Mapping[str, Any]
+    model: Any, tokenizer: Any, method: Any, inputs: Mapping[str, Any], output: _Output, layer: Any, options: Any
 ) -> tuple[Any, _Output]:
     """Create the method, and number its output; that of a model without a head is a projection."""
     output = output._replace(target=numbered(model, tokenizer, output.target))
@@ -229,7 +281,8 @@ def _method(
             hint = did_you_mean(option, has)
             raise InvalidInputError(f"the method {method} has no {option}; it has {', '.join(has)}{hint}")
     readout: Readout | None = None
-    if entry.target == "always" or output.target is not None:
+    states = entry.target == "optional" and output.target is None and layer is not None
+    if entry.target != "never" and not states:
         call = bind_tokens(model, inputs)
         if count_outputs(call) is None:
             if output.target is not None:
@@ -237,7 +290,7 @@ def _method(
                 raise InvalidInputError(f"{kind} has no head, so it has no target; take a model with one")
             readout = own_directions(call, _BATCH)
             position = "mean" if output.position is None and entry.maps else output.position
-            output = _Output(torch.arange(len(call)), PROJECTION, position)
+            output = _Output(torch.arange(len(call)), position, PROJECTION)
     made = make_method(method, model, tokenizer=tokenizer, readout=readout, batch_size=_BATCH, options=options)
     return made, output
 
@@ -262,6 +315,22 @@ def _computed(
     if isinstance(method, AttentionMapAttribution | TokenAttribution) and method.has_convergence_delta():
         return maps, *method.attribute(inputs, **where, return_convergence_delta=True)
     return maps, method.attribute(inputs, **where), None
+
+
+def _named(
+    count: int, method: Any, output: _Output, tokenizer: Any, explained: bool, call: ModelCall, returned: Any
+) -> list[NamedOutput] | None:
+    """Name each text's output that is explained, or predicted; none if none is read, None of copies of one text."""
+    if call.batch != count:
+        return None
+    readout = getattr(method, "readout", None)
+    try:
+        scores = output_scores(call, returned, output.position, readout)
+        chosen = chosen_target(output.target, scores)
+    except (InvalidInputError, UnsupportedModelError):  # a method that needs an output says why there is none
+        return []
+    options: dict[str, Any] = {"title": output.title, "readout": readout is not None, "explained": explained}
+    return name_outputs(call.model, scores, chosen, tokenizer, **options)
 
 
 def _tokens(
@@ -299,14 +368,20 @@ def _position_name(position: Any) -> int | str:
     return position if isinstance(position, int | str) else ", ".join(map(str, check_indices("position", position)))
 
 
-def load_subject(name_or_path: str, target: Any = None, quantization: Quantization | None = None) -> tuple[Any, Any]:
-    """Load a model to explain and its tokenizer; with texts for a target, a sentence encoder's similarity to them."""
+def load_subject(
+    name_or_path: str, target: Any = None, quantization: Quantization | None = None, *, answers: bool = False
+) -> tuple[Any, Any]:
+    """Load a model to explain and its tokenizer; with texts for a target, a sentence encoder's similarity to them.
+
+    Encoder–decoder models are refused unless ``answers`` are explained, too.
+    """
     if _names_of(target):
         sentences = load_sentence_transformer(name_or_path, quantization)
         if sentences is not None:
             return SentenceSimilarity(sentences, *_names_of(target)), sentences.tokenizer
     model, tokenizer = load(name_or_path, quantization)
-    refuse_encoder_decoder(model)
+    if not answers:
+        refuse_encoder_decoder(model)
     return model, tokenizer
 
 
@@ -315,9 +390,21 @@ def refuse_encoder_decoder(model: nn.Module) -> None:
     if encoder_of(model) is not None:
         raise InvalidInputError(
             f"got the encoder–decoder model {type(model).__name__}; expected a model with one stack of layers. "
-            "Explain its answers with --generate N or --answer TEXT, in Python by GenerationAttribution, or its stacks "
+            "Explain its answers with --generate N or --target TEXT, in Python by GenerationAttribution, or its stacks "
             "by maps() of a method such as NormAttribution"
         )
+
+
+def is_answer(model: Any, tokenizer: Any, target: Any) -> bool:
+    """Whether a target is an answer: of an encoder–decoder model, or several tokens of a language model."""
+    if not hasattr(model, "generate"):
+        return False
+    if encoder_of(model) is not None:
+        return True
+    if not isinstance(target, str) or target.isdecimal() or target in tokenizer.get_vocab():
+        return False
+    pieces = tokenizer.tokenize(target)
+    return len(pieces) > 1 and tokenizer.unk_token not in pieces
 
 
 def default_position(model: nn.Module, name_or_path: str) -> Any:
@@ -345,16 +432,6 @@ def numbered(model: Any, tokenizer: Any, target: Any) -> Any:
     if isinstance(target, Difference):
         return Difference(numbered(model, tokenizer, target.target), numbered(model, tokenizer, target.other))
     return _output_number(model, tokenizer, target) if isinstance(target, str) else target
-
-
-def _target_name(target: Any) -> str | None:
-    """Format a target for people."""
-    if isinstance(target, Difference):
-        return f"{_target_name(target.target)} − {_target_name(target.other)}"
-    if target is None or isinstance(target, str):
-        return target
-    listed = target.tolist() if hasattr(target, "tolist") else target
-    return ", ".join(map(str, listed)) if isinstance(listed, list | tuple) else str(listed)
 
 
 def _output_number(model: Any, tokenizer: Any, name: str) -> int:

@@ -24,7 +24,7 @@ from captum_norm.functional.vectors import DIRECTIONS, random_directions
 from captum_norm.memory import MemoryBudget, free_bytes, readable
 from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block, FeedForwardBlock, fold_gate, multiplied
-from captum_norm.models.call import ModelCall
+from captum_norm.models.call import WATCH, ModelCall
 from captum_norm.models.hooks import OBSERVING, End, Hook, first_tensor, hooked
 from captum_norm.models.layers import seen
 from captum_norm.models.layouts import Scope, Site
@@ -369,7 +369,10 @@ def record(
         seen(call)  # of the direction, the last queries say nothing
     recorder = _Recorder(call, reduce, options, blocks, chosen, feed_forward, advance)
     with call.attention_through(recorder.attention), hooked(list(recorder.hooks())):
-        (call if call.last is None else call.with_few_outputs()).run()
+        output = (call if call.last is None else call.with_few_outputs()).run()
+    if WATCH.get() is not None:
+        call.note(output)
+    del output  # logits of all positions may be large
     return recorder.finished()
 
 

@@ -121,7 +121,8 @@ class Session:
     def shown(self, method: object) -> str:
         """Return the ``repr`` of a method: its class, the model, its options, and those of the session that differ."""
         parameters, defaults = signature(type(method)).parameters, signature(Session).parameters
-        shown = {name: vars(method)[name] for name in parameters if name in vars(method) and name != "model"}
+        chosen = {name: vars(method).get(name) for name in parameters if name != "model"}
+        shown = {name: value for name, value in chosen.items() if value is not None}
         own: dict[str, Any] = {"accumulate": self.options.accumulate, "memory_budget": self.options.budget.limit}
         own |= {"baseline": self.options.baseline, "differentiable": self.differentiable}
         shown |= {name: value for name, value in own.items() if value != defaults[name].default}

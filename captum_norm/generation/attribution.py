@@ -1,6 +1,7 @@
 """Explains generated text: what each token of an answer rests on, in the prompt and in the answer before it."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,7 @@ from captum_norm.attr.information_flow import InformationFlow
 from captum_norm.attr.output import OutputAttribution
 from captum_norm.checks import check_bool, check_count, check_index, quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.forward.request import Request
 from captum_norm.generation.prompts import (
     Prompt,
     Segmentation,
@@ -24,13 +26,17 @@ from captum_norm.generation.prompts import (
     span_of,
 )
 from captum_norm.generation.result import Explained, GenerationResult
+from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.model import encoder_of, library_of
 from captum_norm.models.offloading import input_device
-from captum_norm.models.outputs import Difference
+from captum_norm.models.outputs import Difference, logits_of, name_outputs
+from captum_norm.models.token_inputs import with_outputs
 from captum_norm.models.wrappers import config_of
+from captum_norm.results.aggregation import CAUSAL_ROLLOUT, ROLLED
 from captum_norm.results.maps import SourceAndPrefix
+from captum_norm.results.outputs import NamedOutput
 from captum_norm.text.words import Span, token_texts
 
 GENERATION: Mapping[str, Any] = {"max_new_tokens": 25, "do_sample": False}
@@ -163,8 +169,12 @@ class GenerationAttribution(Attribution):
         names, numbers = (None, []) if segments is None else segments_of(tokenized, segments)
         together = not check_bool("per_token", per_token)
 
-        inputs = self._inputs(tokenized.ids, answer[:end])
-        rows, deltas = answer_rows(self.method, inputs, answer[:end], slice(start, end), rival, together=together)
+        inputs, explained = self._inputs(tokenized.ids, answer[:end]), slice(start, end)
+        if isinstance(self.method, AttentionMapAttribution):
+            self.method.call_of(dict(inputs), None, Request())  # from now on its aggregation is known
+        rowed = partial(answer_rows, self.method, inputs, answer[:end], explained, rival, together=together)
+        named = partial(self._named, answer[explained], rival)
+        (rows, deltas), explained_outputs = with_outputs(rowed, named, self.model, dict(inputs))
         begin = [] if self._continued else [self.tokenizer.convert_ids_to_tokens(self._begin)]
         tokens = [*token_texts(tokenized.ids, self.tokenizer), *begin, *texts[: end - 1]]
         template = torch.tensor(tokenized.template + [False] * (len(tokens) - len(tokenized.ids)))
@@ -187,6 +197,7 @@ class GenerationAttribution(Attribution):
             prompt_length=len(tokenized.ids),
             template=template.tolist(),
             explained=Explained(
+                model=type(self.model).__name__,
                 method=_name(self.method),
                 unit=_unit(self.method),
                 prompt=tokenized.text,
@@ -194,11 +205,25 @@ class GenerationAttribution(Attribution):
                 outputs=(start, end),
                 contrast=None if rival is None else self.tokenizer.decode([rival]),
                 hops=hops,
+                note=CAUSAL_ROLLOUT if self._continued and _unit(self.method) == ROLLED else "",
             ),
+            outputs=explained_outputs,
             segments=names,
             segment_attr=segment_attr,
             convergence_delta=None if deltas is None else float(deltas.abs().max()),
             graph=None if graph_threshold is None else self._graph(inputs, end - start, graph_threshold),
+        )
+
+    def _named(self, tokens: list[int], rival: int | None, call: ModelCall, returned: Any) -> list[NamedOutput]:
+        """Name the tokens explained, whose logits are those of the last positions of the first example."""
+        logits = logits_of(call.model, returned)
+        if not isinstance(logits, Tensor) or logits.dim() != 3:
+            return []
+        chosen = torch.tensor(tokens)
+        if rival is not None:
+            chosen = torch.stack([chosen, torch.full_like(chosen, rival)], 1)
+        return name_outputs(
+            call.model, logits[0, -len(tokens) :], chosen, self.tokenizer, explained=_explains_output(self.method)
         )
 
     def _answer(self, prompt: Prompt, target: Any, gen_args: Mapping[str, Any] | None) -> list[int]:

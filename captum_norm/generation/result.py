@@ -1,9 +1,10 @@
 """What a generated answer rests on: the result of :class:`captum_norm.GenerationAttribution`."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from captum.attr import LLMAttributionResult
 from torch import Tensor
@@ -12,14 +13,11 @@ from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.checks import check_count, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.results.base import Result, contents
+from captum_norm.results.outputs import NamedOutput, share_text
 from captum_norm.results.stacks import place_of
-from captum_norm.results.tables import csv_text, data_frame, json_text
 from captum_norm.text.characters import spelled_out
 from captum_norm.text.words import WordScore, words_of_text
 from captum_norm.versions import versions
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -27,6 +25,7 @@ class Explained:
     """What was explained, and how.
 
     Attributes:
+        model: the model's name or class; empty in results of earlier versions.
         method: the method's name.
         unit: what the scores are.
         prompt: the prompt's text, with its chat template; None if token ids were given.
@@ -34,8 +33,10 @@ class Explained:
         outputs: the first of the answer's tokens that are explained, and one behind the last.
         contrast: the text of the token whose logit is subtracted, if one is.
         hops: how often importance was handed on through the answer's tokens before these.
+        note: what to know before reading the scores, such as what a rollout does; empty if there is nothing.
     """
 
+    model: str
     method: str
     unit: str
     prompt: str | None
@@ -43,6 +44,7 @@ class Explained:
     outputs: tuple[int, int]
     contrast: str | None = None
     hops: int = 0
+    note: str = ""
 
 
 class GenerationResult(Result, LLMAttributionResult):
@@ -64,6 +66,8 @@ class GenerationResult(Result, LLMAttributionResult):
         segment_attr: the score of each segment for the R tokens together, (G,); None without segments.
         convergence_delta: the largest completeness error of the rows; None for a method without one.
         explained: what was explained, and how.
+        outputs: each of the R tokens with the probability that the model gives it after what comes before, and the
+            three likeliest there; none in results of earlier versions.
         graph: the routes to the R tokens, if they were requested; of an encoder–decoder model in both stacks.
     """
 
@@ -79,7 +83,13 @@ class GenerationResult(Result, LLMAttributionResult):
         }
     )
 
-    added = MappingProxyType({"graph": None})
+    added = MappingProxyType({"graph": None, "outputs": []})
+
+    @classmethod
+    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
+        """Return the content of a file of an earlier version, without the model's name."""
+        content = super().upgraded(content, version)
+        return content | {"explained": {"model": "", "note": "", **content["explained"]}}
 
     def __init__(
         self,
@@ -91,6 +101,7 @@ class GenerationResult(Result, LLMAttributionResult):
         prompt_length: int,
         template: Sequence[bool],
         explained: Explained,
+        outputs: Sequence[NamedOutput] = (),
         segments: Sequence[str] | None = None,
         segment_attr: Tensor | None = None,
         convergence_delta: float | None = None,
@@ -102,18 +113,21 @@ class GenerationResult(Result, LLMAttributionResult):
         self.prompt_length = prompt_length
         self.template = tuple(template)
         self.explained = explained
+        self.outputs = tuple(outputs)
         self.segments = None if segments is None else tuple(segments)
         self.segment_attr = segment_attr
         self.convergence_delta = convergence_delta
         self.graph = graph
 
     def __repr__(self) -> str:
-        """Summarise the result: the method, the answer and what it rests on most."""
+        """Summarise the result: the answer and its probability, the method, and what it rests on most."""
         best = ", ".join(f"{token!r} {score:.3g}" for token, score in self.top(3))
         rows, delta = len(self.output_tokens), self.convergence_delta
         ends = "" if delta is None else f"; convergence delta {delta:.1e}"
-        answer = quoted(self.explained.answer)
-        return spelled_out(f"GenerationResult({self.explained.method}: {rows} tokens of {answer} rest on {best}{ends})")
+        answer, chance = quoted(self.explained.answer), self.probability
+        shown = "" if chance is None else f", {share_text(chance)}"
+        what = f"{answer}{shown}; {self.explained.method}, {self.explained.model}"
+        return spelled_out(f"GenerationResult({what}: {rows} tokens rest on {best}{ends})")
 
     def __len__(self) -> int:
         return len(self.output_tokens)
@@ -138,6 +152,7 @@ class GenerationResult(Result, LLMAttributionResult):
             output_tokens=[self.output_tokens[place]],
             seq_attr=self.token_attr[place],
             token_attr=self.token_attr[place : place + 1],
+            outputs=self.outputs[place : place + 1],
             explained=replace(self.explained, outputs=outputs, hops=0),
             segments=None,
             segment_attr=None,
@@ -157,7 +172,7 @@ class GenerationResult(Result, LLMAttributionResult):
     def words(self, score: WordScore = "sum") -> "GenerationResult":
         """Return the same result by words: scores of words of the inputs, and a row for each word of the answer.
 
-        A row is the sum of those of its tokens, as the whole is the sum of all rows.
+        A row is the sum of those of its tokens, as the whole is the sum of all rows. Words have no outputs.
 
         Args:
             score: how the score of an input's word comes from those of its tokens: ``"sum"``, ``"mean"`` or ``"max"``.
@@ -172,27 +187,28 @@ class GenerationResult(Result, LLMAttributionResult):
             output_tokens=list(outputs.texts),
             seq_attr=inputs.scores(self.seq_attr, score),
             token_attr=rows,
+            outputs=(),
             prompt_length=len({*inputs.numbers[: self.prompt_length]}),
             template=[self.template[place] for place in first],
         )
+
+    @property
+    def probability(self) -> float | None:
+        """The probability of all tokens explained after the prompt, the product of theirs; None where one has none."""
+        shares = [output.probability for output in self.outputs if output.probability is not None]
+        return math.prod(shares) if shares and len(shares) == len(self.outputs) else None
 
     def _with(self, **changes: Any) -> "GenerationResult":
         """Change fields, without the graph, which is of all tokens together."""
         return GenerationResult(**contents(self) | {"graph": None} | changes)
 
-    def to_frame(self) -> "pd.DataFrame":
-        """Return a data frame of pandas with a row for each input: index, token, score, and one for each output token.
-
-        Raises:
-            InvalidInputError: pandas is not installed.
-        """
-        header, *rows = self._table()
-        return data_frame(rows, header)
-
     def facts(self) -> dict[str, str]:
         """Names and values to print beside the scores."""
         first, end = self.explained.outputs
-        facts = {"method": self.explained.method, "answer": self.explained.answer, "tokens": f"{first} to {end - 1}"}
+        facts = {"answer": self.explained.answer, "tokens": f"{first} to {end - 1}"}
+        if self.outputs:
+            facts["token probabilities"] = ", ".join(map(str, self.outputs))
+        facts |= {"model": self.explained.model, "method": self.explained.method}
         if self.explained.contrast is not None:
             facts["rather than"] = self.explained.contrast
         if self.explained.hops:
@@ -201,9 +217,10 @@ class GenerationResult(Result, LLMAttributionResult):
             facts["convergence delta"] = f"{self.convergence_delta:.1e}"
         return facts
 
-    def to_json(self) -> str:
-        """Format everything as JSON."""
-        content: dict[str, Any] = vars(self.explained) | {
+    def as_json(self) -> Any:
+        """Return everything."""
+        return vars(self.explained) | {
+            "outputs": [contents(output) for output in self.outputs],
             "input_tokens": self.input_tokens,
             "output_tokens": self.output_tokens,
             "prompt_length": self.prompt_length,
@@ -215,14 +232,19 @@ class GenerationResult(Result, LLMAttributionResult):
             "convergence_delta": self.convergence_delta,
             "versions": versions(),
         }
-        return json_text(content)
 
-    def to_csv(self) -> str:
-        """Format the scores of the inputs as CSV, a column for the whole and one for each output token."""
-        return csv_text(self._table())
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each input, its number, text and score, for all tokens together and then for each of them.
 
-    def _table(self) -> list[list[Any]]:
-        rows = [] if self.token_attr is None else self.token_attr.tolist()
-        header = ["index", "token", "score", *(self.output_tokens if rows else [])]
-        columns = zip(self.input_tokens, self.seq_attr.tolist(), *rows, strict=True)
-        return [header, *([index, *column] for index, column in enumerate(columns))]
+        A row begins with the number of the token explained, None for all together, its text and its probability.
+        """
+        rows: list[Any] = [(None, "".join(self.output_tokens), self.probability, self.seq_attr)]
+        for place, (text, scores) in enumerate(
+            zip(self.output_tokens, () if self.token_attr is None else self.token_attr, strict=False)
+        ):
+            rows.append((place, text, self.outputs[place].probability if self.outputs else None, scores))
+        return [
+            {"explained": row, "output": text, "probability": chance, "index": index, "token": token, "score": score}
+            for row, text, chance, scores in rows
+            for index, (token, score) in enumerate(zip(self.input_tokens, scores.tolist(), strict=True))
+        ]

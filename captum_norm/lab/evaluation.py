@@ -21,7 +21,9 @@ from captum_norm.models import (
     bind_tokens,
     chosen_target,
     explained_number,
+    name_outputs,
     opened,
+    probability_kind,
     replacement,
 )
 from captum_norm.models.embeddings import Replacement, StandIn
@@ -75,7 +77,7 @@ class Perturbation:
     ) -> None:
         model, tokenizer = opened(model, tokenizer)
         check_choice("output", output, get_args(Output))
-        if output == "probability" and readout is None and has_sigmoids(model):
+        if output == "probability" and readout is None and probability_kind(model, 2) == "sigmoid":
             raise InvalidInputError(
                 f"{type(model).__name__} is a multi-label classifier, whose probability is the sigmoid of one logit, "
                 "not a share of all; watch the logit"
@@ -92,7 +94,7 @@ class Perturbation:
                 raise InvalidInputError(f"{type(model).__name__} takes no attention mask, so no token can be deleted")
         else:
             self.replacement = replacement(model, removal, tokenizer)
-        self.model, self._tokenizer = model, tokenizer
+        self.model, self.tokenizer = model, tokenizer
         self.special_ids = tuple(tokenizer.all_special_ids) if keep_special and tokenizer is not None else ()
         self.keep_special = keep_special
         self.output = output
@@ -130,7 +132,7 @@ class Perturbation:
         """
         if self.output == "probability" and isinstance(target, Difference):
             raise InvalidInputError('got a difference of two outputs, which has no probability; pass output="logit"')
-        options: dict[str, Any] = {"tokenizer": self._tokenizer, "position": position, "readout": self.readout}
+        options: dict[str, Any] = {"tokenizer": self.tokenizer, "position": position, "readout": self.readout}
         return PerturbedInputs(self, bind_tokens(self.model, inputs, additional_forward_args, **options), target)
 
 
@@ -145,6 +147,7 @@ class PerturbedInputs:
         target: the class of each example, (B,), or both classes of a difference, (B, 2); None if the output is one
             number.
         whole: the output for the whole inputs, (B,).
+        named: the same as :class:`captum_norm.results.outputs.NamedOutput`, one for each example.
     """
 
     def __init__(self, perturbation: Perturbation, inputs: TokenInputs, target: Target) -> None:
@@ -158,6 +161,8 @@ class PerturbedInputs:
             raise InvalidInputError('the output is one number, which has no probability; pass output="logit"')
         self.target = chosen_target(target, scores)
         self.whole = self._select(scores, self.target)
+        model, tokenizer, readout = inputs.model, perturbation.tokenizer, perturbation.readout
+        self.named = name_outputs(model, scores, self.target, tokenizer, readout=readout is not None)
         self.removable = inputs.to_user(self._removable)
 
     def outputs(self, kept: Tensor) -> Tensor:
@@ -432,11 +437,6 @@ def agreement(scores: Mapping[str, Tensor], compared: Tensor, coefficient: Coeff
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
         raise InvalidInputError(f"got tensors of shapes {shapes}; expected (B, S) for all")
     return _correlations(list(scores.values()), compared, coefficient).nanmean(0)
-
-
-def has_sigmoids(model: Any) -> bool:
-    """Whether each class has a probability of its own (multi-label classification)."""
-    return getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification"
 
 
 def _check_methods(scores: object) -> Mapping[str, Any]:

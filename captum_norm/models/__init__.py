@@ -13,7 +13,14 @@ from captum_norm.models.layouts import (
 from captum_norm.models.model import longest_sequence
 from captum_norm.models.objects import Explainable, SentenceSimilarity, opened
 from captum_norm.models.offloading import input_device
-from captum_norm.models.outputs import Difference, Position, chosen_target, explained_number
+from captum_norm.models.outputs import (
+    Difference,
+    Position,
+    chosen_target,
+    explained_number,
+    name_outputs,
+    probability_kind,
+)
 from captum_norm.models.token_inputs import TokenInputs, bind_tokens
 from captum_norm.models.wrappers import explained_module
 
@@ -35,7 +42,9 @@ __all__ = [
     "explained_number",
     "input_device",
     "longest_sequence",
+    "name_outputs",
     "opened",
+    "probability_kind",
     "register_layout",
     "registered_layouts",
     "replacement",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from traceback import walk_tb
@@ -22,6 +23,9 @@ from captum_norm.models.stacks import EXTENDED, ROWED, Role, Stacks
 from captum_norm.models.wrappers import config_of
 
 FEW = "logits_to_keep"
+WATCH: ContextVar[Callable[["ModelCall", Any], None] | None] = ContextVar("WATCH", default=None)
+"""What is shown the calls that methods explain, and what the model returned; None if nobody asks."""
+
 TokenTexts = Sequence[Sequence[str]] | None
 """The texts of each example's tokens, if they are known."""
 
@@ -309,14 +313,20 @@ class ModelCall:
                 f"the forward pass of {type(self.model).__name__} does not accept these inputs: {reason}{hint}"
             ) from error
 
+    def note(self, output: Any) -> None:
+        """Show the output that is explained to whoever watches."""
+        watch = WATCH.get()
+        if watch is not None:
+            watch(self, output)
+
     def with_few_outputs(self) -> "ModelCall":
-        """The same call for the sake of the layers: the logits of one position, if the model can be told so."""
+        """The same call for the sake of the layers: with the logits of one position, or those watched, if it can."""
         given = self.arguments
         readers = [module for module in modules_of(self.model) if FEW in forward_parameters(module)]
         # Where a model inside reads it, too (Gemma 4), some layers run at that position alone.
         if readers != [self.model] or given.get(FEW) or given.get("labels") is not None:
             return self
-        return replace(self, arguments=given | {FEW: 1})
+        return replace(self, arguments=given | {FEW: 1 if WATCH.get() is None else self.last})
 
     def excerpt(self, length: int) -> "ModelCall":
         """The first ``length`` positions of the first example, without a cache."""

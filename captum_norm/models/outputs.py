@@ -12,6 +12,7 @@ from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.models.call import ModelCall
 from captum_norm.models.objects import SentenceEncoder
 from captum_norm.models.wrappers import class_of, config_of, unwrapped, virtual_tokens
+from captum_norm.results.outputs import TOP, NamedOutput
 
 ReadPosition = Literal["first", "last", "mean"]
 
@@ -41,6 +42,9 @@ _IMAGES: Mapping[str, HeadPosition] = {
     "SiglipForImageClassification": "mean",
     "Siglip2ForImageClassification": "mean",
 }
+
+# Scores whose rows sum to 1 are probabilities already.
+_SUMS_TO_ONE = 1e-4
 
 # What the poolings of a SentenceTransformer read; all others read no one position.
 POOLINGS: Mapping[str, HeadPosition] = {
@@ -200,7 +204,7 @@ def read_output(model: nn.Module, output: Any, real: Tensor, read: Tensor | None
 def output_scores(call: ModelCall, output: Any, position: Position, readout: Readout | None) -> Tensor:
     """Return the scores to explain of one call, (B, C) or (B,): as :func:`read_output`, also for images."""
     positions = call.output_positions
-    logits = _logits(call.model, output)
+    logits = logits_of(call.model, output)
     # Classifiers may make the decoder's inputs from the source.
     lacks_decoder = call.encoder is not None and isinstance(logits, Tensor) and logits.dim() > 2
     sequence = positions.real is not None or positions.length is not None or lacks_decoder
@@ -234,7 +238,7 @@ def _scores(model: nn.Module, output: Any, real: Tensor, readout: Readout | None
             got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
             raise InvalidInputError(f"the readout returned {got} for {len(real)} examples; expected (N, C) or (N,)")
         return scores
-    logits, virtual = _logits(model, output), virtual_tokens(model)
+    logits, virtual = logits_of(model, output), virtual_tokens(model)
     if virtual is not None and isinstance(logits, Tensor) and logits.dim() == 3:
         # Behind a prompt; in an encoder–decoder model the prompt is the encoder's.
         number, _ = virtual
@@ -254,7 +258,7 @@ def _scores(model: nn.Module, output: Any, real: Tensor, readout: Readout | None
     return logits
 
 
-def _logits(model: nn.Module, output: Any) -> Any:
+def logits_of(model: nn.Module, output: Any) -> Any:
     """Return the logits in a model's output: the first tensor of a tuple, as of (logits, loss), of a user's model."""
     if isinstance(output, Mapping):
         return output.get("logits")
@@ -332,6 +336,69 @@ def _chosen_scores(scores: Tensor, chosen: Tensor | None) -> Tensor:
         return scores[:, None]
     columns = chosen if chosen.dim() == 2 else chosen[:, None]
     return scores.gather(1, columns.to(scores.device).expand(len(scores), -1))
+
+
+def probability_kind(model: nn.Module, count: int) -> Literal["softmax", "sigmoid"] | None:
+    """Return how so many scores of a model's become probabilities; None for regression and similarities."""
+    problem = getattr(config_of(model), "problem_type", None)
+    if isinstance(model, SentenceEncoder) or problem == "regression":
+        return None
+    if problem == "multi_label_classification":
+        return "sigmoid"
+    return "softmax" if count > 1 else None
+
+
+def output_names(model: nn.Module, count: int, tokenizer: Any = None) -> Callable[[int], str]:
+    """Return what names ``count`` outputs: texts compared with, labels, tokens of a vocabulary, or their numbers."""
+    if isinstance(model, SentenceEncoder):
+        return lambda index: str(model.texts[index])
+    labels = getattr(config_of(model), "id2label", None) or {}
+    if len(labels) == count:
+        return lambda index: str(labels.get(index, index))
+    decode = getattr(tokenizer, "decode", None)
+    if decode is None or getattr(model, "get_output_embeddings", lambda: None)() is None:
+        return str
+
+    def token(index: int) -> str:
+        text = str(decode([index]))
+        # Half a character, and what a tokenizer's decoder leaves out.
+        return text if text and "\ufffd" not in text else str(tokenizer.convert_ids_to_tokens(index))
+
+    return token
+
+
+def name_outputs(
+    model: nn.Module,
+    scores: Tensor,
+    chosen: Tensor | None,
+    tokenizer: Any = None,
+    *,
+    title: str | None = None,
+    readout: bool = False,
+    explained: bool = True,
+) -> list[NamedOutput]:
+    """Name what :func:`chosen_target` chose in scores, (N, C) or (N,), and the three highest of each example.
+
+    ``title`` names all, instead of labels, tokens or numbers; a ``readout`` has no labels and no probabilities.
+    """
+    scores = scores.detach().to("cpu", torch.promote_types(scores.dtype, torch.float32))
+    shown = scores[:, None] if scores.dim() == 1 else scores
+    kind = None if readout else probability_kind(model, shown.shape[1])
+    names = str if readout else output_names(model, shown.shape[1], tokenizer)
+    if kind == "sigmoid":
+        shown = shown.sigmoid()
+    elif kind == "softmax" and not ((shown >= 0).all() and ((shown.sum(1) - 1).abs() < _SUMS_TO_ONE).all()):
+        shown = shown.softmax(1)
+    chosen = None if chosen is None else chosen.cpu()
+    values, best, named = explained_number(scores, chosen), shown.topk(min(TOP, shown.shape[1]), 1), []
+    for row, value in enumerate(values.tolist()):
+        index: Any = None if chosen is None else chosen[row].tolist()
+        pair = tuple(index) if isinstance(index, list) else None
+        name = title or ("the only number" if index is None else " − ".join(map(names, pair or [index])))
+        share = None if kind is None or pair or index is None else float(shown[row, index])
+        highest = zip(map(names, best.indices[row].tolist()), best.values[row].tolist(), strict=True)
+        named.append(NamedOutput(pair or index, name, value, share, () if title else tuple(highest), explained))
+    return named
 
 
 @dataclass(frozen=True, eq=False)

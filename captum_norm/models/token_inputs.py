@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from captum_norm.models.call import ModelCall
+from captum_norm.models.call import WATCH, ModelCall
 from captum_norm.models.embeddings import ordinary_positions, run_embedded, run_with_embeddings
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, bind_inputs
 from captum_norm.models.outputs import Position, Readout, read_mask, read_output, real_positions
 from captum_norm.models.wrappers import config_of
+from captum_norm.results.outputs import NamedOutput
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,3 +150,29 @@ def bind_tokens(
     """
     call = bind_inputs(model, inputs, additional_forward_args, tokenizer=tokenizer)
     return TokenInputs(call, real_positions(call), read_mask(call, position), readout)
+
+
+def with_outputs(
+    work: Callable[[], T],
+    name: Callable[[ModelCall, Any], list[NamedOutput] | None],
+    model: nn.Module,
+    inputs: Inputs,
+) -> tuple[T, list[NamedOutput]]:
+    """Let a method run the model, and name the outputs in the first of its calls of which ``name`` returns some."""
+    seen: list[list[NamedOutput]] = []
+
+    def see(call: ModelCall, output: Any) -> None:
+        named = None if seen else name(call, output)
+        if named is not None:
+            seen.append(named)
+
+    token = WATCH.set(see)
+    try:
+        result = work()
+    finally:
+        WATCH.reset(token)
+    if not seen:  # the method runs no whole pass over all examples, or is one of another package
+        call = bind_inputs(model, inputs)
+        with torch.no_grad(), evaluating(model):
+            see(call, call.run())
+    return result, seen[0]

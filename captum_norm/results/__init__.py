@@ -1,10 +1,10 @@
-"""Shows results as pages and figures, by functions that the packages that draw register for the types of results."""
+"""Shows results as pages and figures, by functions that the packages that draw register for types."""
 
 from functools import singledispatch
 from importlib import import_module
 from typing import Any
 
-__all__ = ["draw_by", "make_figure", "make_page"]
+__all__ = ["draw_by", "make_figure", "make_file", "make_page"]
 
 _MODULES: dict[str, str] = {}
 
@@ -41,6 +41,12 @@ def make_figure(result: Any) -> Any:
         result: the result.
     """
     raise NotImplementedError(f"{type(result).__name__} has no figure")
+
+
+@singledispatch
+def make_file(shown: Any, suffix: str) -> bytes:
+    """Return the content of a file with this suffix, of a page (``.html``) or figure (``.png``, ``.svg``, ``.pdf``)."""
+    raise NotImplementedError(f"{type(shown).__name__} is no page and no figure")
 
 
 def import_views(result: Any) -> None:

@@ -9,6 +9,14 @@ from torch.nn import functional
 
 from captum_norm.functional import own_keys
 
+CAUSAL_ROLLOUT = (
+    "A rollout in a causal model leads to the first tokens, whatever they say: each layer hands importance on to "
+    "earlier positions and never back. The mean of the layers does not."
+)
+"""What a rollout of a causal model does, beside its scores."""
+ROLLED = "share of rollout"
+"""The unit of its scores."""
+
 
 def normalize_rows(maps: Tensor) -> Tensor:
     """Divide each row by its sum; rows of zeros (padded queries) stay zeros. (..., Q, K) -> (..., Q, K)."""

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, Union, cast, get_args, get_origin, get_type_hints
 
@@ -23,15 +23,17 @@ from torch import Tensor
 
 from captum_norm.checks import quoted, quoted_name
 from captum_norm.errors import CaptumNormError, InvalidInputError
-from captum_norm.results import import_views, make_figure, make_page
+from captum_norm.results import import_views, make_figure, make_file, make_page
+from captum_norm.results.tables import csv_records, data_frame, json_text
 from captum_norm.text.files import place_of, write_whole
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 __all__ = ["Result"]
 
-VERSION = 2
+VERSION = 3
 """The version of the files that :meth:`Result.save` writes; files of earlier ones are read, too."""
 
 # Texts and numbers that are no tensors; Python takes twenty times as much for them.
@@ -59,7 +61,7 @@ class Result:
     """
 
     axes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    added: ClassVar[Mapping[str, Any]] = {}  # fields that files of version 1 lack, and what they hold then
+    added: ClassVar[Mapping[str, Any]] = {}  # fields that files of earlier versions may lack, and what they hold then
     __hash__: ClassVar[None]  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> bool:
@@ -104,7 +106,10 @@ class Result:
         return self.to("cpu")
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write everything to one file: a safetensors file with the tensors, and JSON in its metadata.
+        """Write one file, of the kind that the suffix of its name says.
+
+        ``.safetensors`` holds everything, tensors and JSON in its metadata, and :meth:`load` reads it. ``.html`` is the
+        page, ``.png``, ``.svg`` and ``.pdf`` are the figure, ``.csv`` and ``.json`` the records.
 
         Args:
             path: the file's path or URL; its folder must exist. An older file is replaced as a whole, or not at all.
@@ -113,18 +118,54 @@ class Result:
             the path.
 
         Raises:
+            InvalidInputError: the name has another suffix, or there is no figure, see :meth:`plot`.
             OSError: the folder does not exist or cannot be written to.
         """
+        return write_whole(path, self.file_bytes(PurePath(str(place_of(path))).suffix))
+
+    def file_bytes(self, suffix: str) -> bytes:
+        """Return the content of the file that :meth:`save` writes under a name with this suffix."""
+        makers: dict[str, Callable[[], bytes]] = {
+            ".safetensors": self._data,
+            ".html": lambda: make_file(self.page(), ".html"),
+            **dict.fromkeys((".png", ".svg", ".pdf"), lambda: make_file(self.plot(), suffix.lower())),
+            ".csv": lambda: csv_records(self.records()).encode(),
+            ".json": lambda: json_text(self.as_json()).encode(),
+        }
+        if suffix.lower() not in makers:
+            raise InvalidInputError(
+                f"got a file name with the suffix {quoted(suffix)}; expected one of {', '.join(makers)}"
+            )
+        return makers[suffix.lower()]()
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the result as a table: a dictionary for each row, with the names of the columns."""
+        raise NotImplementedError
+
+    def as_json(self) -> Any:
+        """Return what a ``.json`` file holds, by default the records."""
+        return self.records()
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return a data frame of pandas with a row for each of the :meth:`records`.
+
+        Raises:
+            InvalidInputError: pandas is not installed.
+        """
+        return data_frame(self.records())
+
+    def _data(self) -> bytes:
+        """Format all fields as a safetensors file."""
         content, tensors = _encoded_fields(self)
         # Tensors may share memory, which a file does not.
         own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         text = json.dumps(content, ensure_ascii=False, allow_nan=False)
         metadata = {"format": "captum-norm", "version": str(VERSION), "result": type(self).__name__, "content": text}
-        return write_whole(path, saved_tensors(own, metadata))
+        return saved_tensors(own, metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a file of :meth:`save`, to the CPU; nothing in it is run.
+        """Read a ``.safetensors`` file of :meth:`save`, to the CPU; nothing in it is run.
 
         Args:
             path: the file's path or URL.
@@ -166,7 +207,7 @@ class Result:
     @classmethod
     def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
         """Return the content of a file of an earlier version with the fields of this one."""
-        return content if version > 1 else content | dict(cls.added)
+        return content if version == VERSION else dict(cls.added) | content
 
     def plot(self) -> "Figure":
         """Draw the result; a notebook shows the figure.

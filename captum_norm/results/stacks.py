@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,12 +12,8 @@ from torch.nn.functional import pad
 from captum_norm.checks import check_count, check_entries, check_index, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.results.base import Result
-from captum_norm.results.tables import data_frame
 from captum_norm.text.characters import spelled_out
 from captum_norm.text.words import Words, WordScore, words_of_tokens
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 STACKS = ("encoder", "decoder", "cross")
 """The stacks of an encoder–decoder model; any other has one of the first two."""
@@ -225,26 +221,20 @@ class StackResult(Result):
         ]
         return sorted(best, key=lambda entry: -entry.value)[:count]
 
-    def to_frame(self) -> "pd.DataFrame":
-        """Return a data frame of pandas with a row for each entry: example, stack, layer, head, query, key, value.
-
-        Raises:
-            InvalidInputError: pandas is not installed.
-        """
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row for each entry: example, stack, layer, head, query, key, their tokens and the value."""
         stacks = self.stacks()
-        heads = any(stack.values.dim() > 4 for stack in stacks)
         names = ["example", "stack", "layer", "head", "query", "key", "query_token", "key_token", "value"]
         fields = ["example", "stack", "layer", "head", "row", "column", "query", "key", "value"]
-        if not heads:
+        if not any(stack.values.dim() > 4 for stack in stacks):
             names.remove("head")
             fields.remove("head")
-        rows = [
-            [getattr(entry, name) for name in fields]
+        return [
+            {name: getattr(entry, field) for name, field in zip(names, fields, strict=True)}
             for stack in stacks
             for example in range(len(stack.values))
             for entry in stack.entries(example)
         ]
-        return data_frame(rows, names)
 
     def _stack(
         self, name: str, values: Tensor, letters: str, layers: Sequence[int], unit: str = "entry", side: str = ""

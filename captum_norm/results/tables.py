@@ -29,7 +29,7 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
 
 def csv_records(records: Sequence[Mapping[str, Any]]) -> str:
     """Format records as CSV, see :func:`csv_text`; the first one's keys are the header."""
-    names = list(records[0])
+    names = list(records[0]) if records else []
     return csv_text([names, *([record.get(name) for name in names] for record in records)])
 
 

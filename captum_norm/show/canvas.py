@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from matplotlib.text import Text
 
+from captum_norm.results import make_file
 from captum_norm.text.characters import spelled_lines
 from captum_norm.text.files import write_whole
 
@@ -57,9 +58,10 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
         ValueError: matplotlib does not know the suffix.
         OSError: the folder does not exist or cannot be written to.
     """
-    return write_whole(path, figure_bytes(figure, Path(path).suffix.removeprefix(".")))
+    return write_whole(path, figure_bytes(figure, Path(path).suffix))
 
 
+@make_file.register
 def figure_bytes(figure: Figure, suffix: str = "png") -> bytes:
     """Render a figure as "png", "svg" or "pdf"; equal figures give equal bytes.
 
@@ -69,6 +71,7 @@ def figure_bytes(figure: Figure, suffix: str = "png") -> bytes:
         figure: any matplotlib figure.
         suffix: the format.
     """
+    suffix = suffix.removeprefix(".")
     for text in figure.findobj(Text):
         if (shown := spelled_lines(text.get_text())) != text.get_text():
             text.set_text(shown)

@@ -173,7 +173,7 @@ def _draw_explanation(explanation: Explanation) -> Figure:
             f"got an explanation of {len(explanation)} texts; take one for its maps: explanation[0]"
         )
     panels = _layer_panels(squares[0], explanation.layers, explanation.map_unit)
-    title = f"{explanation.facts()['method']}, {explanation.model}"
+    title = "; ".join([*map(str, explanation.outputs), f"{explanation.facts()['method']}, {explanation.model}"])
     return draw_heatmaps(panels, explanation.tokens[0], title=title)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from captum_norm.errors import InvalidInputError
+from captum_norm.results import make_file
 from captum_norm.text.characters import spelled_lines, spelled_out
 from captum_norm.text.files import write_whole
 
@@ -284,6 +285,11 @@ def render(page: Page) -> str:
             "</html>\n",
         ]
     )
+
+
+@make_file.register
+def _page_bytes(page: Page, suffix: str) -> bytes:  # noqa: ARG001 - a page has one
+    return render(page).encode()
 
 
 def write_page(path: str | os.PathLike[str], page: Page) -> Path:

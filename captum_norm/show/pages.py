@@ -3,6 +3,7 @@
 import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,6 @@ from captum_norm.show.text import (
     answer_of,
     decimal,
     example_scores,
-    example_title,
     printable,
     share,
     shortened,
@@ -63,13 +63,12 @@ _NO_ROLLOUT = ("attention-gradient", "rollout")
 
 
 @make_page.register
-def explanation_page(explanation: Explanation, beside: Sequence[Explanation] = ()) -> Page:
+def explanation_page(explanation: Explanation, *others: Explanation) -> Page:
     """Put texts on a page: their scores, and the maps of layers and heads, by one or several methods.
 
     Args:
         explanation: of :func:`captum_norm.explain`.
-        beside: explanations of the same texts and model to show next to it: by other methods, or by the same with maps
-            of single heads.
+        others: explanations of the same texts and model to show next to it and to :attr:`Explanation.beside`.
 
     Returns:
         The page, which :func:`write_page` writes.
@@ -80,18 +79,21 @@ def explanation_page(explanation: Explanation, beside: Sequence[Explanation] = (
     Example:
         >>> from captum_norm import explain
         >>> text = "So it is."
-        >>> page = explanation_page(explain(text), [explain(text, method="weights", per_head=True)])
+        >>> page = explanation_page(explain(text), explain(text, method="alti"))
         >>> page.title
         'What does each token of “So it is.” contribute?'
         >>> page.examples[0].answer.partition(" rests")[0]
         'The output'
     """
-    if any(list(other.texts) != list(explanation.texts) for other in beside):
+    methods = (explanation, *explanation.beside, *others)
+    if any(list(other.texts) != list(explanation.texts) for other in methods):
         raise InvalidInputError("got explanations of different texts; a page compares methods on the same ones")
-    methods = (explanation, *beside)
     examples = [_text_example([method[number] for method in methods]) for number in range(len(explanation))]
+    if len(examples) > 1:
+        outputs = [single.outputs[0].facts() if single.outputs else {} for single in explanation]
+        examples = [replace(example, facts=facts) for example, facts in zip(examples, outputs, strict=True)]
     subject = f" of “{_beginning(explanation)}”" if len(explanation) == 1 else ""
-    return Page(f"What does each token{subject} contribute?", explanation.facts(), examples)
+    return Page(f"What does each token{subject} contribute?", explanation.facts(), examples, notes=explanation.notes)
 
 
 def _text_example(explanations: Sequence[Explanation]) -> Example:
@@ -124,8 +126,9 @@ def _text_example(explanations: Sequence[Explanation]) -> Example:
 
 
 def _explained_answer(explanation: Explanation) -> str:
-    words = explanation.words_of_tokens[0]
-    subject = "The output" if explanation.target is None else f"“{explanation.target}”"
+    words, output = explanation.words_of_tokens[0], next(iter(explanation.outputs), None)
+    named = output is not None and output.explained and len(output.top) > 0  # not a projection
+    subject = f"“{output}”" if named else "The output"
     return answer_of(subject, words.texts, words.scores(explanation.scores[0], "sum"))
 
 
@@ -177,7 +180,8 @@ def _answer_page(result: GenerationResult) -> Page:
     else:
         words = words_of_text(result.input_tokens)
         answer = answer_of(subject, words.texts, words.scores(scores, "sum"))
-    return Page(f"What does {subject} rest on?", result.facts(), [example], tables, answer=answer)
+    notes = [result.explained.note] if result.explained.note else []
+    return Page(f"What does {subject} rest on?", result.facts(), [example], tables, notes=notes, answer=answer)
 
 
 @make_page.register(AttributionMaps)
@@ -335,7 +339,7 @@ def _compared_example(comparison: Comparison, example: int) -> Example:
     return Example(
         shortened(" ".join(tokens), _TITLE),
         tokens_of(words_of_tokens(tokens)),
-        facts={"explained": example_title(comparison, example)},
+        facts=comparison.outputs[example].facts(),
         scores=[Scores(name, "score", row) for name, row in zip(comparison.ranking, rows, strict=True)],
         counted=removable,
     )

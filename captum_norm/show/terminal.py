@@ -16,6 +16,7 @@ from captum_norm.explanation import Explanation
 from captum_norm.generation.result import GenerationResult
 from captum_norm.lab.analysis.results import AnalysisResult
 from captum_norm.lab.comparison import Comparison
+from captum_norm.results.outputs import facts_of_outputs
 from captum_norm.show.colors import Rgb, color_of, hex_of, ink_on, shares_of
 from captum_norm.show.text import (
     BOLD,
@@ -139,11 +140,12 @@ def print_result(result: Any, console: Console, **options: Any) -> None:
 @print_result.register
 def _print_explanation(explanation: Explanation, console: Console, *, top: int | None = None) -> None:
     """Print the tokens of each text in colour, a legend and the table of scores, or of the highest ones."""
-    _say_facts(console, explanation.facts())
+    _say_facts(console, explanation.facts() | ({"note": " ".join(explanation.notes)} if explanation.notes else {}))
     for place, single in enumerate(explanation):
         console.print()
         if len(explanation) > 1:
             _say(console, f"text {place}: {spelled_out(single.texts[0])}")
+            _say_facts(console, facts_of_outputs(single.outputs))
         tokens, scores = single.tokens[0], single.scores[0].tolist()
         show_tokens(console, tokens, scores, unit=explanation.unit)
         console.print("", score_table(tokens, scores, unit=explanation.unit, top=top), sep="\n")
@@ -153,7 +155,7 @@ def _print_explanation(explanation: Explanation, console: Console, *, top: int |
 def _print_answer(result: GenerationResult, console: Console, *, top: int | None = None) -> None:
     """Print the prompt in colour, a legend, and a table of the parts of highest score."""
     unit = result.explained.unit
-    _say_facts(console, result.facts())
+    _say_facts(console, result.facts() | ({"note": result.explained.note} if result.explained.note else {}))
     console.print()
     show_tokens(console, words_of_text(result.input_tokens).pieces, result.seq_attr.tolist(), unit=unit)
     best = result.top(top or _ANSWER_ROWS)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,6 @@ from torch import Tensor
 from captum_norm.checks import quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.lab.comparison import MEASURES, Comparison, Measure
-from captum_norm.lab.evaluation import Output
 from captum_norm.text.characters import spelled_out
 
 BOLD = (
@@ -103,9 +102,7 @@ def shown_measures(comparison: Comparison) -> list[Measure]:
 
 def example_title(comparison: Comparison, example: int) -> str:
     """Return the number of an example, from 1, and its explained output."""
-    target = comparison.targets[example]
-    named = comparison.explained in get_args(Output)
-    return f"example {example + 1}: " + (f"{comparison.explained} of “{target}”" if named else target)
+    return f"example {example + 1}: {comparison.outputs[example]}"
 
 
 def example_scores(comparison: Comparison, example: int) -> tuple[list[str], list[bool], list[list[float]]]:

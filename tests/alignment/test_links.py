@@ -106,6 +106,7 @@ def test_a_figure_shows_the_links_of_one_pair(alignments: Alignments) -> None:
 def test_a_file_holds_links_and_words(alignments: Alignments, tmp_path: Path) -> None:
     path = tmp_path / "links.safetensors"
     assert alignments.save(path) == path
+    assert alignments.save(path.with_suffix(".csv")).read_text().startswith("pair,source,target,source_word,target")
     found = Alignments.load(path)
     assert found == alignments
     assert (found.sources, found.targets) == (alignments.sources, alignments.targets)

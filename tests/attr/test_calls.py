@@ -116,11 +116,11 @@ def test_padding_of_either_sequence_changes_nothing(name: str, family: str, side
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (cn.NormAttribution, "NormAttribution(BertModel, scope='attn', aggregation='rollout')"),
+        (cn.NormAttribution, "NormAttribution(BertModel, scope='attn')"),
         (lambda model: cn.AttentionWeights(model, "attn_res"), "(BertModel, scope='attn_res', aggregation='mean')"),
         (
             lambda model: cn.ALTI(model, memory_budget=2**20),
-            "ALTI(BertModel, aggregation='rollout', memory_budget=1048576)",
+            "ALTI(BertModel, memory_budget=1048576)",
         ),
         (lambda model: cn.DecompX(model, "absdot"), "DecompX(BertModel, bias='absdot')"),
         (lambda model: cn.NormMeter(model, baseline="bias"), "NormMeter(BertModel, baseline='bias')"),

@@ -42,7 +42,7 @@ def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def same(path: Path, expected: Comparison) -> None:
     """Whether a JSON file holds a comparison, but for the times."""
-    content, wanted = json.loads(path.read_text(encoding="utf-8")), json.loads(expected.to_json())
+    content, wanted = json.loads(path.read_text(encoding="utf-8")), json.loads(expected.file_bytes(".json"))
     for name in wanted.keys() - {"forward_seconds", "methods"}:
         assert content[name] == wanted[name], name
     assert timeless(content["methods"]) == timeless(wanted["methods"])
@@ -100,13 +100,13 @@ def test_next_token_of_a_causal_model_without_padding_token(gpt2: str) -> None:
     assert run(str(file), "--model", gpt2, "--out", str(out), methods=[*METHODS, "globenc"]) == 0
     content = json.loads(out.read_text(encoding="utf-8"))
     model, tokenizer = load(gpt2)
-    for text, target in zip(TEXTS, content["targets"], strict=True):
+    for text, target in zip(TEXTS, content["outputs"], strict=True):
         logits = model(**tokenizer(text, return_tensors="pt")).logits[0, -1]
-        assert target == tokenizer.convert_ids_to_tokens(int(logits.argmax()))
+        assert target["name"] == tokenizer.decode([int(logits.argmax())])
     assert content["methods"][-1]["method"] == "globenc"
     assert "post-norm" in content["methods"][-1]["refused"]
     assert run(TEXTS[0], "--model", gpt2, "--target", "cat", "--against", "dog", "--out", str(out)) == 0
-    assert json.loads(out.read_text(encoding="utf-8"))["targets"] == ["cat − dog"]
+    assert json.loads(out.read_text(encoding="utf-8"))["outputs"][0]["name"] == "cat − dog"
 
 
 @pytest.mark.parametrize(("position", "expected"), [("2", [2, 2]), ("first", [0, 0]), ("last", [6, 4])])
@@ -119,7 +119,7 @@ def test_a_tagger_is_read_at_a_position_of_each_example(
     file.write_text("\n".join(TEXTS), encoding="utf-8")
     assert run(str(file), "--model", folder, "--position", position, "--out", str(out)) == 0
     same(out, direct(folder, TEXTS, position=expected))
-    assert {target[:-1] for target in json.loads(out.read_text(encoding="utf-8"))["targets"]} == {"LABEL_"}
+    assert {output["name"][:-1] for output in json.loads(out.read_text(encoding="utf-8"))["outputs"]} == {"LABEL_"}
     assert "pass the position to read" in refused(capsys, "compare", str(file), "--model", folder)
     assert refused(capsys, "compare", str(file), "--position", "mean") == (
         "argument --position: got mean; expected a number, first or last"

@@ -58,8 +58,8 @@ def test_files_hold_what_the_api_returns(bert: str, words: list[str], method: An
     else:
         assert content["convergence_delta"] is None
     rows = list(csv.reader(io.StringIO(files[1].read_text(encoding="utf-8"))))
-    assert rows[0] == ["index", "token", "score"]
-    assert [(int(index), token, float(score)) for index, token, score in rows[1:]] == [
+    assert rows[0] == ["example", "index", "token", "score"]
+    assert [(int(index), token, float(score)) for _, index, token, score in rows[1:]] == [
         (index, token, score) for index, (token, score) in enumerate(zip(TOKENS, content["scores"], strict=True))
     ]
 
@@ -97,7 +97,7 @@ def test_json_says_what_was_asked_of_what(bert: str) -> None:
         "model": bert,
         "method": "norm",
         "scope": "attn",
-        "target": None,
+        "output": None,
         "aggregation": None,
         "layer": 1,
         "position": "mean",
@@ -258,7 +258,7 @@ def test_nothing_is_written_if_one_file_cannot_be_drawn(bert: str, monkeypatch: 
     def fail(*_: object) -> bytes:
         raise RuntimeError("no font")
 
-    monkeypatch.setattr("captum_norm.show.figure_bytes", fail)
+    monkeypatch.setattr("captum_norm.results.base.make_file", fail)
     with pytest.raises(RuntimeError, match="no font"):
         explain("--model", bert, "--out", "e.json", "--out", "e.png")
     assert list(Path().iterdir()) == []

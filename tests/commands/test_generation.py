@@ -49,7 +49,7 @@ def test_a_generated_answer_is_the_apis(
     assert content["scores"] == expected.seq_attr.tolist()
     assert content["token_scores"] == expected.token_attr.tolist()
     assert content["segment_scores"] == expected.segment_attr.tolist()
-    assert out[1].read_text(encoding="utf-8") == expected.to_csv()
+    assert out[1].read_bytes() == expected.file_bytes(".csv")
     assert all(path.stat().st_size > 0 for path in out)
     assert "answer:  a tiny silver ring in the garden." in printed
     assert printed.index("What did Clara find?") > 0
@@ -58,7 +58,7 @@ def test_a_generated_answer_is_the_apis(
 def test_a_given_answer_and_its_rival(prompt: str, generation: GenerationAttribution) -> None:
     out, words = Path("answer.json"), [" a tiny silver ring", " a tiny golden guitar"]
     method = ["--method", "decompx", "--out", str(out)]
-    assert explain(prompt, "--answer", words[0], "--contrast", words[1], *method) == 0
+    assert explain(prompt, "--target", words[0], "--contrast", words[1], *method) == 0
     expected = generation.attribute(PROMPT, words[0], contrast=words[1])
     assert written(out)["scores"] == expected.seq_attr.tolist()
     assert written(out)["contrast"] == " golden"
@@ -68,7 +68,10 @@ def test_a_given_answer_and_its_rival(prompt: str, generation: GenerationAttribu
 @pytest.mark.parametrize("method", ["random", "saliency", "information-flow", "weights"])
 def test_other_methods(method: str) -> None:
     out = Path("answer.json")
-    assert explain("Clara found", "--answer", " a", "--method", method, "--out", str(out)) == 0
+    assert (
+        explain("Clara found", "--target", " a tiny", "--model", LANGUAGE_MODEL, "--method", method, "--out", str(out))
+        == 0
+    )
     content = written(out)
     assert content["method"] == method
     assert any(score > 0 for score in content["scores"])
@@ -85,7 +88,7 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_a_page_of_information_flow_has_the_routes_through_both_stacks(t5: str) -> None:
     out = Path("flow.html")
-    words = ["--answer", "the dog", "--method", "information-flow", "--model", t5, "--out", str(out)]
+    words = ["--target", "the dog", "--method", "information-flow", "--model", t5, "--out", str(out)]
     assert explain("a cat runs", *words) == 0
     (example,) = content_of(out.read_text(encoding="utf-8"))["examples"]
     nodes = example["graph"]["nodes"]
@@ -99,12 +102,12 @@ def test_a_page_of_information_flow_has_the_routes_through_both_stacks(t5: str) 
 
 @pytest.mark.parametrize("words", [[], ["--method", "information-flow"]])
 def test_encoder_decoders_explain_answers(t5: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--generate N or --answer TEXT" in refused(capsys, "explain", "a cat runs", "--model", t5, *words)
+    assert "--generate N or --target TEXT" in refused(capsys, "explain", "a cat runs", "--model", t5, *words)
 
 
 def test_words_are_segments(prompt: str, generation: GenerationAttribution, capsys: pytest.CaptureFixture[str]) -> None:
     out = Path("answer.json")
-    given = ["--answer", " a tiny", "--method", "decompx", "--segments", "word", "--top", "2", "--out", str(out)]
+    given = ["--target", " a tiny", "--method", "decompx", "--segments", "word", "--top", "2", "--out", str(out)]
     assert explain(prompt, *given) == 0
     expected: Any = generation.attribute(PROMPT, " a tiny", segments="word")
     content = written(out)
@@ -124,11 +127,10 @@ def test_words_are_segments(prompt: str, generation: GenerationAttribution, caps
         (["--generate", "3", "--words"], "--words"),
         (["another", "--generate", "3"], "several texts"),
         (["--generate", "3", "--dtype", "float64", "--quantize", "int8"], "decides the dtype"),
-        (["--generate", "3", "--answer", "a"], "either --generate N or --answer TEXT"),
-        (["--segments", "line"], "either --generate N or --answer TEXT"),
+        (["--generate", "3", "--target", "a"], "either --generate N or --target TEXT"),
+        (["--segments", "line"], "either --generate N or --target TEXT"),
         (["--generate", "0"], "expected a number from 1"),
         (["--generate", "3", "--layer", "1"], "--layer"),
-        (["--generate", "3", "--target", "1"], "--target"),
         (["--generate", "3", "--contrast", " b"], "explains no logit"),
         (["--generate", "3", "--chat", "missing.json"], "got a text and --chat"),
     ],

@@ -81,7 +81,8 @@ def test_methods_are_compared_on_the_similarity_to_a_text(folder: Path) -> None:
     assert main([*words, "--target", "a dog"]) == 0
     near = SentenceSimilarity(load_sentence_transformer(str(folder)), "a dog")
     options: dict[str, Any] = {"methods": ["decompx", "weights"], "target": 0, "name": str(folder)}
-    assert json.loads(out.read_text(encoding="utf-8"))["targets"] == compare(near, TEXT, **options).targets
+    assert json.loads(out.read_text(encoding="utf-8"))["outputs"][0]["name"] == "a dog"
+    assert compare(near, TEXT, **options).outputs[0].name == "a dog"
 
 
 def test_other_models_are_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,12 +72,13 @@ def test_every_method_explains_a_classifier_by_its_name(classifier: Any, name: s
     assert (found.maps is None) == (not METHODS[name].maps or not METHODS[name].load().mapped)
 
 
-@pytest.mark.parametrize("name", ["alti-logit", "gim", "attention-gradient", "integrated-gradients"])
+@pytest.mark.parametrize("name", ["alti-logit", "decompx", "gim", "attention-gradient", "integrated-gradients"])
 def test_methods_of_an_output_explain_the_projection_of_a_model_without_a_head(bert: Any, name: str) -> None:
     found = explain(TEXTS, bert, tokenizer(), method=name)
     inputs = dict(tokenizer()(TEXTS, padding=True, return_tensors="pt"))
     expected = compare(bert, inputs, methods=[name], tokenizer=tokenizer())
-    assert found.target == expected.explained
+    assert {output.name for output in found.outputs} == {expected.explained}
+    assert [output.value for output in found.outputs] == pytest.approx([output.value for output in expected.outputs])
     torch.testing.assert_close(found.scores, expected.results[name].scores, rtol=1e-4, atol=1e-6)
 
 
@@ -96,7 +97,7 @@ def test_outputs_are_named_by_label_token_or_text(classifier: Any, gpt2: Any) ->
         assert torch.equal(found.scores, expected)
         assert torch.equal(found.convergence_delta, delta)
         assert found.unit == "part of the output"
-    assert found.target == "0, 1"
+    assert [output.name for output in found.outputs] == ["LABEL_0", "LABEL_1"]
 
 
 @pytest.mark.few
@@ -117,15 +118,16 @@ def test_without_a_target_the_prediction_is_explained(kind: str, name: str, requ
         torch.testing.assert_close(both[0].scores, method.attribute(inputs), rtol=0, atol=0)
 
 
-def test_hidden_states_are_explained_by_layer_or_without_a_head(classifier: Any, bert: Any) -> None:
+def test_hidden_states_are_asked_for_by_layer(classifier: Any, bert: Any) -> None:
     inputs = tokenizer()(TEXTS, padding=True, return_tensors="pt")
-    for model, layer in ((classifier, -1), (bert, None)):
+    for model in (classifier, bert):
         method = captum_norm.DecompX(model)
         expected = method.scores(method.maps(inputs))
-        torch.testing.assert_close(method.attribute(inputs, layer=layer), expected)
-        found = explain(TEXTS, model, tokenizer(), method="decompx", layer=layer)
+        torch.testing.assert_close(method.attribute(inputs, layer=-1), expected)
+        found = explain(TEXTS, model, tokenizer(), method="decompx", layer=-1)
         torch.testing.assert_close(found.scores, expected)
-        assert found.unit == "norm"
+        assert (found.unit, found.layer) == ("norm", 1)
+        assert all(not output.explained for output in found.outputs)
 
 
 def test_a_method_of_ones_own_model_explains_it(classifier: Any) -> None:

@@ -22,7 +22,7 @@ from tests.families import state_of
 from tests.generation.texts import ANSWER, PROMPT, TEXT, encoded, gpt2, llama, tokenizer, tokens_of_answer
 
 OF_STATES: dict[str, Callable[[Any], Any]] = {
-    "norm": cn.NormAttribution,
+    "norm": lambda model: cn.NormAttribution(model, aggregation="rollout"),
     "norm, mean": lambda model: cn.NormAttribution(model, aggregation="mean"),
     "norm, attn_res": lambda model: cn.NormAttribution(model, "attn_res", "mean"),
     "attention-block": lambda model: cn.AttentionBlockAttribution(model, "atb_ff_res"),
@@ -266,12 +266,13 @@ def test_results_are_shown(per_token: bool) -> None:
     (image,) = result.plot().axes[0].images
     rows = result.seq_attr[None] if result.token_attr is None else result.token_attr
     assert torch.allclose(torch.tensor(np.asarray(image.get_array())).float(), rows, atol=1e-6)
-    content = json.loads(result.to_json())
+    content = json.loads(result.file_bytes(".json"))
     assert content["scores"] == result.seq_attr.tolist()
     assert content["token_scores"] == (rows.tolist() if per_token else None)
-    table = list(csv.reader(result.to_csv().splitlines()))
-    assert [float(row[2]) for row in table[1:]] == pytest.approx(result.seq_attr.tolist())
-    assert len(table[0]) == 3 + len(rows) * per_token
+    table = list(csv.DictReader(result.file_bytes(".csv").decode().splitlines()))
+    count = len(result.input_tokens)
+    assert [float(row["score"]) for row in table[:count]] == pytest.approx(result.seq_attr.tolist())
+    assert len(table) == count * (1 + len(rows) * per_token)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +323,8 @@ def test_a_page_shows_segments_of_the_same_words_apart() -> None:
     result: Any = generation.attribute("Anna owns Anna", " owns", segments="word")
     (table,) = result.page().tables
     scores = enumerate(zip(("Anna", "owns", "Anna"), result.segment_attr.tolist(), strict=True))
-    assert [list(row) for row in table.rows] == [[number, word, score] for number, (word, score) in scores]
+    shown = [[number, word, score] for number, word, _, score in table.rows]
+    assert shown == [[number, word, score] for number, (word, score) in scores]
 
 
 def test_a_page_has_the_row_of_each_token_of_the_answer() -> None:

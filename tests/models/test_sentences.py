@@ -138,7 +138,7 @@ def test_methods_are_compared_on_a_similarity(model: Any) -> None:
     comparison = compare(
         SentenceSimilarity(model, *OTHERS), TEXTS, target=Difference(0, 1), methods=["norm", "decompx"]
     )
-    assert comparison.targets == ["a dog runs − the cat"] * 2
+    assert [output.name for output in comparison.outputs] == ["a dog runs − the cat"] * 2
     assert comparison.explained == "logit"
     assert comparison.tokens[1] == ["[CLS]", "a", "cat", "runs", ".", "[SEP]", "[PAD]"]
     assert not comparison.refused

@@ -56,7 +56,7 @@ def results(bert: Any) -> dict[type[Result], Result]:
     return {
         cn.AttributionMaps: full,
         Measurements: replace(measured, virtual=1, cached=2, modality=full.modality, patches=full.patches),
-        Explanation: replace(explanation, graphs=[graph], target="a"),
+        Explanation: replace(explanation, graphs=[graph]),
         Comparison: cn.compare(bert, TEXTS, tokenizer=known, methods=["norm", "globenc", "gim"], steps=2),
         GenerationResult: cn.GenerationAttribution(cn.DecompX(model), passages).attribute(prompt, **options),
     }
@@ -164,8 +164,8 @@ def test_bad_files_are_one_sentence(
     maps.save(path)
     tensors, metadata = read_file(path.read_bytes())
     content = json.loads(metadata["content"])
-    newer = fails(save(tensors, metadata | {"version": "3"}))
-    assert newer.startswith("it has version 3 of the format, expected 1 or 2; take the version of captum-norm")
+    newer = fails(save(tensors, metadata | {"version": "4"}))
+    assert newer.startswith("it has version 4 of the format, expected 1 or 2 or 3; take the version of captum-norm")
     assert fails(save(tensors, metadata | {"version": "0"})).startswith("it has version 0 of the format")
     for name, value in (
         ("encoder", "text"),

@@ -121,7 +121,7 @@ def test_measurements_have_numbers_too(bert: Any) -> None:
 def test_an_explanation_has_the_numbers_of_its_maps(bert: Any) -> None:
     found = cn.explain(TEXTS, bert, tokenizer(), layer=2)
     assert (found.layer, found.layers) == (2, (2,))
-    assert json.loads(found[0].to_json())["map"]["layers"] == [2]
+    assert json.loads(found[0].file_bytes(".json"))["map"]["layers"] == [2]
     assert found[0].plot().axes[0].get_title() == "layer 2"
     assert cn.explain(TEXTS, bert, tokenizer(), method="integrated-gradients").layers == ()
 

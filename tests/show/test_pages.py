@@ -43,10 +43,10 @@ def bert() -> Any:
 
 
 def test_each_text_has_its_scores_and_maps_without_padding(bert: Any) -> None:
-    norms = explain(SENTENCES, bert, tokenizer())
+    norms = explain(SENTENCES, bert, tokenizer(), page=False)
     heads = explain(SENTENCES, bert, tokenizer(), per_head=True)
     weights = explain(SENTENCES, bert, tokenizer(), method="weights")
-    page = explanation_page(norms, [weights, heads])
+    page = explanation_page(norms, weights, heads)
     assert [example.title for example in page.examples] == SENTENCES
     for number, example in enumerate(page.examples):
         assert list(example.inputs.texts) == norms[number].tokens[0]
@@ -61,8 +61,9 @@ def test_each_text_has_its_scores_and_maps_without_padding(bert: Any) -> None:
 
 
 def test_methods_of_several_scopes_are_told_apart(bert: Any) -> None:
-    both = [explain(SENTENCES[0], bert, tokenizer(), scope=scope) for scope in ("attn", "attn_res_ln")]
-    (example,) = explanation_page(both[0], both[1:]).examples
+    scopes = ("attn", "attn_res_ln")
+    both = [explain(SENTENCES[0], bert, tokenizer(), scope=scope, page=False) for scope in scopes]
+    (example,) = explanation_page(*both).examples
     assert [scores.method for scores in example.scores] == ["norm (attn)", "norm (attn_res_ln)"]
 
 
@@ -76,7 +77,8 @@ def test_negative_scores_of_causal_models_diverge() -> None:
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=len(WORDS), n_embd=8, n_layer=2, n_head=2, n_positions=12)
     model = transformers.GPT2LMHeadModel(config).eval()  # type: ignore[no-untyped-call]
-    (example,) = explanation_page(explain(SENTENCES[0], model, tokenizer(), method="decompx", target=5)).examples
+    options: dict[str, Any] = {"method": "decompx", "target": 5, "page": False}
+    (example,) = explanation_page(explain(SENTENCES[0], model, tokenizer(), **options)).examples
     assert example.scores[0].signed
     assert [maps.stack for maps in example.maps] == ["decoder"]
 
@@ -84,7 +86,7 @@ def test_negative_scores_of_causal_models_diverge() -> None:
 def test_only_explanations_of_the_same_texts_go_together(bert: Any) -> None:
     one, other = (explain(text, bert, tokenizer()) for text in SENTENCES)
     with pytest.raises(InvalidInputError, match="different texts"):
-        explanation_page(one, [other])
+        explanation_page(one, other)
 
 
 MAPPED = [name for name, method in METHODS.items() if method.maps]
@@ -98,7 +100,7 @@ def model() -> tuple[nn.Module, Any]:
 @pytest.mark.few
 @pytest.mark.parametrize("method", MAPPED)
 def test_the_rollout_that_a_page_draws_is_that_of_the_scores(method: str, model: tuple[nn.Module, Any]) -> None:
-    explanation = explain("So it goes.", *model, method=method, position=2)
+    explanation = explain("So it goes.", *model, method=method, position=2, page=False)
     (example,) = explanation_page(explanation).examples
     drawn = [maps for maps in example.maps if maps.residual is not None]
     if not drawn:

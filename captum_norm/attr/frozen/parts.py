@@ -257,5 +257,6 @@ def _measured(modules: HookedModules, example: ModelCall) -> tuple[FrozenNetwork
         for module in modules.names:
             stack.callback(module.register_forward_hook(look).remove)
         with torch.no_grad():
-            network.run()
+            output = network.run()
+    example.note(output)
     return network, copy

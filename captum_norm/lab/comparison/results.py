@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +14,8 @@ from captum_norm.checks import check_choice, check_index
 from captum_norm.errors import InvalidInputError
 from captum_norm.lab.evaluation import FaithfulnessScores, agreement
 from captum_norm.results.base import Result
-from captum_norm.results.tables import csv_records, data_frame, json_text
+from captum_norm.results.outputs import NamedOutput, facts_of_outputs, named_alone
+from captum_norm.results.tables import data_frame
 from captum_norm.text.characters import spelled_out
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Comparison(Result):
     Attributes:
         model: the name of the model or its class.
         explained: the kind of output that is explained and observed.
-        targets: the target of each example.
+        outputs: the output explained of each example.
         tokens: the tokens of each example, padding included.
         real: True at real positions, (B, S).
         removable: True at the tokens that are ranked and removed, (B, S).
@@ -136,7 +137,7 @@ class Comparison(Result):
 
     model: str
     explained: str
-    targets: Sequence[str]
+    outputs: Sequence[NamedOutput]
     tokens: Sequence[Sequence[str]]
     real: Tensor
     removable: Tensor
@@ -147,19 +148,22 @@ class Comparison(Result):
     signature: str
 
     axes = MappingProxyType(
-        {"targets": ("B",), "tokens": ("B",), "real": ("BS",), "removable": ("BS",), "agreement": ("MM",)}
+        {"outputs": ("B",), "tokens": ("B",), "real": ("BS",), "removable": ("BS",), "agreement": ("MM",)}
     )
 
     @classmethod
     def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:  # noqa: ARG003
-        """Leave out the accuracy that earlier files have."""
+        """Leave out the accuracy that earlier files have; their outputs have names alone."""
+        if "targets" in content:
+            content["outputs"] = named_alone(content.pop("targets"))
         return {name: value for name, value in content.items() if name != "accuracy"}
 
     def __repr__(self) -> str:
         refused = f"; refused: {', '.join(self.refused)}" if self.refused else ""
         order = ", ".join(self.ranking)
         size = f"{len(self)} examples, {self.real.shape[1]} tokens"
-        return spelled_out(f"Comparison({self.model}, {self.explained}: {size}; by relevance gain: {order}{refused})")
+        first = facts_of_outputs(self.outputs)["explained"]
+        return spelled_out(f"Comparison({first}; {self.model}: {size}; by relevance gain: {order}{refused})")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -182,7 +186,7 @@ class Comparison(Result):
         removable = self.removable[row, real]
         return replace(
             self,
-            targets=self.targets[row],
+            outputs=self.outputs[row],
             tokens=[[token for token, is_real in zip(self.tokens[place], real.tolist(), strict=True) if is_real]],
             real=self.real[row, real],
             removable=removable,
@@ -218,54 +222,48 @@ class Comparison(Result):
 
     def facts(self) -> dict[str, str]:
         """Return the names and values to show beside the numbers."""
-        facts = {"model": self.model, "explained": self.explained, "examples": str(len(self))}
+        facts = facts_of_outputs(self.outputs) | {"observed": self.explained, "model": self.model}
+        facts["examples"] = str(len(self))
         facts["plain forward pass"] = f"{self.forward_seconds:.3g} s"
         if not any(self.best().values()):
             facts["flat"] = "no method differs from the best by more than chance; take more texts, or another model"
         return facts | {"signature": self.signature}
 
-    def frame(self, table: TableName = "methods") -> "pd.DataFrame":
-        """Return a table as a data frame of pandas.
+    def records(self, table: TableName = "methods") -> list[dict[str, Any]]:
+        """Return the rows of a table.
 
         Args:
             table: ``"methods"``: a row for each method, with faithfulness, cost and signature, or why it was refused.
-                ``"scores"``: a row for each token, with example, position, token, whether it is removable, and every
-                method's score. ``"agreement"``: Spearman's ρ between methods, a row and a column for each.
-                ``"curves"``: a row for each method and share of removed tokens, with the mean output, most and least
-                relevant tokens removed first.
-
-        Raises:
-            InvalidInputError: there is no such table, or pandas is not installed.
-        """
-        frame = data_frame(self._rows(table))
-        return frame.set_index("method") if table in ("methods", "agreement") else frame
-
-    def to_json(self) -> str:
-        """Format everything as JSON; NaN is null."""
-        content = {
-            "model": self.model,
-            "explained": self.explained,
-            "signature": self.signature,
-            "examples": len(self),
-            "forward_seconds": self.forward_seconds,
-            "targets": list(self.targets),
-            **{table: list(rows(self)) for table, rows in _TABLES.items()},
-        }
-        return json_text(content)
-
-    def to_csv(self, table: TableName = "methods") -> str:
-        """Format a table as CSV; NaN is empty.
-
-        Args:
-            table: see :meth:`frame`.
+                ``"scores"``: a row for each token, with example, the output explained, position, token, whether it is
+                removable, and every method's score. ``"agreement"``: Spearman's ρ between methods, a row and a column
+                for each. ``"curves"``: a row for each method and share of removed tokens, with the mean output, most
+                and least relevant tokens removed first.
 
         Raises:
             InvalidInputError: there is no such table.
         """
-        return csv_records(self._rows(table))
-
-    def _rows(self, table: str) -> list[dict[str, Any]]:
         return list(_TABLES[check_choice("table", table, list(_TABLES))](self))
+
+    def frame(self, table: TableName = "methods") -> "pd.DataFrame":
+        """Return one of the tables of :meth:`records` as a data frame of pandas.
+
+        Raises:
+            InvalidInputError: there is no such table, or pandas is not installed.
+        """
+        frame = data_frame(self.records(table))
+        return frame.set_index("method") if table in ("methods", "agreement") else frame
+
+    def as_json(self) -> Any:
+        """Return everything."""
+        return {
+            "model": self.model,
+            "explained": self.explained,
+            "outputs": [asdict(output) for output in self.outputs],
+            "signature": self.signature,
+            "examples": len(self),
+            "forward_seconds": self.forward_seconds,
+            **{table: list(rows(self)) for table, rows in _TABLES.items()},
+        }
 
 
 def _methods(comparison: Comparison) -> Iterator[dict[str, Any]]:
@@ -285,6 +283,7 @@ def _scores(comparison: Comparison) -> Iterator[dict[str, Any]]:
     for example, position in comparison.real.nonzero().tolist():
         yield {
             "example": example,
+            **comparison.outputs[example].record(),
             "position": position,
             "token": comparison.tokens[example][position],
             "removable": removable[example][position],

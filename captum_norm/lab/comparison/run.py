@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from captum.attr import Attribution
-from torch import Tensor, nn
+from torch import Tensor
 
 from captum_norm.bars import bar
 from captum_norm.errors import CaptumNormError, InvalidInputError
@@ -33,7 +33,6 @@ from captum_norm.lab.evaluation import (
     Output,
     Perturbation,
     agreement,
-    has_sigmoids,
 )
 from captum_norm.methods import METHODS
 from captum_norm.models import (
@@ -41,14 +40,15 @@ from captum_norm.models import (
     Explainable,
     Inputs,
     Position,
-    SentenceSimilarity,
     TokenInputs,
     bind_tokens,
     opened,
+    probability_kind,
     replacement,
 )
 from captum_norm.models.embeddings import StandIn
 from captum_norm.models.outputs import Readout, Target
+from captum_norm.results.outputs import NamedOutput
 from captum_norm.versions import versions
 
 T = TypeVar("T")
@@ -137,28 +137,25 @@ def compare(
             raise InvalidInputError(f"{type(model).__name__} has no head, so it has no target; take a model with one")
         readout, explained, target = own_directions(bound, batch_size), PROJECTION, torch.arange(len(bound))
     if output is None:
-        single = count is None or count < 2 or isinstance(target, Difference)
-        exclusive = not (single or has_sigmoids(model) or isinstance(model, SentenceSimilarity))
-        output = "probability" if exclusive else "logit"
+        single = count is None or isinstance(target, Difference)
+        output = "logit" if single or probability_kind(model, count or 1) != "softmax" else "probability"
     options: dict[str, Any] = {"tokenizer": tokenizer, "keep_special": keep_special, "readout": readout}
     perturbation = Perturbation(model, removal, output=output, batch_size=batch_size, **options)
     faithfulness = Faithfulness(perturbation, bins=bins, steps=steps)
-    batches, chosen, removable = _perturbed(perturbation, bound, list(batches_of(bound, target, batch_size)))
+    batches, outputs, removable = _perturbed(perturbation, bound, list(batches_of(bound, target, batch_size)))
     forward = sum(_forward_seconds(batch) for batch in batches)
     make = partial(make_method, model=model, removal=removal, batch_size=batch_size, **options)
     with bar("comparing", (len(named) + 1) * len(batches), "batches") as shown:
         parts, cost, refused = _scored(named, make, batches, seed, shown.update, mean=explained == PROJECTION)
         faithful = _faithfulness(faithfulness, batches, parts, shown.update)
     scores = {name: in_order(of_batches, batches, bound.real.shape[1]) for name, of_batches in parts.items()}
-    if explained == PROJECTION or chosen is None:
-        targets = ["own direction" if explained == PROJECTION else "the only number"] * len(bound)
-    else:
-        targets = _target_names(model, chosen, count, tokenizer)
+    if explained == PROJECTION:
+        outputs = [replace(named, name=PROJECTION, top=()) for named in outputs]
     settings = [faithfulness.signature, f"batch:{batch_size}", f"seed:{seed}"]
     return Comparison(
         model=name or type(model).__name__,
         explained=explained if output == "logit" else "probability",
-        targets=targets,
+        outputs=outputs,
         tokens=_token_texts(bound, tokenizer),
         real=bound.to_user(bound.real).cpu(),
         removable=bound.to_user(removable).cpu(),
@@ -182,8 +179,8 @@ def compare(
 
 def _perturbed(
     perturbation: Perturbation, inputs: TokenInputs, batches: Sequence[Batch]
-) -> tuple[list[Batch], Tensor | None, Tensor]:
-    """Return batches with the targets that are explained, and for all examples these and the removable tokens."""
+) -> tuple[list[Batch], list[NamedOutput], Tensor]:
+    """Return batches with the targets that are explained, and for all examples the outputs and the removable tokens."""
     perturbed = [
         perturbation.bind(batch.inputs.arguments, target=batch.target, position=batch.position) for batch in batches
     ]
@@ -196,8 +193,9 @@ def _perturbed(
         replace(batch, target=target if target is None or target.dim() < 2 else Difference(*target.unbind(1)))
         for batch, target in zip(batches, targets, strict=True)
     ]
-    known = [target for target in targets if target is not None]
-    return explained, in_order(known, batches) if known else None, removable
+    order = torch.cat([batch.index for batch in batches]).argsort().tolist()
+    named = [output for part in perturbed for output in part.named]
+    return explained, [named[place] for place in order], removable
 
 
 def _forward_seconds(batch: Batch) -> float:
@@ -266,22 +264,6 @@ def _faithfulness(
         done()
     order = torch.cat([batch.index for batch in batches]).argsort().cpu()
     return {name: FaithfulnessScores.concatenate([part[name] for part in parts])[order] for name in scores}
-
-
-def _target_names(model: nn.Module, chosen: Tensor, count: int | None, tokenizer: Any) -> list[str]:
-    """Name targets: by a classifier's labels, a language model's tokens, or the indices of a readout."""
-    labels = getattr(getattr(model, "config", None), "id2label", None) or {}
-    convert = getattr(tokenizer, "convert_ids_to_tokens", str)
-
-    def name(target: int) -> str:
-        if count is None:
-            return str(target)
-        if isinstance(model, SentenceSimilarity):
-            return model.texts[target]
-        return str(labels.get(target, target) if len(labels) == count else convert(target))
-
-    rows = (chosen[:, None] if chosen.dim() == 1 else chosen).tolist()
-    return [" − ".join(map(name, row)) for row in rows]
 
 
 def _token_texts(inputs: TokenInputs, tokenizer: Any) -> list[list[str]]:

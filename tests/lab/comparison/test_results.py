@@ -20,6 +20,7 @@ from captum_norm.lab.comparison import MEASURES, Comparison
 from captum_norm.lab.comparison.methods import seeded
 from captum_norm.lab.comparison.results import sign_flip_p, undefeated
 from captum_norm.lab.evaluation import FaithfulnessScores
+from captum_norm.results.tables import without_nan
 from tests.lab.comparison.examples import METHODS, TEXTS, comparison
 
 NAMES = [measure.name for measure in MEASURES]
@@ -69,18 +70,19 @@ def test_further_frames() -> None:
 
 
 def test_json_and_csv_hold_every_table(found: Comparison) -> None:
-    content = json.loads(found.to_json())
+    content = json.loads(found.file_bytes(".json"))
     assert content["signature"] == found.signature
     assert (content["model"], content["explained"], content["examples"]) == (found.model, found.explained, 2)
-    assert (content["forward_seconds"], content["targets"]) == (found.forward_seconds, list(found.targets))
+    assert content["forward_seconds"] == found.forward_seconds
+    assert [output["name"] for output in content["outputs"]] == [output.name for output in found.outputs]
     tables: tuple[Any, ...] = ("methods", "scores", "agreement", "curves")
     for table in tables:
-        rows = [{name: None if value != value else value for name, value in row.items()} for row in found._rows(table)]
-        assert content[table] == rows
-        texts = [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
-        assert list(csv.DictReader(io.StringIO(found.to_csv(table)))) == texts
+        assert content[table] == without_nan(found.records(table))
+    rows = without_nan(found.records())
+    texts = [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
+    assert list(csv.DictReader(io.StringIO(found.file_bytes(".csv").decode()))) == texts
     with pytest.raises(InvalidInputError, match="got table='means'; expected one of methods, scores, agreement, curv"):
-        found.to_csv("means")  # type: ignore[arg-type]
+        found.records("means")  # type: ignore[arg-type]
 
 
 def test_methods_are_ranked_and_facts_stated(found: Comparison) -> None:
@@ -96,7 +98,7 @@ def test_without_pandas_frames_name_the_extra(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InvalidInputError, match=r"pip install 'captum-norm\[tables\]'"):
         comparison().frame()
-    assert comparison().to_csv().startswith("method,relevance_gain,")
+    assert comparison().file_bytes(".csv").startswith(b"method,relevance_gain,")
 
 
 GAIN = MEASURES[0]

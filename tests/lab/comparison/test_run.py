@@ -48,9 +48,9 @@ def numbers(comparison: Comparison) -> dict[str, Any]:
     """All of it but the times."""
     rows = [
         {name: value for name, value in row.items() if name not in ("seconds", "forward_ratio")}
-        for row in comparison._rows("methods")
+        for row in comparison.records("methods")
     ]
-    return {"methods": rows} | {name: comparison._rows(name) for name in ("scores", "agreement", "curves")}
+    return {"methods": rows} | {name: comparison.records(name) for name in ("scores", "agreement", "curves")}
 
 
 def probability(model: Any, ids: Tensor, target: int, removed: frozenset[int]) -> float:
@@ -73,7 +73,7 @@ def test_scores_and_faithfulness_of_each_example_alone(seed: int) -> None:
         alone = ids[row, real]
         logits = model(alone[None]).logits[0].log_softmax(0)
         target = int(logits.argmax())
-        assert found.targets[row] == model.config.id2label[target]
+        assert found.outputs[row].name == model.config.id2label[target]
         removable = list(range(1, len(alone) - 1))
         assert found.removable[row, real].nonzero().flatten().tolist() == removable
         assert not found.removable[row, ~real].any()
@@ -131,7 +131,7 @@ def test_inputs_of_every_form_are_the_same() -> None:
 def test_targets_of_each_example_and_differences() -> None:
     model, ids, mask = batch()
     found = compare(model, ids, mask, methods=["decompx", "occlusion"], target=[2, 0, 1], **STANDARD)
-    assert list(found.targets) == ["LABEL_2", "LABEL_0", "LABEL_1"]
+    assert [output.name for output in found.outputs] == ["LABEL_2", "LABEL_0", "LABEL_1"]
     for row, target in enumerate([2, 0, 1]):
         alone = ids[row : row + 1, mask[row].bool()]
         expected = make("decompx", model).attribute(alone, target=target)
@@ -145,7 +145,7 @@ def test_targets_of_each_example_and_differences() -> None:
     pairs = Difference([2, 0, 1], 0)
     pair = compare(model, ids, mask, methods=["decompx", "saliency"], target=pairs, batch_size=2, **STANDARD)
     assert pair.explained == "logit"
-    assert list(pair.targets) == ["LABEL_2 − LABEL_0", "LABEL_0 − LABEL_0", "LABEL_1 − LABEL_0"]
+    assert [output.name for output in pair.outputs] == ["LABEL_2 − LABEL_0", "LABEL_0 − LABEL_0", "LABEL_1 − LABEL_0"]
     for row, first in enumerate([2, 0, 1]):
         logits = model(ids[row : row + 1, mask[row].bool()]).logits[0].detach()
         whole = pair.results["decompx"].faithfulness.morf[row, 0]
@@ -157,7 +157,7 @@ def test_of_a_multi_label_classifier_the_logit_is_watched() -> None:
     model, ids, mask = batch()
     model.config.problem_type = "multi_label_classification"
     found = compare(model, ids, mask, methods=["norm"], **STANDARD)
-    assert found.explained == found.facts()["explained"] == "logit"
+    assert found.explained == found.facts()["observed"] == "logit"
     assert "|output:logit|" in found.signature
     logits = torch.stack([model(ids[row : row + 1, real]).logits[0].max() for row, real in enumerate(mask.bool())])
     torch.testing.assert_close(found.results["norm"].faithfulness.morf[:, 0], logits.detach())
@@ -176,7 +176,7 @@ def test_next_token_of_a_causal_model_at_a_position() -> None:
             place = -1 if position is None else position[row] - int(real.nonzero()[0]) * (position[row] >= 0)
             alone = ids[row : row + 1, real]
             target = int(model(alone).logits[0, place].argmax())
-            assert found.targets[row] == str(target)
+            assert found.outputs[row].name == str(target)
             expected = captum_norm.NormAttribution(model).attribute(alone, position=place)
             torch.testing.assert_close(found.results["norm"].scores[row, real], expected[0], rtol=1e-8, atol=1e-12)
 
@@ -191,8 +191,8 @@ def test_without_a_head_the_projection_on_its_own_direction_is_explained() -> No
     ids, mask = sentences(LENGTHS)
     found = compare(model, ids, mask, methods=[*QUICK, "globenc"], batch_size=2, **STANDARD)
     assert found.explained == PROJECTION
-    assert found.facts()["explained"] == PROJECTION
-    assert set(found.targets) == {"own direction"}
+    assert found.facts()["observed"] == PROJECTION
+    assert {output.name for output in found.outputs} == {PROJECTION}
     assert not found.refused
     for row, real in enumerate(mask.bool()):
         alone = ids[row, real]
@@ -227,7 +227,7 @@ def test_a_readout_says_what_is_explained() -> None:
         return numbers
 
     found = compare(model, ids, mask, methods=["norm", "saliency"], readout=spread, **STANDARD)
-    assert (found.explained, set(found.targets)) == ("readout", {"the only number"})
+    assert (found.explained, {output.name for output in found.outputs}) == ("readout", {"the only number"})
     for row, real in enumerate(mask.bool()):
         expected = model(ids[row : row + 1, real]).logits.std()
         torch.testing.assert_close(found.results["norm"].faithfulness.morf[row, 0], expected.detach())

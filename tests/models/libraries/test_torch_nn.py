@@ -253,7 +253,7 @@ def test_bad_input_is_said_in_one_sentence() -> None:
     with pytest.raises(InvalidInputError, match=r"missing.*'trg' \(if the decoder's sequence is missing, pass"):
         NormAttribution(translator).maps(tokens)
     with pytest.raises(InvalidInputError, match="NormAttribution does not chain its three stacks"):
-        NormAttribution(translator).attribute((tokens, tokens))
+        NormAttribution(translator, aggregation="rollout").attribute((tokens, tokens))
     attention = nn.MultiheadAttention(WIDTH, HEADS)
     with pytest.raises(InvalidInputError, match="only bool and floating types of key_padding_mask are supported"):
         AttentionWeights(attention).maps((torch.randn(5, 2, WIDTH),) * 3, torch.zeros(2, 5).long())
