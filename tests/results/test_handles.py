@@ -129,7 +129,7 @@ def test_a_console_shows_a_line_and_a_notebook_a_page(kind: type[Result], cases:
     assert len(text) < 500
     assert "tensor(" not in text
     frame = case.result._repr_html_()
-    assert frame.startswith("<iframe")
+    assert "<iframe" in frame
     assert "sandbox" in frame
     assert case.shown in html.unescape(frame)
 
