@@ -99,6 +99,7 @@ def explanation_page(explanation: Explanation, *others: Explanation) -> Page:
 def _text_example(explanations: Sequence[Explanation]) -> Example:
     """The only text of explanations by different methods, or by one with and without maps of single heads."""
     first = explanations[0]
+    output = next(iter(first.outputs), None)
     scores: dict[str, Scores] = {}
     maps = []
     for explanation in explanations:
@@ -122,6 +123,8 @@ def _text_example(explanations: Sequence[Explanation]) -> Example:
         row=_row(first),
         graph=flow_graph(first.graphs[0], first.method) if first.graphs else None,
         answer=_explained_answer(first),
+        value=None if output is None else output.value,
+        probability=None if output is None else output.probability,
     )
 
 
