@@ -1,6 +1,7 @@
 """Hand-written layers whose sums can be read in several ways, and what is added to what."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from inspect import isfunction
 from typing import Any, NamedTuple
 
@@ -76,22 +77,11 @@ class Sum(NamedTuple):
     norm: nn.LayerNorm | None = None
 
     def exact(self) -> oracle.Layer:
-        weights, values = self.attention.heads(self.read)
-        norm = None
-        if self.norm is not None:
-            norm = oracle.DirectNorm(True, self.norm.weight, self.norm.bias, self.norm.eps)
-        projection = self.attention.o
-        matrix = projection.weight.T.unflatten(0, (HEADS, -1))
-        return oracle.Layer(
-            weights,
-            values,
-            matrix,
-            projection.bias,
-            self.stream,
-            norm,
-            None,
-            torch.as_tensor(self.factor, dtype=torch.float64),
+        norm = (
+            self.norm if self.norm is None else oracle.DirectNorm(True, self.norm.weight, self.norm.bias, self.norm.eps)
         )
+        layer = oracle.plain_layer(*self.attention.heads(self.read), self.attention.o, self.stream, None)
+        return replace(layer, branch=norm, factor=torch.as_tensor(self.factor, dtype=torch.float64))
 
 
 Arranged = tuple[Tensor, list[Sum]]

@@ -1,7 +1,7 @@
 """Tiny random encoder–decoder models, where a reader of their code finds the parts, and the direct way through them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -69,72 +69,57 @@ class EncoderDecoder:
         return "post-norm" if "attn_res_ln" in self.scopes else "pre-norm"
 
 
-def _bart_parts(*, post_norm: bool) -> dict[str, Parts]:
-    def parts(layers: str, attention: str, residual: tuple[str, str]) -> Parts:
-        name = f"model.{layers}.layers.{{}}"
-        return Parts(
-            (f"{name}.{residual[0]}".rstrip("."), residual[1]),
-            f"{name}.{attention}.v_proj",
-            f"{name}.{attention}.out_proj",
-            f"{name}.{attention}_layer_norm" if post_norm else None,
-        )
+def _parts(
+    layer: str,
+    attention: str,
+    value: str,
+    projection: str,
+    norm: str | None = None,
+    residual: tuple[str, str] = ("", "input"),
+) -> Parts:
+    """Of names inside a layer; the residual stream passes where its name and this one say."""
+    name = f"{layer}.{attention}"
+    final_norm = None if norm is None else f"{layer}.{norm}"
+    return Parts((layer + residual[0], residual[1]), f"{name}.{value}", f"{name}.{projection}", final_norm)
 
-    before_cross = ("self_attn_layer_norm", "output") if post_norm else ("encoder_attn_layer_norm", "input")
+
+def _bart_parts(*, post_norm: bool, cross: str = "encoder_attn") -> dict[str, Parts]:
+    def parts(half: str, attention: str, residual: tuple[str, str] = ("", "input")) -> Parts:
+        norm = f"{attention}_layer_norm" if post_norm else None
+        return _parts(f"model.{half}.layers.{{}}", attention, "v_proj", "out_proj", norm, residual)
+
+    before_cross = (".self_attn_layer_norm", "output") if post_norm else (f".{cross}_layer_norm", "input")
     return {
-        "encoder": parts("encoder", "self_attn", ("", "input")),
-        "decoder": parts("decoder", "self_attn", ("", "input")),
-        "cross": parts("decoder", "encoder_attn", before_cross),
-    }
-
-
-def _t5_parts() -> dict[str, Parts]:
-    def parts(stack: str, layer: int, attention: str) -> Parts:
-        name = f"{stack}.block.{{}}.layer.{layer}"
-        return Parts((name, "input"), f"{name}.{attention}.v", f"{name}.{attention}.o")
-
-    return {
-        "encoder": parts("encoder", 0, "SelfAttention"),
-        "decoder": parts("decoder", 0, "SelfAttention"),
-        "cross": parts("decoder", 1, "EncDecAttention"),
+        "encoder": parts("encoder", "self_attn"),
+        "decoder": parts("decoder", "self_attn"),
+        "cross": parts("decoder", cross, before_cross),
     }
 
 
 POST, PRE = _bart_parts(post_norm=True), _bart_parts(post_norm=False)
-# Its norm before cross-attention has another name.
-NLLB = PRE | {
-    "cross": replace(
-        PRE["cross"],
-        residual=("model.decoder.layers.{}.cross_attention_layer_norm", "input"),
-        value="model.decoder.layers.{}.cross_attention.v_proj",
-        projection="model.decoder.layers.{}.cross_attention.out_proj",
-    )
+T5_PARTS = {
+    "encoder": _parts("encoder.block.{}.layer.0", "SelfAttention", "v", "o"),
+    "decoder": _parts("decoder.block.{}.layer.0", "SelfAttention", "v", "o"),
+    "cross": _parts("decoder.block.{}.layer.1", "EncDecAttention", "v", "o"),
+}
+PIX2STRUCT = {
+    "encoder": _parts("encoder.encoder.layer.{}", "attention", "value", "output"),
+    "decoder": _parts("decoder.layer.{}.self_attention", "attention", "value", "output"),
+    "cross": _parts("decoder.layer.{}.encoder_decoder_attention", "attention", "value", "output"),
 }
 PRE_SCOPES = ("attn", "attn_res", "atb")
-RELATIVE: dict[str, Any] = {"stacks": _t5_parts(), "scopes": PRE_SCOPES, "positions": "relative", "single": True}
+RELATIVE: dict[str, Any] = {"stacks": T5_PARTS, "scopes": PRE_SCOPES, "positions": "relative", "single": True}
 
 
 def _bert_parts() -> dict[str, Parts]:
-    def parts(half: str, attention: str, residual: str, end: str) -> Parts:
-        layer = f"{half}.encoder.layer.{{}}"
-        name = f"{layer}.{attention}"
-        norm = f"{name}.output.LayerNorm"
-        return Parts((f"{layer}{residual}", end), f"{name}.self.value", f"{name}.output.dense", norm)
+    def parts(half: str, attention: str, *residual: tuple[str, str]) -> Parts:
+        norm = f"{attention}.output.LayerNorm"
+        return _parts(f"{half}.encoder.layer.{{}}", attention, "self.value", "output.dense", norm, *residual)
 
     return {
-        "encoder": parts("encoder", "attention", "", "input"),
-        "decoder": parts("decoder.bert", "attention", "", "input"),
-        "cross": parts("decoder.bert", "crossattention", ".attention.output.LayerNorm", "output"),
-    }
-
-
-def _pix2struct_parts() -> dict[str, Parts]:
-    def parts(layer: str, attention: str) -> Parts:
-        return Parts((layer, "input"), f"{layer}.{attention}.value", f"{layer}.{attention}.output")
-
-    return {
-        "encoder": parts("encoder.encoder.layer.{}", "attention"),
-        "decoder": parts("decoder.layer.{}.self_attention", "attention"),
-        "cross": parts("decoder.layer.{}.encoder_decoder_attention", "attention"),
+        "encoder": parts("encoder", "attention"),
+        "decoder": parts("decoder.bert", "attention"),
+        "cross": parts("decoder.bert", "crossattention", (".attention.output.LayerNorm", "output")),
     }
 
 
@@ -169,7 +154,7 @@ ENCODER_DECODERS = {
     ),
     "nllb-moe": EncoderDecoder(
         new("NllbMoeForConditionalGeneration", **BART, num_experts=4, encoder_sparse_step=2, decoder_sparse_step=2),
-        NLLB,
+        _bart_parts(post_norm=False, cross="cross_attention"),
         PRE_SCOPES,
         positions="sinusoidal",
         special=("mixture of experts",),
@@ -183,7 +168,7 @@ ENCODER_DECODERS = {
     "bert2bert": EncoderDecoder(_berts, _bert_parts()),
     "pix2struct": EncoderDecoder(
         _pix2struct,
-        _pix2struct_parts(),
+        PIX2STRUCT,
         PRE_SCOPES,
         positions="rows and columns, relative",
         single=True,

@@ -235,11 +235,7 @@ CROSS = {
 
 def cross_vectors(name: str, model: Any, attention: list[oracle.Layer]) -> list[dict[str, tuple[Tensor, Tensor]]]:
     """For each layer and scope the vectors of the encoder's positions and, as one more, that of the residual stream."""
-    ends = []
-    for layer in attention:
-        parts = oracle.vectors_per_head(layer.weights, layer.values, layer.projection).sum(1)
-        parts = torch.cat([parts, layer.residual[:, :, None]], 2)
-        ends.append(oracle.norm_parts(layer.final, parts, layer.bias.expand_as(layer.residual)))
+    ends = [layer.across() for layer in attention]
     like = replace(FAMILIES["bert"], layer=CROSS[name].layer or "")
     streams = [parts.sum(2) + constant for parts, constant in ends]
     found = read_layers(CROSS[name].of(like), CROSS[name], model, streams)

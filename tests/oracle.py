@@ -53,21 +53,12 @@ def block_vectors(
     factor: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """(B, Q, K, D) vectors summed over heads, carried as far as asked; and what belongs to no key, (B, Q, D)."""
-    vectors, constant = attention, bias.expand(attention.shape[0], attention.shape[1], -1)
-    whole = vectors.sum(2) + constant
-    if branch is not None:
-        _, sigma = branch.statistics(whole)
-        vectors = branch.part(vectors, sigma[:, :, None].expand(vectors.shape[:-1]))
-        constant = branch.part(constant, sigma) + branch.bias
+    vectors, constant = norm_parts(branch, attention, bias.expand(attention.shape[0], attention.shape[1], -1))
     if add_residual:
         vectors, constant = vectors * factor, constant * factor
         own = torch.arange(vectors.shape[1])
         vectors[:, own, own] += residual
-    if final is not None:
-        _, sigma = final.statistics(vectors.sum(2) + constant)
-        vectors = final.part(vectors, sigma[:, :, None].expand(vectors.shape[:-1]))
-        constant = final.part(constant, sigma) + final.bias
-    return vectors, constant
+    return norm_parts(final, vectors, constant)
 
 
 def mixing_ratio(vectors: Tensor) -> Tensor:
@@ -113,6 +104,12 @@ class Layer:
             self.final if through else None,
             self.factor,
         )
+
+    def across(self, *, residual: bool = True, norm: bool = True) -> tuple[Tensor, Tensor]:
+        """Of cross-attention: (B, Q, K + 1, D) of the keys and, as one more, the stream; and what belongs to none."""
+        vectors = vectors_per_head(self.weights, self.values, self.projection).sum(1)
+        vectors = torch.cat([vectors, residual * self.residual[:, :, None]], 2)
+        return norm_parts(self.final if norm else None, vectors, self.bias.expand_as(self.residual))
 
 
 def plain_layer(weights: Tensor, values: Tensor, projection: Any, residual: Tensor, norm: Any) -> Layer:

@@ -1,6 +1,7 @@
 """Calls with past_key_values: the maps are the last rows of those without a cache, and the cache stays as it is."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -10,7 +11,6 @@ import torch
 import transformers as hf
 from captum.attr import FeatureAblation, InputXGradient, IntegratedGradients
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import captum_norm as cn
 from captum_norm.functional.vectors import CACHED_ELEMENTS
@@ -19,6 +19,7 @@ from tests import encoder_decoders, families
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import FAMILIES, randomized
 from tests.families.family import GROUPED
+from tests.forward.test_room import Made
 from tests.test_hand_written import IDS, NanoGPT
 from tests.test_images import alone, model_of
 from tests.test_virtual_tokens import tuned
@@ -63,24 +64,17 @@ def tensors_of(cache: Any) -> Iterator[Tensor]:
         yield torch.tensor(int(layer.get_seq_length()))
 
 
-class Unchanged:
-    """Checks on leaving that a cache is bit by bit what it was."""
-
-    def __init__(self, cache: Any) -> None:
-        self.cache = cache
-
-    def __enter__(self) -> None:
-        self.values = [tensor.clone() for tensor in tensors_of(self.cache)]
-
-    def __exit__(self, *_: object) -> None:
-        after = list(tensors_of(self.cache))
-        assert len(after) == len(self.values)
-        assert all(torch.equal(tensor, value) for tensor, value in zip(after, self.values, strict=True))
+@contextmanager
+def unchanged(cache: Any) -> Iterator[None]:
+    """Check at the end that a cache is bit by bit what it was."""
+    values = [tensor.clone() for tensor in tensors_of(cache)]
+    yield
+    after = list(tensors_of(cache))
+    assert len(after) == len(values)
+    assert all(map(torch.equal, after, values))
 
 
-def assert_last_rows(cached: Tensor | None, whole: Tensor | None, new: int, atol: float, *, axis: int = -2) -> None:
-    assert cached is not None
-    assert whole is not None
+def assert_last_rows(cached: Any, whole: Any, new: int, atol: float, *, axis: int = -2) -> None:
     rows = whole.narrow(axis, whole.shape[axis] - new, new)
     assert rows.abs().max() > 1e-3, "zeros would show nothing"
     torch.testing.assert_close(cached, rows, rtol=0, atol=atol * float(rows.abs().max()))
@@ -106,7 +100,7 @@ def test_maps_are_the_last_rows_of_those_without_a_cache(name: str, kind: str, n
     model, ids = families.build(name, dtype=torch.float64), families.inputs(name, batch=2, length=LENGTH)
     inputs, atol = continued(model, ids, new, kind), tolerance(FAMILIES[name].single)
     scopes: Any = ["attn", "atb", "atb_ff_res"]
-    with Unchanged(inputs["past_key_values"]):
+    with unchanged(inputs["past_key_values"]):
         for options in ({"per_head": True}, {"head_norms": True}):
             meter, asked = cn.NormMeter(model), dict[str, Any](scopes=scopes, weights=True, **options)
             whole, cached = (meter.measure(given, **asked)["decoder"] for given in (ids, inputs))
@@ -138,7 +132,7 @@ def test_masks_span_cached_and_new_positions(kind: str, new: int) -> None:
         mask[0, -1] = 0  # padded new positions, too
     places = (mask.cumsum(1) - 1).clamp(min=0)
     inputs = continued(model, ids, new, kind, attention_mask=mask, position_ids=places)
-    with Unchanged(inputs["past_key_values"]):
+    with unchanged(inputs["past_key_values"]):
         for method in (cn.NormAttribution(model, "attn_res"), cn.ALTI(model), cn.ValueZeroing(model)):
             whole = method.maps({"input_ids": ids, "attention_mask": mask})
             cached = method.maps(inputs)
@@ -166,7 +160,7 @@ def test_an_encoder_decoder_model_goes_on(name: str, given: str) -> None:
     methods = [cn.NormAttribution(model, "attn"), cn.AttentionWeights(model, "attn_res"), cn.ALTI(model)]
     if given == "input_ids":
         methods += [cn.ValueZeroing(model), relevance]
-    with Unchanged(first.past_key_values):
+    with unchanged(first.past_key_values):
         for method in methods:
             options: Any = {"stacks": ["decoder", "cross"]} | ({"target": 3} if method is relevance else {})
             whole, cached = (method.maps(one, **options) for one in (everything, inputs))
@@ -209,7 +203,7 @@ def test_what_needs_the_missing_rows_is_refused_in_a_sentence(make: Callable[[An
     inputs, method = continued(model, ids, 3), make(model)
     options = {} if method.target == "never" else {"target": 4}
     message = r"got .*8 .*positions.*the whole sequence without a cache"
-    with Unchanged(inputs["past_key_values"]), pytest.raises(cn.InvalidInputError, match=message):
+    with unchanged(inputs["past_key_values"]), pytest.raises(cn.InvalidInputError, match=message):
         method.attribute(inputs, **options)
 
 
@@ -232,7 +226,7 @@ def test_gradients_and_perturbations_explain_the_new_positions() -> None:
     leaf = embedded.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(number(leaf).sum(), leaf)
     target = cn.Difference(7, 2)
-    with Unchanged(inputs["past_key_values"]):
+    with unchanged(inputs["past_key_values"]):
         scores = cn.TokenAttribution(model, InputXGradient).attribute(inputs, target)
         torch.testing.assert_close(scores, (gradient * embedded).sum(-1), rtol=1e-9, atol=1e-12)
         ablation = cn.TokenAttribution(model, FeatureAblation, baseline="zero").attribute(inputs, target)
@@ -255,7 +249,7 @@ def test_a_cache_stays_as_it_is_when_a_call_raises() -> None:
             raise RuntimeError("in the last layer")
 
         handle = model.model.layers[-1].mlp.register_forward_hook(fail)
-        with Unchanged(inputs["past_key_values"]):
+        with unchanged(inputs["past_key_values"]):
             for method in (cn.NormAttribution(model), cn.ValueZeroing(model), cn.AttentionTimesGradient(model)):
                 with pytest.raises((cn.CaptumNormError, RuntimeError), match="in the last layer"):
                     method.maps(inputs)
@@ -273,7 +267,7 @@ def test_caches_made_with_gradients_or_in_inference_mode() -> None:
         inferred = model(ids[:, :8], use_cache=True).past_key_values
     for cache in (recorded, inferred):
         inputs = {"input_ids": ids[:, 8:], "past_key_values": cache}
-        with Unchanged(cache):
+        with unchanged(cache):
             assert_last_rows(cn.NormAttribution(model).maps(inputs).decoder, expected, 3, 1e-5)
             cn.AttentionTimesGradient(model).maps(inputs, target=3)
     assert recorded.layers[0].keys.grad_fn is not None
@@ -301,7 +295,7 @@ def test_invalid_caches_are_refused_in_a_sentence() -> None:
         ({"input_ids": ids.repeat(1, 6)}, "a sequence of 66 positions after 8 others; GPT2LMHeadModel allows at most"),
     ]
     for changes, message in wrong:
-        with Unchanged(cache), pytest.raises(cn.InvalidInputError, match=message):
+        with unchanged(cache), pytest.raises(cn.InvalidInputError, match=message):
             method.maps(inputs | changes)
 
 
@@ -357,8 +351,7 @@ def test_an_encoder_decoder_model_has_all_rows_of_its_encoder(name: str) -> None
         assert_last_rows(rows.decoder, whole.decoder, 3, atol)
         assert_last_rows(rows.cross, whole.cross, 3, atol)
         assert rows.real.shape == (2, 6)
-        assert rows.decoder_real is not None
-        assert (rows.decoder_real.shape, rows.cached) == ((2, 3), 4)
+        assert (rows.decoder_real.shape, rows.cached) == ((2, 3), 4)  # type: ignore[union-attr]
     alone = cn.NormAttribution(model).maps(inputs, last=2, stacks=["decoder"])
     assert_last_rows(alone.decoder, cn.NormAttribution(model).maps(inputs).decoder, 2, atol)
     assert alone.real.shape == (2, 2)
@@ -385,19 +378,6 @@ def test_rows_behind_a_cache() -> None:
     assert rows.cached == LENGTH - 2
 
 
-class Largest(TorchDispatchMode):
-    """Notes the number of elements of the largest tensor that an operation makes."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, (tuple, list)) else (made,):
-            if isinstance(tensor, Tensor):
-                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return made
-
-
 @pytest.mark.parametrize("kind", [cn.NormAttribution, cn.ALTI, cn.AttentionWeights])
 def test_the_weights_of_other_rows_are_never_made(kind: Any) -> None:
     length, last, width, heads = 2048, 4, 32, 4
@@ -407,12 +387,13 @@ def test_the_weights_of_other_rows_are_never_made(kind: Any) -> None:
     ids = torch.randint(3, 40, (1, length), generator=torch.Generator().manual_seed(0))
     method = kind(model, aggregation="mean")
     method.maps(ids[:, :20], last=last)  # understands the model
-    with Largest() as largest, torch.no_grad():  # type: ignore[no-untyped-call]
+    with Made() as forward, torch.no_grad():
         model.model(ids, use_cache=False)
-    forward = largest.elements
-    with Largest() as largest:  # type: ignore[no-untyped-call]
+    with Made() as explained:
         rows = method.maps(ids, last=last)
-    assert largest.elements <= max(forward, CACHED_ELEMENTS) < length**2 // 8, "no mask, no head's weights"
+    assert max(explained.elements) <= max(*forward.elements, CACHED_ELEMENTS) < length**2 // 8, (
+        "no mask, no head's weights"
+    )
     assert_last_rows(rows.decoder, method.maps(ids).decoder, last, 1e-4)
 
 

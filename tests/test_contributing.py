@@ -3,7 +3,6 @@
 import os
 import re
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -11,12 +10,8 @@ import yaml
 from tests.test_readme import ROOT
 
 
-def parsed(path: Path) -> Any:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
-
-
 def test_the_workflow_runs_all_checks_with_the_lowest_python() -> None:
-    workflow = parsed(ROOT / ".github" / "workflows" / "checks.yml")
+    workflow: Any = yaml.safe_load((ROOT / ".github" / "workflows" / "checks.yml").read_text(encoding="utf-8"))
     (job,) = workflow["jobs"].values()
     assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
     (python,) = (step["with"]["python-version"] for step in job["steps"] if "setup-python" in step.get("uses", ""))

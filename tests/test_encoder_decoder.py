@@ -17,17 +17,6 @@ from tests.families.family import new
 from tests.padding import expect_alone, padded
 
 
-def cross_vectors(layer: oracle.Layer, scope: str) -> tuple[Tensor, Tensor]:
-    """What each encoder position gives at a scope, (B, Q, K, D), and the residual stream's part, (B, Q, D)."""
-    vectors = oracle.vectors_per_head(layer.weights, layer.values, layer.projection).sum(1)
-    residual = layer.residual if scope != "attn" else torch.zeros_like(layer.residual)
-    if layer.final is not None and scope in ("attn_res_ln", "atb"):
-        _, sigma = layer.final.statistics(vectors.sum(2) + layer.bias + residual)
-        vectors = layer.final.part(vectors, sigma[:, :, None].expand(vectors.shape[:-1]))
-        residual = layer.final.part(residual, sigma)
-    return vectors, residual
-
-
 def assert_near(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     assert actual.shape == expected.shape
     assert (actual.double() - expected).abs().max() <= tolerance * expected.abs().max()
@@ -97,9 +86,9 @@ def expect_stack(
     assert_near(results.head_norms, torch.stack(heads, 1).norm(dim=-1) * pairs[:, None], tolerance)
     for scope in scopes:
         if stack == "cross":
-            parts = [cross_vectors(layer, scope) for layer in layers]
-            vectors = torch.stack([vectors for vectors, _ in parts], 1)
-            own = torch.stack([residual.norm(dim=-1) for _, residual in parts], 1)
+            norm = scope in ("attn_res_ln", "atb")
+            parts = torch.stack([layer.across(residual=scope != "attn", norm=norm)[0] for layer in layers], 1)
+            vectors, own = parts[:, :, :, :-1], parts[:, :, :, -1].norm(dim=-1)
             others = vectors.sum(3).norm(dim=-1)
             ratios = others / (others + own)
         else:

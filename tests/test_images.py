@@ -12,14 +12,13 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_
 
 from captum_norm import ALTI, CaptumNormError, DecompX, InvalidInputError, NormAttribution, NormMeter, ValueZeroing
 from captum_norm.models import Scope
-from captum_norm.models.inputs import bind_inputs
-from tests import feed_forwards, oracle
+from tests import families, feed_forwards, oracle
 from tests.families import randomized, state_of, tiers
 from tests.families.family import Family
 from tests.families.images import VISION_LANGUAGE
 from tests.families.picture_inputs import IMAGE_TOKEN
 from tests.padding import expect_alone
-from tests.test_matrix import SCOPES, relative
+from tests.test_matrix import SCOPES, interrupt, relative
 
 Inputs = dict[str, Any]
 MERGED = [name for name, family in VISION_LANGUAGE.items() if family.grids]
@@ -125,20 +124,22 @@ def test_norms_equal_the_oracle(name: str) -> None:
     assert torch.equal(maps.real, inputs["attention_mask"].bool())
 
 
-def merged_inputs(model: Any, inputs: Inputs) -> tuple[nn.Module, dict[str, Any]]:
-    """The text model, and what the whole gives to it."""
-    towers: Any = bind_inputs(model, inputs).facts.library.towers(model)
-    text, _ = towers
-    given: dict[str, Any] = {}
-
-    def note(_: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given.update(kwargs)
-
-    handle = text.register_forward_pre_hook(note, with_kwargs=True)
-    with torch.no_grad():
+def merged_inputs(name: str, model: Any, inputs: Inputs) -> Tensor:
+    """What the first layer of the text model reads, (B, S, D)."""
+    first = VISION_LANGUAGE[name].text.layer.format(0)
+    with torch.no_grad(), oracle.watched(model, {"": (first, "input")}) as seen:
         model(**inputs)
-    handle.remove()
-    return text, given
+    return seen[""][0]  # type: ignore[no-any-return]
+
+
+def with_patches_apart(name: str) -> Any:
+    """A model in whose tower patches see only themselves."""
+    family = VISION_LANGUAGE[name]
+    model = randomized(family.build, 0, torch.float64)
+    for index in range(2):
+        projection = model.get_submodule(f"{family.tower.layer.format(index)}.{family.tower.projection}")
+        nn.init.zeros_(projection.weight)
+    return model
 
 
 @pytest.mark.few
@@ -150,9 +151,8 @@ def test_scopes_through_the_feed_forward_networks_are_complete(name: str, stack:
     if (name, stack) == ("blip", "text"):
         stack = "cross"  # behind which its network stands
     scopes: tuple[Scope, ...] = feed_forwards.SCOPES[style]
-    (measured,) = NormMeter(model_of(name)).measure(inputs_of(name), scopes=scopes, stacks=[stack]).values()
+    measured = families.measured(model_of(name), inputs_of(name), scopes=scopes, stacks=[stack])
     assert list(measured.norms) == list(scopes)
-    assert measured.convergence_delta is not None
     assert measured.convergence_delta.max() < 1e-6
 
 
@@ -216,21 +216,15 @@ def test_padding_on_the_left_shifts_the_maps_and_the_patches(name: str) -> None:
 @merged_families
 def test_a_patch_stands_where_its_pixels_are(name: str) -> None:
     """In a tower whose patches see only themselves, pixels change the embedding at the place of their patch alone."""
-    family = VISION_LANGUAGE[name]
-    model, inputs = randomized(family.build, 0, torch.float64), inputs_of(name)
-    with torch.no_grad():
-        for index in range(2):
-            projection = model.get_submodule(f"{family.tower.layer.format(index)}.{family.tower.projection}")
-            projection.weight.zero_()
+    model, inputs = with_patches_apart(name), inputs_of(name)
     maps = NormAttribution(model).maps(inputs)
-    assert [tuple(patches.positions.shape) for patches in maps.patches] == list(family.grids)
-    _, before = merged_inputs(model, inputs)
+    assert [tuple(patches.positions.shape) for patches in maps.patches] == list(VISION_LANGUAGE[name].grids)
+    before = merged_inputs(name, model, inputs)
     for patches, (start, rows, columns) in zip(maps.patches, places_of_pixels(name), strict=True):
         for row, column in ((0, 0), (0, columns - 1), (rows - 1, 0)):
             changed = inputs_of(name)
             change_pixels(name, changed["pixel_values"], start, row, column)
-            _, after = merged_inputs(model, changed)
-            moved = (after["inputs_embeds"] != before["inputs_embeds"]).any(-1).nonzero().tolist()
+            moved = (merged_inputs(name, model, changed) != before).any(-1).nonzero().tolist()
             assert [patches.example, int(patches.positions[row, column])] in moved
             kept = {tuple(place) for place in moved} - {(patches.example, int(patches.positions[row, column]))}
             inside = {(patches.example, place) for place in patches.positions.flatten().tolist()}
@@ -286,12 +280,8 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
     with torch.no_grad():
         before = model(**inputs)[0]
     state = state_of(model)  # the models hook their own layers in their first forward pass
-
-    def refuse(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     last = model.get_submodule(VISION_LANGUAGE[name].tower.layer.format(1))
-    handle = last.register_forward_pre_hook(refuse)
+    handle = last.register_forward_pre_hook(interrupt)
     for stacks in (["text"], ["vision"]):
         with pytest.raises(KeyboardInterrupt):
             NormAttribution(model).maps(inputs, stacks=stacks)

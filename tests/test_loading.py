@@ -21,7 +21,7 @@ import alignment.cli
 from captum_norm import CaptumNormError, InvalidInputError, cli
 from captum_norm.loading import DEFAULT_MODEL, load
 from tests.fuzzing import FACTOR
-from tests.tiny import WORDS, bert_config, marian_config, save_tiny
+from tests.tiny import WORDS, bert_config, edit_json, marian_config, save_tiny
 
 Damage = Callable[[Path], object]
 NONSENSE: tuple[Any, ...] = (
@@ -52,14 +52,8 @@ def folder(whole: dict[str, Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole["bert"], tmp_path / "model"))
 
 
-def edit(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    content = json.loads(file.read_text(encoding="utf-8"))
-    change(content)
-    file.write_text(json.dumps(content), encoding="utf-8")
-
-
 def setting(**changes: Any) -> Damage:
-    return lambda folder: edit(folder / "config.json", lambda content: content.update(changes))
+    return lambda folder: edit_json(folder / "config.json", **changes)
 
 
 def content(name: str, data: bytes) -> Damage:

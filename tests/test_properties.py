@@ -30,19 +30,10 @@ from tests.classifiers import randomized
 from tests.families import TEXT, state_of
 from tests.fuzzing import FACTOR
 from tests.tiny import marian_config
-from tests.torch_models import Classifier
+from tests.torch_models import Pooled
 
 VOCABULARY, WIDTH, LAYERS, LONGEST = 40, 16, 2, 7
 SIZES = TEXT | {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 24}
-
-
-class Pooled(Classifier):
-    """With the mean of the real positions, so that an example's output is its own."""
-
-    def forward(self, ids: Tensor, padding_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        padded = torch.zeros_like(ids, dtype=torch.bool) if padding_mask is None else padding_mask
-        hidden = self.encoder(self.embed(ids), None, padding_mask).masked_fill(padded[..., None], 0)
-        return self.head(hidden.sum(1) / (~padded).sum(1, keepdim=True))  # type: ignore[no-any-return]
 
 
 MODELS: dict[str, Callable[[], Any]] = {

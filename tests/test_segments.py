@@ -18,17 +18,12 @@ from captum_norm import (
 from tests import encoder_decoders, families, oracle
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import EVERY, randomized
+from tests.test_matrix import SCOPES
 from tests.test_virtual_tokens import tuned
 
 LENGTH, GROUPS = 11, 4
 # Biases and LayerNorm behind or before; RMS norms and grouped queries; norms of the branch; a gate.
-SCOPES = {
-    "bert": ("attn", "attn_res", "attn_res_ln", "atb"),
-    "gpt2": ("attn", "attn_res", "atb"),
-    "llama": ("attn", "atb"),
-    "gemma2": ("attn", "atb"),
-    "qwen3-next": ("attn", "atb"),
-}
+NAMES = ("bert", "gpt2", "llama", "gemma2", "qwen3-next")
 
 
 def grouped(seed: int, batch: int, keys: int) -> Tensor:
@@ -56,11 +51,11 @@ def method_of(model: Any, scope: Any) -> Any:
 
 @pytest.mark.few
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("name", SCOPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_norms_are_those_of_sums_of_vectors(name: str, seed: int) -> None:
     model, ids = families.build(name, seed), families.inputs(name, seed, batch=2, length=LENGTH)
     numbers, layers = grouped(seed, 2, LENGTH), oracle.layers(EVERY[name], model, ids)
-    for scope in SCOPES[name]:
+    for scope in SCOPES[EVERY[name].style]:
         for last, together in ((LENGTH, False), (4, False), (4, True)):
             found = method_of(model, scope).maps(ids, last=last, segments=numbers, together=together)
             assert found.segmented
@@ -102,14 +97,13 @@ def test_segments_of_single_keys_are_keys(name: str) -> None:
     model, inputs = randomized(ENCODER_DECODERS[name].build, 0, torch.float64), encoder_decoders.masked_inputs()
     mask = inputs["attention_mask"]
     for method in (NormAttribution(model), AttentionBlockAttribution(model), ALTI(model)):
-        whole = method.maps(inputs)
+        whole: Any = method.maps(inputs)
         for stack, keys in (("encoder", 6), ("decoder", 7), ("cross", 6)):
             numbers = torch.arange(keys).expand(2, -1)
             found = getattr(method.maps(inputs, stacks=[stack], segments=numbers), stack)
             expected = getattr(whole, stack)
             real = mask.bool()[:, None, :, None] if stack == "encoder" else torch.tensor(True)
             torch.testing.assert_close(found.where(real, 0), expected, rtol=0, atol=1e-9)
-        assert whole.cross is not None
         for given in ({"together": True}, {"segments": torch.arange(6).expand(2, -1)}):
             options: dict[str, Any] = {"last": 1, **given}
             found = method.maps(inputs, stacks=["cross"], **options).cross

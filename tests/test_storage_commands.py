@@ -14,15 +14,7 @@ from tests.commands.calls import refused
 from tests.lab.analysis.results import RESULT
 from tests.lab.analysis.small import TEXTS, write_model
 from tests.object_store import ObjectStore
-
-
-def put(url: str, content: str | bytes) -> str:
-    place_of(url).write(content.encode() if isinstance(content, str) else content)
-    return url
-
-
-def names(url: str) -> list[str]:
-    return sorted(name for name, _ in place_of(url).entries())
+from tests.runs.test_storage import names, put
 
 
 @pytest.mark.usefixtures("object_store")

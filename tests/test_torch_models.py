@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from captum_norm import AttentionWeights, NormAttribution, NormMeter, UnsupportedModelError
 from captum_norm.models import Scope
-from tests import torch_models
+from tests import families, torch_models
 from tests.padding import expect_alone
 from tests.test_encoder_decoder import expect_stack
 from tests.torch_models import (
     HEADS,
     HIDDEN,
     PAD,
+    QUIET,
     WIDTH,
     Classifier,
     CrossBlock,
@@ -30,11 +31,7 @@ from tests.torch_models import (
     unfused,
 )
 
-# What torch says of its own defaults and of its own fused operation.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:enable_nested_tensor is True"),
-    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
-]
+pytestmark = QUIET
 
 PRE_NORM: tuple[Scope, ...] = ("attn", "attn_res", "atb")
 POST_NORM: tuple[Scope, ...] = ("attn", "attn_res", "attn_res_ln", "atb")
@@ -290,6 +287,4 @@ def test_gradients_flow_through_the_maps() -> None:
 def test_vectors_through_the_feed_forward_network_add_up(norm_first: bool, activation: str) -> None:
     model = randomized(Classifier(activation=activation, batch_first=True, norm_first=norm_first), dtype=torch.float64)
     scope: Scope = "atb_ff_res" if norm_first else "atb_ff_res_ln"
-    (measured,) = NormMeter(model).measure(ids(3, 9), scopes=[scope]).values()
-    assert measured.convergence_delta is not None
-    assert measured.convergence_delta.max() < 1e-11
+    assert families.measured(model, ids(3, 9), scopes=[scope]).convergence_delta.max() < 1e-11

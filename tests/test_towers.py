@@ -11,8 +11,6 @@ from captum_norm.forward.record import record
 from captum_norm.forward.session import Session
 from captum_norm.models.inputs import bind_inputs
 from tests import oracle
-from tests.families import randomized
-from tests.families.images import VISION_LANGUAGE
 from tests.families.picture_inputs import (
     END,
     IMAGE_TOKEN,
@@ -23,7 +21,7 @@ from tests.families.picture_inputs import (
     pixels,
     sequences,
 )
-from tests.test_images import alone, inputs_of, merged_inputs, model_of
+from tests.test_images import alone, inputs_of, merged_inputs, model_of, with_patches_apart
 
 
 def test_stacks_that_a_model_lacks_are_refused() -> None:
@@ -211,17 +209,12 @@ def test_every_position_of_a_video_has_its_modality(name: str) -> None:
 
 @QWEN
 def test_a_patch_of_a_frame_stands_where_its_pixels_go(name: str) -> None:
-    model = randomized(VISION_LANGUAGE[name].build, 0, torch.float64)
-    with torch.no_grad():
-        for index in range(2):
-            layer = VISION_LANGUAGE[name].tower.layer.format(index)
-            model.get_submodule(f"{layer}.{VISION_LANGUAGE[name].tower.projection}").weight.zero_()
-    inputs = videos(name)
+    model, inputs = with_patches_apart(name), videos(name)
     maps = cn.NormAttribution(model).maps(inputs)
     frames = [grid for grid in maps.patches if inputs["input_ids"][grid.example, grid.positions[0, 0]] == VIDEO_TOKEN]
     assert [tuple(grid.positions.shape) for grid in frames] == [(2, 2)] * 2 + [(1, 2)] * 3
     assert [grid.example for grid in frames] == [0] * 2 + [1] * 3
-    before = merged_inputs(model, inputs)[1]["inputs_embeds"]
+    before = merged_inputs(name, model, inputs)
     start = 0
     for grid in frames:
         rows, columns = grid.positions.shape
@@ -229,6 +222,6 @@ def test_a_patch_of_a_frame_stands_where_its_pixels_go(name: str) -> None:
             changed = videos(name)
             first = start + 4 * (row * columns + column)
             changed["pixel_values_videos"][first : first + 4] += 1
-            moved = (merged_inputs(model, changed)[1]["inputs_embeds"] != before).any(-1).nonzero().tolist()
+            moved = (merged_inputs(name, model, changed) != before).any(-1).nonzero().tolist()
             assert moved == [[grid.example, int(grid.positions[row, column])]]
         start += 4 * rows * columns

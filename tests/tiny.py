@@ -1,5 +1,6 @@
 """Tiny random models with a small vocabulary, saved as a user's would be."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
     )
+
+
+def edit_json(file: Path, **changes: Any) -> None:
+    """Change entries of a file."""
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | changes), encoding="utf-8")
 
 
 def save_tiny(model: PreTrainedModel, folder: Path) -> Path:

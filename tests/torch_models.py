@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,6 +13,11 @@ from tests import classifiers
 from tests.oracle import Layer, plain_layer, watched
 
 PAD, VOCABULARY, WIDTH, HEADS, HIDDEN, LONGEST = 0, 40, 16, 4, 24, 40
+QUIET = [
+    pytest.mark.filterwarnings(f"ignore:{begin}")
+    for begin in ("enable_nested_tensor is True", "The PyTorch API of nested tensors")
+]
+"""What torch says of its own defaults and of its own fused operation."""
 
 
 class Classifier(nn.Module):
@@ -39,6 +45,20 @@ class Classifier(nn.Module):
     ) -> Tensor:
         hidden = self.encoder(self.embed(ids), mask, padding_mask, is_causal)
         return self.head(hidden.mean(self.axis))  # type: ignore[no-any-return]
+
+
+class Pooled(Classifier):
+    """Reads the mean over the real positions, through a norm, so that an example's output is its own."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, ids: Tensor, padding_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        hidden = self.encoder(self.embed(ids), src_key_padding_mask=padding_mask)
+        hidden = self.norm(hidden if self.axis else hidden.transpose(0, 1))
+        real = hidden.new_ones(hidden.shape[:2]) if padding_mask is None else (~padding_mask).to(hidden)
+        return self.head((real[..., None] * hidden).sum(1) / real.sum(1, keepdim=True))  # type: ignore[no-any-return]
 
 
 class Translator(nn.Module):

@@ -14,14 +14,11 @@ from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import FAMILIES, arrangement_of, tiers
 
 
-def shares(vectors: Tensor, constant: Tensor, beside: Tensor | None = None) -> Tensor:
-    """Of vectors (B, Q, K, D) that add up with a constant (B, Q, D) and a residual part beside them: (B, Q, K)."""
-    if beside is not None:
-        vectors = torch.cat([vectors, beside[:, :, None]], 2)
+def shares(vectors: Tensor, constant: Tensor) -> Tensor:
+    """Of vectors (B, Q, K, D) that add up with a constant (B, Q, D): (B, Q, K)."""
     whole = vectors.sum(2) + constant
     near = (whole.abs().sum(-1)[:, :, None] - (whole[:, :, None] - vectors).abs().sum(-1)).clamp(min=0)
-    result: Tensor = (near / near.sum(-1, keepdim=True)).nan_to_num(0)  # a row where no vector is near
-    return result if beside is None else result[..., :-1]
+    return (near / near.sum(-1, keepdim=True)).nan_to_num(0)  # a row where no vector is near
 
 
 @pytest.mark.parametrize("name", tiers(kind=arrangement_of))
@@ -42,14 +39,7 @@ def test_maps_equal_the_oracle(name: str) -> None:
 
 def cross_shares(layer: oracle.Layer) -> Tensor:
     """(B, T, S)."""
-    vectors = oracle.vectors_per_head(layer.weights, layer.values, layer.projection).sum(1)
-    constant, residual = layer.bias.expand_as(layer.residual), layer.residual
-    if layer.final is not None:
-        _, sigma = layer.final.statistics(vectors.sum(2) + constant + residual)
-        vectors = layer.final.part(vectors, sigma[:, :, None].expand(vectors.shape[:-1]))
-        residual = layer.final.part(residual, sigma)
-        constant = layer.final.part(constant, sigma) + layer.final.bias
-    return shares(vectors, constant, residual)
+    return shares(*layer.across())[..., :-1]
 
 
 def chain(encoder: list[Tensor], decoder: list[Tensor], cross: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """ALTI-Logit and direct logit attribution against sums written out by hand, in float64; batches, caches, refusals."""
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from captum_norm import ALTILogit, Difference, InvalidInputError
 from captum_norm.attr.logit_updates import stacked_heads
 from captum_norm.errors import UnsupportedScopeError
 from captum_norm.results.maps import SourceAndPrefix
-from tests import encoder_decoders, families, oracle
+from tests import encoder_decoders, families, feed_forwards, oracle
 from tests.attr.test_alti import cross_shares, shares
 from tests.classifiers import classifier, sentences
 from tests.families import FAMILIES, tiers
@@ -27,18 +27,6 @@ HEADS = {
 }
 
 
-@dataclass
-class Direct:
-    """One example's decomposition of the logit of ``token`` at ``position``."""
-
-    embedding: Tensor
-    heads: Tensor
-    feed_forward: Tensor
-    bias: Tensor
-    logit: Tensor
-    scores: Tensor
-
-
 def outputs_of(model: Any, name: str, ids: Tensor) -> tuple[list[Tensor], Tensor]:
     """The streams behind each layer, (B, S, D), and the logits."""
     names = [FAMILIES[name].layer.format(index) for index in range(model.config.num_hidden_layers)]
@@ -47,7 +35,8 @@ def outputs_of(model: Any, name: str, ids: Tensor) -> tuple[list[Tensor], Tensor
     return [stream for (stream,) in seen.values()], logits
 
 
-def by_hand(name: str, model: Any, ids: Tensor, example: int, position: int, token: int) -> Direct:
+def by_hand(name: str, model: Any, ids: Tensor, example: int, position: int, token: int) -> SimpleNamespace:
+    """One example's decomposition of the logit of ``token`` at ``position``."""
     family = FAMILIES[name]
     layers = oracle.layers(family, model, ids)
     streams, logits = outputs_of(model, name, ids)
@@ -82,8 +71,8 @@ def by_hand(name: str, model: Any, ids: Tensor, example: int, position: int, tok
         written.append(update)
         before, rollout = rollout, shares(*layer.vectors("atb"))[example] @ rollout
         scores = scores + update * (before if family.style == "parallel" else rollout)[position]
-    logit = logits[example, position, token]
-    return Direct(embedding, torch.stack(heads), torch.stack(written), bias, logit, scores)
+    parts = {"embedding": embedding, "heads": torch.stack(heads), "feed_forward": torch.stack(written)}
+    return SimpleNamespace(**parts, bias=bias, logit=logits[example, position, token], scores=scores)
 
 
 @pytest.mark.few
@@ -131,11 +120,7 @@ def head_of_means(output: Any, real: Tensor) -> Tensor:
     return (hidden * real).sum(1)[:, :5] / real.sum(1)
 
 
-# Their feed-forward networks are not understood.
-REFUSED = {"xmod"}
-
-
-@pytest.mark.parametrize("name", tiers(name for name in FAMILIES if name not in REFUSED))
+@pytest.mark.parametrize("name", tiers(name for name in FAMILIES if name not in feed_forwards.NOT_UNDERSTOOD))
 def test_the_parts_of_every_family_add_up(name: str) -> None:
     family = FAMILIES[name]
     model, inputs = families.build(name, 1, torch.float64), families.inputs(name, 1, dtype=torch.float64)

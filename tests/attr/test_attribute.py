@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from torch import Tensor
 
 from captum_norm import (
@@ -16,6 +15,9 @@ from captum_norm import (
 )
 from captum_norm.results.aggregation import AGGREGATIONS
 from tests import families
+from tests.families import SPECIAL, TEXT
+from tests.families.decoders import GPT2
+from tests.families.family import new
 
 
 def rollout(stack: Tensor) -> Tensor:
@@ -96,18 +98,11 @@ def test_positions_with_padding_on_both_sides() -> None:
 
 
 HEADS: dict[str, tuple[Any, Any]] = {
-    "classifier": (lambda: hf.BertForSequenceClassification(hf.BertConfig(**families.TEXT)), "first"),
-    "masked words": (lambda: hf.BertForMaskedLM(hf.BertConfig(**families.TEXT)), "mean"),
-    "causal classifier": (
-        lambda: hf.GPT2ForSequenceClassification(
-            hf.GPT2Config(vocab_size=60, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2, pad_token_id=0)
-        ),
-        "last",
-    ),
+    "classifier": (new("BertForSequenceClassification", **TEXT), "first"),
+    "masked words": (new("BertForMaskedLM", **TEXT), "mean"),
+    "causal classifier": (new("GPT2ForSequenceClassification", **GPT2, pad_token_id=0), "last"),
     "classifier of the mean": (
-        lambda: hf.ModernBertForSequenceClassification(
-            hf.ModernBertConfig(**families.TEXT, **families.SPECIAL, classifier_pooling="mean")
-        ),
+        new("ModernBertForSequenceClassification", **TEXT, **SPECIAL, classifier_pooling="mean"),
         "mean",
     ),
 }

@@ -11,6 +11,7 @@ import captum_norm as cn
 from tests import encoder_decoders, families
 from tests.classifiers import alone, classifier, sentences
 from tests.padding import expect_alone, padded
+from tests.test_matrix import interrupt
 
 METHODS: dict[str, Callable[[Any], Any]] = {
     "attention × gradient": cn.AttentionTimesGradient,
@@ -69,13 +70,9 @@ def test_modes_change_nothing_and_nothing_is_left(name: str, family: str) -> Non
     model.requires_grad_(requires_grad=False)
     torch.testing.assert_close(method.attribute(IDS, 1), expected)
     model.requires_grad_()
-
-    def fail(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     places = {"bert": ("bert.encoder.layer.1.output", "classifier"), "gpt2": ("transformer.h.1.mlp", "lm_head")}
     for place in places[family]:
-        handle = model.get_submodule(place).register_forward_pre_hook(fail)
+        handle = model.get_submodule(place).register_forward_pre_hook(interrupt)
         for enabled in (True, False):
             for explain in (method, METHODS[name](model)):
                 with torch.set_grad_enabled(enabled):

@@ -172,9 +172,7 @@ def test_norms_of_cross_attention() -> None:
         layers = with_weights(encoder_decoders.oracle("marian", model, inputs)["cross"], found)
         exact: list[dict[str, Tensor]] = []
         for layer, beyond in zip(layers, feed_forwards.cross_vectors("marian", model, layers), strict=True):
-            parts = oracle.vectors_per_head(layer.weights, layer.values, layer.projection).sum(1)
-            parts = torch.cat([parts, layer.residual[:, :, None]], 2)
-            normed, _ = oracle.norm_parts(layer.final, parts, layer.bias.expand_as(layer.residual))
+            (parts, _), (normed, _) = layer.across(norm=False), layer.across()
             exact.append({"attn": parts, "attn_res_ln": normed} | {key: ends[0] for key, ends in beyond.items()})
         for scope in scopes:
             vectors = torch.stack([layer[scope][:, :, :-1] for layer in exact], 1)
@@ -193,10 +191,10 @@ def test_other_methods_on_heads_that_cancel(size: float) -> None:
         (network,) = feed_forwards.read_layers(
             EVERY["bert"], replace(feed_forwards.PARTS["bert"], layer=f"encoder.layer.{index}"), model, [layer.residual]
         )
-        assert network.final_norm is not None
         total, unowned = exact["atb_ff_res"]
-        _, sigma = network.final_norm.statistics(total.sum(2) + unowned)
-        ends = network.final_norm.part(vectors, sigma[:, :, None].expand(vectors.shape[:-1])).norm(dim=-1)
+        final: Any = network.final_norm
+        _, sigma = final.statistics(total.sum(2) + unowned)
+        ends = final.part(vectors, sigma[:, :, None].expand(vectors.shape[:-1])).norm(dim=-1)
         assert error(maps[:, index], ends) < 1e-5
         whole = (vectors.sum(2) + constant).unsqueeze(2)
         near = (whole.abs().sum(-1) - (whole - vectors).abs().sum(-1)).clamp(min=0)

@@ -318,21 +318,6 @@ def test_options_that_are_ours_are_refused() -> None:
         TokenAttribution(classifier(), attr.IntegratedGradients, batch_size=0)
 
 
-class Stranger(nn.Module):
-    """Embeds tokens, but not by the module that it names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.named, self.used = nn.Embedding(60, 4), nn.Embedding(60, 4)
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.named
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        embedded: Tensor = self.used(input_ids)
-        return embedded.mean(1)
-
-
 def test_bad_input_is_refused() -> None:
     model, (ids, mask) = classifier(), sentences([7, 5])
     method = TokenAttribution(model, attr.Saliency)
@@ -364,8 +349,10 @@ def test_bad_input_is_refused() -> None:
         TokenAttribution(vit, attr.Saliency).attribute(torch.zeros(2, 3, 16, 16))
     with pytest.raises(NonFiniteError, match="Saliency of BertForSequenceClassification gives NaN"):
         TokenAttribution(model, attr.Saliency, readout=lambda output, _: output.logits / 0).attribute(ids, 1)
-    with pytest.raises(UnsupportedModelError, match="Stranger looked up embeddings in Embedding 0 times"):
-        TokenAttribution(Stranger(), attr.Saliency).attribute(ids, 1)
+    stranger, named = classifier(), nn.Embedding(60, 32)  # which is not what it embeds by
+    stranger.get_input_embeddings = lambda: named
+    with pytest.raises(UnsupportedModelError, match=r"BertFor\w+ looked up embeddings in Embedding 0 times"):
+        TokenAttribution(stranger, attr.Saliency).attribute(ids, 1)
     with pytest.raises(UnsupportedModelError, match="BertModel returns no logits"):
         TokenAttribution(model.bert, attr.Saliency).attribute(ids, 1)
     with pytest.raises(UnsupportedModelError, match="MarianMTModel is an encoder–decoder model"):

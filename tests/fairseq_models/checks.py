@@ -26,6 +26,7 @@ from tests.fairseq_models import live
 from tests.families import state_of
 from tests.padding import expect_alone
 from tests.test_encoder_decoder import assert_near, expect_stack
+from tests.test_matrix import interrupt
 
 both_styles = pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
 SCOPES: dict[bool, list[Any]] = {False: ["attn", "attn_res", "attn_res_ln", "atb"], True: ["attn", "attn_res", "atb"]}
@@ -74,9 +75,6 @@ def test_the_model_computes_what_it_does_and_is_left_as_it_was(pre_norm: bool) -
     def look(_: Any, __: Any, output: tuple[Tensor, Any]) -> None:
         if not any(layer.can_use_fastpath for layer in model.encoder.layers):
             seen.append(output[0])
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
 
     handle = model.register_forward_hook(look)
     method = NormAttribution(model)

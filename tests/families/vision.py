@@ -2,16 +2,10 @@
 
 from typing import Any
 
-from tests.families.family import BERT, HEADS, TEXT, Family, new, part
+from tests.families.family import BERT, TEXT, Family, new, part
 
-IMAGE: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": HEADS,
-    "intermediate_size": 48,
-    "image_size": 16,
-    "patch_size": 4,
-}
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+IMAGE: dict[str, Any] = {key: TEXT[key] for key in SIZES} | {"image_size": 16, "patch_size": 4}
 # Where the choice is made for good when a model is built, and only this one gives its attention weights away.
 EAGER: dict[str, Any] = {"attn_implementation": "eager"}
 SCALED = IMAGE | {"layer_scale_init_value": 0.5}

@@ -1,9 +1,7 @@
 """The model is observed: what is explained is what it computes itself, at any length, and nothing of it changes."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ import captum_norm as cn
 from captum_norm.models.hooks import EXPLAINING
 from tests import families
 from tests.families.family import new
+from tests.fuzzing import at_line
 from tests.padding import padded
 
 TOP = 16
@@ -153,29 +152,6 @@ def state(model: nn.Module) -> list[object]:
     return [families.state_of(model), registry, torch.is_grad_enabled(), torch._C._len_torch_function_stack(), held]
 
 
-@contextmanager
-def interrupted_at(step: int) -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt at one line of this package's code; count the lines."""
-    count = [0]
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if "/captum_norm/" not in frame.f_code.co_filename:
-            return None
-        if event == "line":
-            count[0] += 1
-            if count[0] == step:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield count
-    finally:
-        sys.settrace(before)
-
-
 @pytest.mark.few
 @pytest.mark.parametrize("method", [cn.NormAttribution, cn.ValueZeroing])
 @pytest.mark.parametrize("name", ["bert", "gptj"])
@@ -184,9 +160,8 @@ def test_an_interrupt_anywhere_leaves_nothing(name: str, method: Callable[..., A
     explaining = method(model)
     explaining.maps(ids)
     before = state(model)
-    with interrupted_at(-1) as count:
-        explaining.maps(ids)
-    for step in torch.linspace(1, count[0] - 1, 30).long().tolist():
-        with interrupted_at(step), pytest.raises(KeyboardInterrupt):
-            explaining.maps(ids)
+    roots = (str(Path(cn.__file__).parent),)
+    lines = 10**9 - at_line(10**9, lambda: explaining.maps(ids), roots)[1]
+    for step in torch.linspace(1, lines - 1, 30).long().tolist():
+        assert at_line(step, lambda: explaining.maps(ids), roots)[0] == 130
         assert state(model) == before, step

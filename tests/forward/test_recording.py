@@ -12,6 +12,7 @@ from torch import Tensor
 from captum_norm import NormAttribution, TokenAttribution, UnsupportedModelError, ValueZeroing
 from tests import families
 from tests.classifiers import classifier
+from tests.test_matrix import interrupt
 
 
 def test_a_decomposition_that_does_not_add_up_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,11 +99,7 @@ def test_a_model_that_was_changed_is_understood_anew() -> None:
 
 def test_nothing_is_left_when_the_first_pass_fails() -> None:
     model, ids = families.build("bert").train(), families.inputs("bert")
-
-    def refuse(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    handle = model.encoder.layer[1].register_forward_pre_hook(refuse)
+    handle = model.encoder.layer[1].register_forward_pre_hook(interrupt)
     before = families.state_of(model)
     with pytest.raises(KeyboardInterrupt):
         NormAttribution(model).maps(ids)

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import BertConfig, BertModel
 
 import captum_norm as cn
 from captum_norm.errors import NotEnoughMemoryError
 from captum_norm.forward import request, session
 from captum_norm.forward.record import Layer
 from tests import encoder_decoders, families
+from tests.families.family import new
 
 LONG = 64
 MAP = LONG**2 * 4
@@ -33,8 +33,7 @@ def long_input(name: str) -> torch.Tensor:
 
 
 def deep_bert() -> Any:
-    config = BertConfig(**families.TEXT | {"num_hidden_layers": LAYERS})
-    return families.randomized(lambda: BertModel(config), 0, torch.float32)
+    return families.randomized(new("BertModel", **families.TEXT | {"num_hidden_layers": LAYERS}), 0, torch.float32)
 
 
 @pytest.mark.parametrize("name", ["bert", "albert", "gpt2"])
@@ -95,19 +94,21 @@ def test_room_for_the_stacks_asked_for(memory: dict[str, int]) -> None:
     assert list(meter.measure(inputs, scopes=["attn"], stacks=["cross"])) == ["cross"]
 
 
-class LargeTensors(TorchDispatchMode):
-    """Counts the tensors that are made with as many bytes as given or more."""
+class Made(TorchDispatchMode):
+    """Notes the size of every tensor that an operation makes, in bytes and in elements."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.size, self.count = size, 0
+        self.bytes, self.elements = list[int](), list[int]()
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         held = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, torch.Tensor)}
-        result = func(*args, **kwargs or {})
-        if isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() not in held:
-            self.count += result.untyped_storage().nbytes() >= self.size
-        return result
+        made = func(*args, **kwargs or {})
+        for tensor in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in held:
+                self.bytes.append(tensor.untyped_storage().nbytes())
+                self.elements.append(self.bytes[-1] // tensor.element_size())
+        return made
 
 
 @pytest.mark.parametrize(
@@ -126,9 +127,9 @@ def test_the_maps_of_all_layers_are_there_once(method: Any) -> None:
     explain = method(model)
     expected = method(model.double()).maps(ids).encoder
     model.float()
-    with LargeTensors(LAYERS * MAP) as tensors:
+    with Made() as made:
         maps = explain.maps(ids)
-    assert tensors.count == 1 or maps.encoder.requires_grad
+    assert sum(size >= LAYERS * MAP for size in made.bytes) == 1 or maps.encoder.requires_grad
     assert (maps.encoder - expected).abs().max() < 1e-6
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from captum_norm import CPLRP, GIM, AttnLRP, DecompX, NormAttribution, NormMeter
 from captum_norm.errors import CaptumNormError
-from tests import families
+from tests import families, oracle
 
 VECTOR = torch.linspace(-1, 1, 32, dtype=torch.float64)
 PLACES = {
@@ -71,18 +71,15 @@ def test_hooks_are_part_of_the_model_or_named(place: str, effect: Callable[..., 
     hook(model, place, effect)
     named = rf'"{PLACES[place]}" \({effect.__name__}\)'
     model.set_attn_implementation("eager")
-    values: list[Tensor] = []
-    seen = model.model.layers[1].self_attn.v_proj.register_forward_hook(lambda *seen: values.append(seen[-1]))
-    with torch.no_grad():
+    with torch.no_grad(), oracle.watched(model, {"": ("model.layers.1.self_attn.v_proj", "output")}) as seen:
         plain = model(inputs, output_attentions=True)
-    seen.remove()
     if (place, effect) not in EXPLAINED:
         with pytest.raises(CaptumNormError, match=named):
             NormAttribution(model).maps(inputs)
         return
     maps: Any = NormAttribution(model).maps(inputs).decoder
     weight = model.model.layers[1].self_attn.o_proj.weight.detach().T.unflatten(0, (4, 8))
-    heads = values[0][0].unflatten(-1, (2, 8)).transpose(0, 1).repeat_interleave(2, 0)
+    heads = seen[""][0][0].unflatten(-1, (2, 8)).transpose(0, 1).repeat_interleave(2, 0)
     vectors = torch.einsum("hqk,hkd,hde->qke", plain.attentions[1][0].double(), heads, weight)
     factor = 0.5 if (place, effect) == ("projection", scale) else 1
     torch.testing.assert_close(maps[0, 1], factor * vectors.norm(dim=-1), rtol=1e-6, atol=1e-9)

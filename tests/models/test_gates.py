@@ -33,17 +33,9 @@ class Layer(nn.Module):
         return stream + self.out(self.between(self, read, context))  # type: ignore[no-any-return]
 
 
-class Model(nn.Module):
-    def __init__(self, between: Between) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(30, WIDTH)
-        self.layers = nn.ModuleList(Layer(between) for _ in range(2))
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        stream: Tensor = self.embedding(input_ids)
-        for layer in self.layers:
-            stream = layer(stream)
-        return stream
+def built(between: Between, dtype: torch.dtype = torch.float64) -> Any:
+    """A model of an embedding and two layers."""
+    return families.randomized(lambda: nn.Sequential(nn.Embedding(30, WIDTH), Layer(between), Layer(between)), 0, dtype)
 
 
 def by_head(layer: Layer, read: Tensor) -> Tensor:
@@ -103,16 +95,15 @@ def head_vectors(layer: Layer, stream: Tensor, factor: Callable[[Layer, Tensor, 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_norms_behind_a_gate_equal_their_definition(name: str, dtype: torch.dtype) -> None:
     between, factor = GATES[name]
-    model: Any = families.randomized(lambda: Model(between), 0, dtype)
+    model = built(between, dtype)
     ids = torch.randint(30, (2, 5), generator=torch.Generator().manual_seed(0))
-    (measured,) = NormMeter(model).measure(ids, scopes=["attn", "atb"], weights=True).values()
-    assert measured.convergence_delta is not None
+    measured = families.measured(model, ids, scopes=["attn", "atb"], weights=True)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-11
     assert measured.convergence_delta.max() < tolerance
-    exact = model.double()
+    embedding, *layers = model.double()
     with torch.no_grad():
-        stream = exact.embedding(ids)
-        for index, layer in enumerate(exact.layers):
+        stream = embedding(ids)
+        for index, layer in enumerate(layers):
             formed = vectors(layer, stream, factor)
             given = formed.norm(dim=-1).unsqueeze(1)
             assert relative(measured.norms["attn"][:, index : index + 1], given) < tolerance
@@ -125,23 +116,23 @@ def test_norms_behind_a_gate_equal_their_definition(name: str, dtype: torch.dtyp
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_anything_but_factors_is_refused(name: str) -> None:
-    model = families.randomized(lambda: Model(OTHERS[name]), 0, torch.float32)
+    model = built(OTHERS[name], torch.float32)
     with pytest.raises(UnsupportedModelError, match="receives its output"):
         NormMeter(model).measure(torch.arange(5)[None], scopes=["attn"])
 
 
 def test_weights_stay_those_of_attention_and_alti_uses_the_gate() -> None:
     between, factor = GATES["channels"]
-    model: Any = families.randomized(lambda: Model(between), 0, torch.float64)
+    model = built(between)
     ids = torch.arange(6)[None]
     weights = AttentionWeights(model).maps(ids, per_head=True).self_attention
     assert weights.shape == (1, 2, HEADS, 6, 6)
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, HEADS, 6, dtype=torch.float64))
     with torch.no_grad():
-        stream = model.embedding(ids)
-        formed = vectors(model.layers[0], stream, factor)
+        stream = model[0](ids)
+        formed = vectors(model[1], stream, factor)
         formed.diagonal(dim1=1, dim2=2).add_(stream.mT)
-        output = model.layers[0](stream)
+        output = model[1](stream)
     near = (output.norm(p=1, dim=-1)[..., None] - (output[:, :, None] - formed).norm(p=1, dim=-1)).clamp(min=0)
     expected = near / near.sum(-1, keepdim=True)
     torch.testing.assert_close(ALTI(model).maps(ids).self_attention[:, 0], expected)
@@ -150,11 +141,11 @@ def test_weights_stay_those_of_attention_and_alti_uses_the_gate() -> None:
 @pytest.mark.parametrize("name", ["channels", "both", "heads"])
 def test_information_flows_through_the_heads_of_a_gate(name: str) -> None:
     between, factor = GATES[name]
-    model: Any = families.randomized(lambda: Model(between), 0, torch.float64)
+    model = built(between)
     ids = torch.arange(6)[None]
     with torch.no_grad():
-        stream = model.embedding(ids)
-        formed, output = head_vectors(model.layers[0], stream, factor), model.layers[0](stream)
+        stream = model[0](ids)
+        formed, output = head_vectors(model[1], stream, factor), model[1](stream)
     size = output.norm(p=1, dim=-1)
     heads = (size[..., None, None] - (output[:, :, None, None] - formed).norm(p=1, dim=-1)).clamp(min=0)
     residual = (size - (output - stream).norm(p=1, dim=-1)).clamp(min=0)
@@ -167,23 +158,22 @@ def test_information_flows_through_the_heads_of_a_gate(name: str) -> None:
 
 @pytest.mark.parametrize("chunked", [True, False])
 def test_gradients_flow_and_chunks_change_nothing(chunked: bool) -> None:
-    model: Any = families.randomized(lambda: Model(GATES["channels"][0]), 0, torch.float64)
+    model = built(GATES["channels"][0])
     ids = torch.arange(6)[None]
     whole = NormMeter(model).measure(ids, scopes=["atb"])["encoder"].norms["atb"]
     meter = NormMeter(model, differentiable=True, memory_budget=1 if chunked else None)
     norms = meter.measure(ids, scopes=["atb"])["encoder"].norms["atb"]
     torch.testing.assert_close(norms.detach(), whole, rtol=1e-11, atol=1e-13)
-    gradients = torch.autograd.grad(norms.sum(), [model.layers[0].gate.weight, model.layers[0].v.weight])
+    gradients = torch.autograd.grad(norms.sum(), [model[1].gate.weight, model[1].v.weight])
     assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients)
 
 
 def test_norms_of_single_heads_need_one_factor_for_a_head() -> None:
     ids = torch.arange(6)[None]
-    by_heads = families.randomized(lambda: Model(GATES["heads"][0]), 0, torch.float64)
-    (measured,) = NormMeter(by_heads).measure(ids, scopes=["attn"], head_norms=True).values()
-    assert measured.head_norms is not None
+    by_heads = built(GATES["heads"][0])
+    measured = families.measured(by_heads, ids, scopes=["attn"], head_norms=True)
     assert measured.head_norms.shape == (1, 2, HEADS, 6, 6)
-    by_channels = families.randomized(lambda: Model(GATES["channels"][0]), 0, torch.float64)
+    by_channels = built(GATES["channels"][0])
     with pytest.raises(UnsupportedModelError, match="a gate multiplies each channel"):
         NormMeter(by_channels).measure(ids, scopes=["attn"], head_norms=True)
 

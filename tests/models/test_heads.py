@@ -51,8 +51,7 @@ def positions_read(model: Any, inputs: Tensor) -> Tensor:
     call, seen = bind_inputs(model, inputs), list[Tensor]()
 
     def cut(_module: Any, _args: Any, output: Any) -> Any:
-        stream = first_tensor(output)
-        assert stream is not None
+        stream: Any = first_tensor(output)
         seen.append(stream.detach().requires_grad_())
         return seen[0] if isinstance(output, Tensor) else (seen[0], *output[1:])
 
@@ -70,8 +69,7 @@ def test_heads_read_what_is_explained_by_default(name: str, class_name: str) -> 
     model, inputs = build(name, class_name), families.inputs(name, batch=1)
     read = positions_read(model, inputs)
     maps = AttentionWeights(model).maps(inputs)
-    position = read_position(model, causal=maps.decoder is not None)
-    assert position is not None
+    position: Any = read_position(model, causal=maps.decoder is not None)
     rows = pooled_rows(position, maps.real, model)
     if rows is None:
         assert read.nonzero().flatten().tolist() == [0 if position == "first" else len(read) - 1]

@@ -101,9 +101,7 @@ def test_the_matrix_is_the_merged_one(seed: int, bias: float) -> None:
     found = read(module, torch.randn(2, 5, UNIT_VECTORS + 7))
     matrix = found.weight(torch.float64)
     assert (matrix - module.merged()).abs().max() < 1e-6 * module.merged().abs().max()
-    stored = found.bias(torch.float32)
-    assert stored is not None
-    assert torch.equal(stored, module.base.bias.detach())
+    assert torch.equal(found.bias(torch.float32), module.base.bias.detach())  # type: ignore[arg-type]
     assert (found.dtype, found.precision, found.outputs) == (torch.float32, torch.float32, OUT)
 
 
@@ -119,8 +117,7 @@ def test_a_module_runs_only_a_few_times() -> None:
     """Some adapters and quantised weights compute a whole matrix in each run."""
     module, inputs = LowRank(width=UNIT_VECTORS + 7), torch.randn(1, 5, UNIT_VECTORS + 7)
     counts = runs_of(module)
-    found = affine_map(module, inputs)
-    assert found is not None
+    found: Any = affine_map(module, inputs)
     assert len(counts) == 2
     assert sum(counts) < 40
     counts.clear()
@@ -335,8 +332,7 @@ def test_a_module_is_left_as_it_was() -> None:
     outputs = module(inputs.clone())
     largest, kept, last = module.largest, module.largest.clone(), module.last
     given = inputs.clone()
-    found = read_projection(module, inputs, outputs)
-    assert found is not None
+    found: Any = read_projection(module, inputs, outputs)
     found.weight(torch.float32)
     assert torch.equal(inputs, given)
     assert module.largest is largest

@@ -4,49 +4,36 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from torch import Tensor, nn
 
 from captum_norm import InformationFlow, NormAttribution, NormMeter
 from captum_norm.models.pictures import PREFIXES
 from captum_norm.results.maps import Patches
+from tests import oracle
 from tests.families import randomized
+from tests.families.family import new
 from tests.families.further_signals import FURTHER_VISION
 from tests.families.vision import IMAGE, VISION
 
-REGISTERS = hf.DINOv3ViTConfig(**IMAGE, num_register_tokens=3)
-PLAIN = {
+PLAIN: dict[str, tuple[Any, str]] = {
     name: (family.build, family.layer.format(0))
     for name, family in (VISION | FURTHER_VISION).items()
     if family.signal == (3, 16, 16) and name != "pixtral-vision"  # whose pictures are one sequence
 } | {
-    "dinov3-vit with registers": (lambda: hf.DINOv3ViTModel(REGISTERS), "model.layer.0"),
-    "metaclip-2": (lambda: hf.MetaClip2VisionModel(hf.MetaClip2VisionConfig(**IMAGE)), "encoder.layers.0"),
-    "vit classifier": (lambda: hf.ViTForImageClassification(hf.ViTConfig(**IMAGE)), "vit.layers.0"),
-    "deit classifier": (lambda: hf.DeiTForImageClassificationWithTeacher(hf.DeiTConfig(**IMAGE)), "deit.layers.0"),
-    "clip classifier": (
-        lambda: hf.CLIPForImageClassification(hf.CLIPConfig(vision_config=IMAGE)),
-        "vision_model.encoder.layers.0",
-    ),
-    "siglip classifier": (
-        lambda: hf.SiglipForImageClassification(hf.SiglipConfig(vision_config=IMAGE)),
-        "vision_model.encoder.layers.0",
-    ),
+    "dinov3-vit with registers": (new("DINOv3ViTModel", **IMAGE, num_register_tokens=3), "model.layer.0"),
+    "metaclip-2": (new("MetaClip2VisionModel", **IMAGE), "encoder.layers.0"),
+    "vit classifier": (new("ViTForImageClassification", **IMAGE), "vit.layers.0"),
+    "deit classifier": (new("DeiTForImageClassificationWithTeacher", **IMAGE), "deit.layers.0"),
+    "clip classifier": (new("CLIPForImageClassification", vision_config=IMAGE), "vision_model.encoder.layers.0"),
+    "siglip classifier": (new("SiglipForImageClassification", vision_config=IMAGE), "vision_model.encoder.layers.0"),
 }
 
 
 def embedded(model: nn.Module, layer: str, pixels: Tensor, **further: Any) -> Tensor:
     """What the first layer reads."""
-    seen: list[Tensor] = []
-
-    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.append(args[0] if args else next(iter(kwargs.values())))
-
-    handle = model.get_submodule(layer).register_forward_pre_hook(note, with_kwargs=True)
-    with torch.no_grad():
+    with torch.no_grad(), oracle.watched(model, {"": (layer, "input")}) as seen:
         model(pixels, **further)
-    handle.remove()
-    return seen[0]
+    return seen[""][0]  # type: ignore[no-any-return]
 
 
 def check(model: nn.Module, layer: str, pixels: Tensor, side: int, found: list[Patches], **further: Any) -> None:
@@ -105,8 +92,8 @@ def test_all_results_have_them() -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: hf.ViTMAEModel(hf.ViTMAEConfig(**IMAGE)),  # drops patches
-        lambda: hf.YolosModel(hf.YolosConfig(**IMAGE | {"image_size": [16, 16]})),  # has tokens behind the patches
+        new("ViTMAEModel", **IMAGE),  # drops patches
+        new("YolosModel", **IMAGE | {"image_size": [16, 16]}),  # has tokens behind the patches
     ],
     ids=["vit-mae", "yolos"],
 )

@@ -226,18 +226,15 @@ def test_norms_of_any_code_are_read_by_what_they_compute(name: str, dtype: torch
     build, expected = CUSTOM[name]
     module, inputs = build().to(dtype), (3 * torch.randn(2, 5, WIDTH) + 1).to(dtype)
     with torch.no_grad():
-        reader = read_norm(module, inputs, module(inputs))
+        reader: Any = read_norm(module, inputs, module(inputs))
         if expected is None:
             assert reader is None
             return
-        assert reader is not None
         for _ in range(2):
             norm = reader.read(torch.float64)
             centered, gain, bias, eps = expected(module)
             assert norm.centered == centered
             assert norm.eps == pytest.approx(eps, rel=1e-5)
-            assert norm.gain is not None
-            assert norm.bias is not None
             wide = module.double()
             centered, gain, bias, eps = expected(wide)
             torch.testing.assert_close(norm.gain, gain, rtol=1e-9, atol=1e-9)
@@ -282,8 +279,7 @@ def test_the_epsilon_that_torch_takes_without_one() -> None:
     for dtype in DTYPES:
         module, inputs = nn.RMSNorm(WIDTH).to(dtype), 1e-3 * torch.randn(1, 4, WIDTH)
         with torch.no_grad():
-            reader = read_norm(module, inputs.to(dtype), module(inputs.to(dtype)))
-        assert reader is not None
+            reader: Any = read_norm(module, inputs.to(dtype), module(inputs.to(dtype)))
         computed = module(1e-3 * inputs.to(dtype)).double()
         norm = reader.read(torch.float64)
         scale = ((1e-3 * inputs.to(dtype)).double().square().mean(-1, keepdim=True) + norm.eps).rsqrt()

@@ -21,14 +21,7 @@ from tests import families
 
 IDS = torch.tensor([[5, 7, 9, 3, 11, 2], [5, 17, 19, 13, 0, 0]])
 INPUTS = {"input_ids": IDS, "attention_mask": (IDS > 0).long()}
-SIZES: dict[str, Any] = {
-    "vocab_size": 24,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "pad_token_id": 0,
-}
+SIZES = families.TEXT | {"vocab_size": 24, "hidden_size": 16, "intermediate_size": 24}
 Build = Callable[[], Any]
 # Of Captum's DeepLIFT, torch and peft about themselves.
 WARNINGS = [

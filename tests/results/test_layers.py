@@ -55,12 +55,12 @@ def test_maps_have_the_numbers_of_the_layers_requested(name: str, bert: Any) -> 
 
 def test_each_stack_has_its_own_numbers() -> None:
     method = cn.NormAttribution(tiny.bart(layers=3))
-    whole, last = method.maps(BOTH), method.maps(BOTH, layers=[-1])
+    whole: Any = method.maps(BOTH)
+    last = method.maps(BOTH, layers=[-1])
     assert whole.layers == {"encoder": (0, 1, 2), "decoder": (0, 1), "cross": (0, 1)}
     assert last.layers == {"encoder": (2,), "decoder": (1,), "cross": (1,)}
     chosen: Any = whole.layer(1)
     assert chosen.layers == {"encoder": (1,), "decoder": (1,), "cross": (1,)}
-    assert whole.convergence_delta is not None
     # Of three encoder layers, then two of the decoder, then two of cross-attention.
     assert torch.equal(chosen.convergence_delta, whole.convergence_delta[:, [1, 4, 6]])
     with pytest.raises(cn.InvalidInputError, match=r"^got layer 2; the decoder maps are of layers 0, 1$"):

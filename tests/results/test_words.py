@@ -29,23 +29,18 @@ class Tokenizer:
         return [VOCABULARY[index] for index in ids]
 
 
-def ids_of(rows: Sequence[Sequence[str]], side: str = "right") -> dict[str, torch.Tensor]:
+def ids_of(rows: Sequence[Sequence[str]], side: str = "right", prefix: str = "") -> dict[str, torch.Tensor]:
+    """Ids and mask, padded on a side."""
     size = max(map(len, rows))
     ids, mask = torch.zeros(len(rows), size, dtype=torch.long), torch.zeros(len(rows), size, dtype=torch.long)
     for row, tokens in enumerate(rows):
         places = slice(0, len(tokens)) if side == "right" else slice(size - len(tokens), size)
         ids[row, places], mask[row, places] = torch.tensor([VOCABULARY.index(token) for token in tokens]), 1
-    return {"ids": ids, "mask": mask}
+    return {f"{prefix}input_ids": ids, f"{prefix}attention_mask": mask}
 
 
 def both(side: str = "right") -> dict[str, torch.Tensor]:
-    source, target = ids_of(SOURCES, side), ids_of(TARGETS, side)
-    return {
-        "input_ids": source["ids"],
-        "attention_mask": source["mask"],
-        "decoder_input_ids": target["ids"],
-        "decoder_attention_mask": target["mask"],
-    }
+    return ids_of(SOURCES, side) | ids_of(TARGETS, side, "decoder_")
 
 
 def by_words(maps: Any, rows: list[list[int]] | None, columns: list[list[int]] | None, score: str = "sum") -> Any:
@@ -190,7 +185,7 @@ def test_examples_whose_rows_begin_at_different_words_are_taken_one_by_one() -> 
         transformers.GPT2Config(vocab_size=len(VOCABULARY), n_embd=8, n_layer=2, n_head=2, n_positions=8)
     ).train(False)
     rows = [["▁le", "▁chat", "s", "▁run"], ["▁r", "uns", "s", "▁dog"]]
-    maps: Any = NormAttribution(model).maps(ids_of(rows)["ids"], last=2).with_tokens(rows)
+    maps: Any = NormAttribution(model).maps(ids_of(rows)["input_ids"], last=2).with_tokens(rows)
     with pytest.raises(InvalidInputError, match=r"^got examples with 0 and 1 words before the first row; take one at"):
         maps.words()
     words = maps[0].words()
@@ -266,7 +261,7 @@ def test_measurements_of_words(bart: Any, score: Any) -> None:
 
 def test_measurements_of_different_numbers_of_words_are_padded() -> None:
     rows = [["▁le", "▁chat", "▁dog", "▁run"], ["▁r", "uns", "s", "▁dog"]]
-    measured: Any = NormMeter(tiny.bert()).measure(ids_of(rows)["ids"], weights=True)["encoder"]
+    measured: Any = NormMeter(tiny.bert()).measure(ids_of(rows)["input_ids"], weights=True)["encoder"]
     named: Measurements = replace(measured, tokens=rows)
     words: Any = named.words()
     assert words.real.tolist() == [[True] * 4, [True, True, False, False]]

@@ -263,13 +263,8 @@ def test_the_tokenizer_has_the_ids_of_fairseq(reference: Path) -> None:
     assert (source.ids, target.ids) == ([4, 11, 3, 3, 2], [4, 11, 12, 19, 2])
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """A checkpoint and its dictionaries."""
-    return save_checkpoint(tmp_path)
-
-
-def test_what_is_wrong_is_said(data: Path) -> None:
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    data = save_checkpoint(tmp_path)
     (data / "dict.en.txt").rename(data / "dict.de.txt")
     with pytest.raises(InvalidInputError, match=r"found no dict\.en\.txt"):
         load_fairseq_checkpoint(data / "model.pt", data)

@@ -259,9 +259,8 @@ def test_fsmt_of_transformers_computes_the_same(seed: int, activation: str, scal
     # Rounding of float32 through the layers, relative to logits of this scale.
     expected = logits(fsmt)
     torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
-    found, same_found = (NormAttribution(one).maps(INPUTS).cross for one in (model, fsmt))
-    assert found is not None
-    assert same_found is not None
+    results: list[Any] = [NormAttribution(one).maps(INPUTS).cross for one in (model, fsmt)]
+    found, same_found = results
     real = TARGET_IDS.ne(1)  # FSMT has a mask of its own for targets, and no padding there to be told of
     for example, rows in enumerate(real):
         maps, same_maps = found[example][:, rows], same_found[example][:, rows]

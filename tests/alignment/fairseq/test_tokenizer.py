@@ -152,9 +152,7 @@ def test_words_that_sentencepiece_normalises_or_has_no_piece_for(folder: Path) -
 
 
 def test_codes_of_subword_nmt(tmp_path: Path) -> None:
-    path = tmp_path / "codes"
-    path.write_text("#version: 0.2\ne s\nd e\nes t</w>\n", encoding="utf-8")
-    segmenter = BPESegmenter(path)
+    segmenter = BPESegmenter(write(tmp_path / "codes", "#version: 0.2\ne s\nd e\nes t</w>\n"))
     pieces, ids = segmenter.cut(["est", "demande", "estest"])
     assert pieces == ["est", "de@@", "m@@", "a@@", "n@@", "d@@", "e", "es@@", "t@@", "est"]
     assert ids == [0, 1, 1, 1, 1, 1, 1, 2, 2, 2]
@@ -163,7 +161,6 @@ def test_codes_of_subword_nmt(tmp_path: Path) -> None:
 
 
 def test_codes_of_versions_and_of_fastbpe(tmp_path: Path) -> None:
-    path = tmp_path / "codes"
     # Version 0.1 has no header and counts the end of a word as a piece; 0.2 and fastBPE join it to the last letter.
     for text, pieces in (
         ("a b\nab </w>\n", ["ab"]),
@@ -172,8 +169,7 @@ def test_codes_of_versions_and_of_fastbpe(tmp_path: Path) -> None:
         ("a b</w> 30\n", ["ab"]),
         ("a b 30\n", ["a@@", "b"]),
     ):
-        path.write_text(text, encoding="utf-8")
-        assert BPESegmenter(path).cut(["ab"])[0] == pieces, text
+        assert BPESegmenter(write(tmp_path / "codes", text)).cut(["ab"])[0] == pieces, text
 
 
 @pytest.mark.parametrize(
@@ -185,10 +181,8 @@ def test_codes_of_versions_and_of_fastbpe(tmp_path: Path) -> None:
     ],
 )
 def test_codes_of_another_form_are_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "codes"
-    path.write_text(text, encoding="utf-8")
     with pytest.raises(InvalidInputError, match=message):
-        BPESegmenter(path)
+        BPESegmenter(write(tmp_path / "codes", text))
 
 
 def test_files_of_another_kind_are_refused(tmp_path: Path, folder: Path) -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests import oracle
+
 
 def share(parts: Tensor, bias: Tensor | None, sharing: str) -> Tensor:
     """Parts with a bias added, (D,) or one for each position, (R, D)."""
@@ -107,12 +109,8 @@ def start(stream: Tensor, before: int = 0, behind: int = 0) -> Tensor:
 def eager(model: Any, inputs: Tensor | dict[str, Tensor]) -> Any:
     """The model's output with attention weights and hidden states."""
     inputs = inputs if isinstance(inputs, dict) else {"input_ids": inputs}
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        output = model(**inputs, output_attentions=True, output_hidden_states=True)
-    model.set_attn_implementation(implementation)
-    return output
+    with oracle.eager(model):
+        return model(**inputs, output_attentions=True, output_hidden_states=True)
 
 
 def bert_states(encoder: Any, output: Any, sharing: str, *, released: bool = False) -> list[Tensor]:

@@ -155,8 +155,7 @@ def mixtral(model: Any, rules: Rules, ids: Tensor, target: int) -> tuple[Tensor,
     sizes = config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads
 
     def norm(x: Tensor, module: Any) -> Tensor:
-        found: Tensor = apply(Normed, x, module.weight.detach(), None, module.variance_epsilon)
-        return found
+        return apply(Normed, x, module.weight.detach(), None, module.variance_epsilon)
 
     def mixture(read: Tensor, block: Any) -> Tensor:
         _, coefficients, chosen = block.gate(read.detach().flatten(0, 1))
@@ -165,8 +164,7 @@ def mixtral(model: Any, rules: Rules, ids: Tensor, target: int) -> tuple[Tensor,
             gate, up = (apply(Linear, read, part.detach().T, None) for part in fused.chunk(2))
             written.append(apply(Linear, rules.gated(gate, up, F.silu), down.detach().T, None))
             given.append((coefficients * (chosen == expert)).sum(-1).reshape(*read.shape[:2], 1).detach())
-        found: Tensor = apply(Weighted, torch.stack(written), torch.stack(given).to(read))
-        return found
+        return apply(Weighted, torch.stack(written), torch.stack(given).to(read))
 
     def run(stream: Tensor) -> Tensor:
         for layer in body.layers:

@@ -13,8 +13,8 @@ from torch import Tensor
 Function = Callable[[Tensor], Tensor]
 
 
-def apply(function: Any, *args: Any) -> Any:
-    return function.apply(*args)
+def apply(function: Any, *args: Any) -> Tensor:
+    return function.apply(*args)  # type: ignore[no-any-return]
 
 
 class Linear(torch.autograd.Function):
@@ -179,33 +179,27 @@ class Rules:
 
     def linear(self, x: Tensor, module: Any) -> Tensor:
         weight = module.weight if type(module).__name__ == "Conv1D" else module.weight.T
-        found: Tensor = apply(Linear, x, weight.detach(), None if module.bias is None else module.bias.detach())
-        return found
+        return apply(Linear, x, weight.detach(), None if module.bias is None else module.bias.detach())
 
     def norm(self, x: Tensor, module: Any) -> Tensor:
         bias = getattr(module, "bias", None)
         if bias is None and isinstance(module, torch.nn.LayerNorm):
             bias = torch.zeros_like(module.weight)
         eps = module.eps if getattr(module, "eps", None) is not None else torch.finfo(x.dtype).eps
-        found: Tensor = apply(Normed, x, module.weight.detach(), None if bias is None else bias.detach(), eps)
-        return found
+        return apply(Normed, x, module.weight.detach(), None if bias is None else bias.detach(), eps)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
-        found: Tensor = apply(Add, a, b)
-        return found
+        return apply(Add, a, b)
 
     def active(self, z: Tensor, function: Function) -> Tensor:
-        found: Tensor = apply(Active, z, function, self.tangent)
-        return found
+        return apply(Active, z, function, self.tangent)
 
     def gated(self, u: Tensor, w: Tensor, function: Function) -> Tensor:
         shares = (0.0, 1.0) if self.constant else (0.5, 0.5)
-        found: Tensor = apply(Gated, self.active(u, function), w, shares)
-        return found
+        return apply(Gated, self.active(u, function), w, shares)
 
     def rotary(self, x: Tensor, base: float = 10) -> Tensor:
-        found: Tensor = apply(Passed, x, lambda z: turned(z, 1, base), lambda z: turned(z, -1, base))
-        return found
+        return apply(Passed, x, lambda z: turned(z, 1, base), lambda z: turned(z, -1, base))
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, *, capped: bool = False
@@ -219,8 +213,7 @@ class Rules:
         scores = scores.detach() + (_passed(scores, scale))
         scores = self.active(scores, soft_cap) if capped else scores
         weights = apply(Softmax, scores, allowed.expand_as(scores), self.temperature)
-        found: Tensor = apply(Product, weights, v, shares)
-        return found
+        return apply(Product, weights, v, shares)
 
 
 def _passed(tensor: Tensor, scale: float) -> Tensor:

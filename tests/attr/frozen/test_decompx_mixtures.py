@@ -13,7 +13,7 @@ from captum_norm.attr.frozen.decompx import Bias
 from captum_norm.errors import NonFiniteError
 from tests import families, feed_forwards, oracle
 from tests.attr.frozen.decompx_by_hand import ByHand, eager, share, start
-from tests.attr.frozen.test_decompx import SHARINGS, first_output, near
+from tests.attr.frozen.test_decompx import SHARINGS, batches_of, first_output, near
 from tests.classifiers import randomized
 from tests.families import FAMILIES, GROUPED, TEXT
 
@@ -56,14 +56,10 @@ def _unless_zero(bias: Tensor) -> Tensor | None:
 
 def by_hand(name: str, model: Any, ids: Tensor, sharing: str) -> tuple[Tensor, Tensor]:
     """The parts of the last layer's output, (S, K + 1, D), and of the last position's logits, of one example."""
-    ends: list[Tensor] = []
-    hooks = [
-        layer.post_attention_layernorm.register_forward_pre_hook(lambda _, args: ends.append(args[0].double()))
-        for layer in model.model.layers
-    ]
-    output, step = eager(model, ids), MixtureByHand(sharing)
-    for hook in hooks:
-        hook.remove()
+    names = [f"model.layers.{index}.post_attention_layernorm" for index in range(len(model.model.layers))]
+    with oracle.watched(model, {norm: (norm, "input") for norm in names}) as seen:
+        output, step = eager(model, ids), MixtureByHand(sharing)
+    ends = [end.double() for (end,) in seen.values()]
     mixtures = feed_forwards.read_layers(FAMILIES[name], MIXTURES[name], model, ends)
     parts = start(output.hidden_states[0][0])
     for layer, weights, mixture in zip(model.model.layers, output.attentions, mixtures, strict=True):
@@ -129,10 +125,7 @@ def test_neurons_of_experts_count_as_memory() -> None:
     model, ids = families.build("mixtral"), families.inputs("mixtral", 0, 1, 7)
     method = DecompX(model, memory_budget=5 * parts.LAYER_COPIES * 7 * 2 * TEXT["intermediate_size"] * 4)
     method.maps(ids)  # what is learnt of the model takes runs of its own
-    copies: list[int] = []
-    model.register_forward_pre_hook(
-        lambda _, args, kwargs: copies.append(len((*args, *kwargs.values())[0])), with_kwargs=True
-    )
+    copies = batches_of(model)
     method.maps(ids)
     assert [count for count in copies if count > 1] == [5, 5, 3]
 

@@ -17,14 +17,15 @@ from tests.attr.frozen.decompx_by_hand import ByHand, start
 from tests.attr.frozen.relevance_by_hand import heads, merged, relevance
 from tests.attr.frozen.relevance_rules import Rules
 from tests.attr.frozen.test_decompx import SHARINGS
-from tests.attr.frozen.test_relevance import METHODS, every_method, near
+from tests.attr.frozen.test_relevance import METHODS, every_method, expect, near
+from tests.test_torch_models import Reader
 from tests.torch_models import (
     HEADS,
     VOCABULARY,
     WIDTH,
     Classifier,
-    CrossBlock,
     PlacedBlock,
+    Pooled,
     Translator,
     VisionBlock,
     causal,
@@ -63,20 +64,6 @@ class First(Classifier):
     def forward(self, ids: Tensor, padding_mask: Tensor | None = None, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
         hidden = self.encoder(self.embed(ids), mask, padding_mask)
         return self.head(hidden.select(self.axis, 0))  # type: ignore[no-any-return]
-
-
-class Pooled(Classifier):
-    """Reads the mean over the real positions, through a norm, with the batch first."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.norm = nn.LayerNorm(WIDTH)
-
-    def forward(self, ids: Tensor, padding_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        hidden = self.encoder(self.embed(ids), src_key_padding_mask=padding_mask)
-        hidden = self.norm(hidden if self.axis else hidden.transpose(0, 1))
-        real = hidden.new_ones(hidden.shape[:2]) if padding_mask is None else (~padding_mask).to(hidden)
-        return self.head((real[..., None] * hidden).sum(1) / real.sum(1, keepdim=True))  # type: ignore[no-any-return]
 
 
 def built(kind: Any, seed: int, style: tuple[bool, bool, str, bool]) -> Any:
@@ -300,10 +287,7 @@ def test_rules_for_queries_and_keys_are_never_left_out(name: str, block: Any, bi
             stream = rules.add(stream, rules.linear(hidden, layer.mlp[3]))
         return rules.linear(rules.norm(stream, model.norm)[:, 0], model.head)[:, 1]
 
-    scores, number = relevance(model.embeddings(tokens), run)
-    found = METHODS[name](model).decompose(tokens, 1)
-    near(found.scores, scores)
-    near(found.bias, number - scores.sum(1))
+    expect(METHODS[name](model), tokens, 1, *relevance(model.embeddings(tokens), run))
     for kind in list(KINDS.values())[-2:]:
         assert kind(model).decompose(tokens, 1).convergence_delta.max() < 1e-11
 
@@ -334,10 +318,7 @@ def test_queries_and_keys_of_another_tensor_than_values_equal_rules_by_hand(name
             stream = rules.norm(rules.add(stream, rules.linear(stream, layer.linear)), layer.norm2)
         return rules.linear(stream[:, 0], model.head)[:, 1]
 
-    scores, number = relevance(stream.transpose(0, 1), run)
-    found = METHODS[name](model).decompose(stream, 1)
-    near(found.scores, scores)
-    near(found.bias, number - scores.sum(1))
+    expect(METHODS[name](model), stream, 1, *relevance(stream.transpose(0, 1), run))
     assert DecompX(model, "norm").decompose(stream, 1).convergence_delta.max() < 1e-11
 
 
@@ -379,17 +360,8 @@ def test_a_whole_transformer_equals_rules_by_hand(name: str, batch_first: bool) 
     assert DecompX(model, "absdot", readout=read).decompose(arguments, 5).convergence_delta.max() < 1e-11
 
 
-class Reader(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.head = nn.ModuleList([CrossBlock(6, 6)]), nn.Linear(WIDTH, 3)
-
-    def forward(self, stream: Tensor, memory: Tensor) -> Tensor:
-        return self.head(self.layers[0](stream, memory, memory)[:, 0])  # type: ignore[no-any-return]
-
-
 @every_kind
 def test_a_decoder_alone_is_refused(kind: Any) -> None:
-    inputs = torch.randn(2, 4, WIDTH), torch.randn(2, 5, 6)
+    inputs = torch.randn(2, 4, WIDTH), torch.randn(2, 5, 6), torch.randn(2, 5, 10)
     with pytest.raises(UnsupportedModelError, match=r"the encoder of Reader did not run.*whole encoder–decoder"):
         kind(randomized(Reader())).decompose(inputs, 1)

@@ -114,15 +114,10 @@ def test_one_position_has_nothing_to_order() -> None:
 @pytest.mark.parametrize("name", ["bert", "albert", "deberta", "deberta-v2", "gpt2", "gpt-neox", "llama"])
 def test_all_heads_together_by_one_matrix(name: str, seed: int) -> None:
     family, model, ids = FAMILIES[name], families.build(name, seed, torch.float64), families.inputs(name, seed)
-    received: list[Any] = []
     modules = [f"{family.layer.format(index)}.{family.value}" for index in range(model.config.num_hidden_layers)]
-    handles = [
-        model.get_submodule(module).register_forward_pre_hook(lambda _, args: received.append(args[0]))
-        for module in dict.fromkeys(modules)  # ALBERT's layers share theirs
-    ]
-    layers = oracle.layers(family, model, ids)
-    for handle in handles:
-        handle.remove()
+    with oracle.watched(model, {module: (module, "input") for module in modules}) as seen:
+        layers = oracle.layers(family, model, ids)
+    received = [x for notes in seen.values() for x in notes]  # ALBERT's layers share theirs
     found = [read() for read in affine_maps(model, {"input_ids": ids}, len(layers))]
     for layer, x, one in zip(layers, received, found, strict=True):
         expected = torch.einsum("bhkd,hde->bke", layer.values, layer.projection)

@@ -131,8 +131,7 @@ def test_what_lay_on_the_modules_lies_there_again() -> None:
         return Attention.forward(model.layer.self_attn, *args, **kwargs)
 
     model.layer.self_attn.forward = own  # type: ignore[method-assign]
-    weights = AttentionWeights(model).maps(IDS).encoder
-    assert weights is not None
+    weights: Any = AttentionWeights(model).maps(IDS).encoder
     assert calls
     assert torch.equal(AttentionWeights(model).maps(IDS).encoder, weights)  # type: ignore[arg-type]
     assert model.layer.self_attn.forward is own
@@ -161,18 +160,16 @@ def test_nan_is_named_where_it_comes_from() -> None:
 
 
 def test_threads() -> None:
-    model = Encoder().eval()
+    expect_the_same_in_threads(Encoder().eval(), IDS, 30)
+
+
+def expect_the_same_in_threads(model: Any, ids: Tensor, explanations: int) -> None:
+    """A model that runs, and is explained, in several threads at once gives what it gives alone."""
     with torch.no_grad():
-        expected, maps = model(IDS), AttentionWeights(model).maps(IDS).encoder
-
-    def run() -> Tensor:
-        with torch.no_grad():
-            result: Tensor = model(IDS)
-        return result
-
+        expected, maps = model(ids), AttentionWeights(model).maps(ids).encoder
     with ThreadPoolExecutor(4) as pool:
-        running = [pool.submit(run) for _ in range(200)]
-        explained = [pool.submit(lambda: AttentionWeights(model).maps(IDS).encoder) for _ in range(30)]
+        running = [pool.submit(torch.no_grad()(lambda: model(ids))) for _ in range(7 * explanations)]
+        explained = [pool.submit(lambda: AttentionWeights(model).maps(ids).encoder) for _ in range(explanations)]
     for future in running:
         assert torch.equal(future.result(), expected)
     for explanation in explained:

@@ -11,11 +11,13 @@ from captum_norm import AttentionWeights, InvalidInputError, NormAttribution, No
 from captum_norm.errors import UnsupportedScopeError
 from captum_norm.models import Layout, Site, register_layout
 from captum_norm.models.libraries.torch_nn import sequences
-from tests import torch_models
+from tests import families, torch_models
+from tests.models.libraries.test_fairseq import expect_the_same_in_threads
 from tests.test_encoder_decoder import assert_near
 from tests.torch_models import (
     HEADS,
     HIDDEN,
+    QUIET,
     WIDTH,
     Classifier,
     Translator,
@@ -27,11 +29,7 @@ from tests.torch_models import (
     randomized,
 )
 
-# What torch says of its own defaults and of its own fused operation.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:enable_nested_tensor is True"),
-    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
-]
+pytestmark = QUIET
 
 LENGTHS = (9, 6, 2)
 
@@ -40,10 +38,8 @@ def test_a_hint_is_followed_where_torch_follows_it() -> None:
     """Without weights and padding torch takes is_causal for the mask, whatever the mask is."""
     layer = randomized(nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN), dtype=torch.float64)
     stream, mask = torch.randn(5, 2, WIDTH, dtype=torch.float64), torch.zeros(5, 5)
-    hinted = NormAttribution(layer).maps({"src": stream, "src_mask": mask, "is_causal": True})
-    masked = NormAttribution(layer).maps({"src": stream, "src_mask": causal(5)})
-    assert hinted.decoder is not None
-    assert masked.decoder is not None
+    hinted: Any = NormAttribution(layer).maps({"src": stream, "src_mask": mask, "is_causal": True})
+    masked: Any = NormAttribution(layer).maps({"src": stream, "src_mask": causal(5)})
     assert torch.equal(hinted.decoder, masked.decoder)
 
 
@@ -60,7 +56,7 @@ def test_the_model_is_left_as_it_was(mode: bool) -> None:
     tokens = ids(3, 9)
     with torch.no_grad():
         before, state = model(tokens, mask), _state(model)
-        weights = AttentionWeights(model).maps((tokens, mask)).encoder
+        weights: Any = AttentionWeights(model).maps((tokens, mask)).encoder
         NormAttribution(model).maps((tokens, mask))
         for wrong in ({"ids": tokens + 40}, {"mask": causal(8)}, {"padding_mask": mask.int()}):
             with pytest.raises(InvalidInputError):
@@ -70,7 +66,6 @@ def test_the_model_is_left_as_it_was(mode: bool) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     exact = torch_models.oracle(model.eval(), tokens, mask)["encoder"]
     expected = torch.stack([layer.weights.mean(1) for layer in exact], 1)
-    assert weights is not None
     assert_near(weights, expected * (~mask)[:, None, :, None], 1e-5)
 
 
@@ -182,11 +177,10 @@ def test_another_attention_is_refused(attention: nn.MultiheadAttention, message:
 def test_derived_attention_is_explained_as_it_runs(kind: type[nn.MultiheadAttention]) -> None:
     model, stream = randomized(nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN)), torch.randn(5, 2, WIDTH)
     model.self_attn = randomized(kind(WIDTH, HEADS))
-    measured = NormMeter(model).measure(stream, scopes=["attn"], weights=True)["encoder"]
+    measured = families.measured(model, stream, scopes=["attn"], weights=True)
     with torch.no_grad():
         _, weights = model.self_attn(stream, stream, stream)
     torch.testing.assert_close(measured.weights, weights[:, None])
-    assert measured.convergence_delta is not None
     assert measured.convergence_delta.max() < 1e-5
 
 
@@ -260,22 +254,7 @@ def test_bad_input_is_said_in_one_sentence() -> None:
 
 
 def test_threads() -> None:
-    model, tokens = randomized(Classifier(batch_first=True)), ids(3, 9)
-    with torch.no_grad():
-        expected, maps = model(tokens), AttentionWeights(model).maps(tokens).encoder
-
-    def run() -> Tensor:
-        with torch.no_grad():
-            result: Tensor = model(tokens)
-        return result
-
-    with ThreadPoolExecutor(4) as pool:
-        running = [pool.submit(run) for _ in range(100)]
-        explained = [pool.submit(lambda: AttentionWeights(model).maps(tokens).encoder) for _ in range(20)]
-    for future in running:
-        assert torch.equal(future.result(), expected)
-    for explanation in explained:
-        torch.testing.assert_close(explanation.result(), maps)
+    expect_the_same_in_threads(randomized(Classifier(batch_first=True)), ids(3, 9), 20)
 
 
 def test_another_threads_forward_pass_is_not_looked_at() -> None:

@@ -79,14 +79,13 @@ def test_the_parts_are_found(name: str, dtype: torch.dtype, noise: bool) -> None
         (lambda z: functional.relu(z).square(), 1),
         (lambda u, w: functional.silu(u) * w, 2),
         (lambda w, u: functional.gelu(u, approximate="tanh") * w, 2),
+        (nn.PReLU(), 1),
     ],
-    ids=["squared relu", "gate first", "gate last"],
+    ids=["squared relu", "gate first", "gate last", "module with weights"],
 )
-def test_activations_that_are_no_modules_are_recognised(function: Any, inner: int) -> None:
-    method = AttentionBlockAttribution(llama(function, inner), "atb_ff_res")
-    maps = method.maps(families.inputs("llama"))
-    assert maps.convergence_delta is not None
-    assert maps.convergence_delta.max() < 1e-5
+def test_activations_that_are_no_known_modules_are_recognised(function: Any, inner: int) -> None:
+    measured = families.measured(llama(function, inner), families.inputs("llama"), scopes=["atb_ff", "atb_ff_res"])
+    assert measured.convergence_delta.max() < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -128,12 +127,6 @@ def test_the_search_waits_until_a_scope_needs_it() -> None:
     assert torch.equal(meter.measure(ids, scopes=["atb"])["decoder"].norms["atb"], before)
 
 
-def test_a_module_with_weights_of_its_own_is_an_activation() -> None:
-    delta = AttentionBlockAttribution(llama(nn.PReLU()), "atb_ff").maps(families.inputs("llama")).convergence_delta
-    assert delta is not None
-    assert delta.max() < 1e-5
-
-
 def test_decoder_layers_with_cross_attention_are_refused_with_the_way_out() -> None:
     model, inputs = encoder_decoders.build("marian"), encoder_decoders.inputs("marian")
     meter = NormMeter(model)
@@ -153,8 +146,7 @@ def test_an_expert_beyond_the_last_is_none() -> None:
     """Routers name the number of experts where they leave a position out."""
     model = families.build("mixtral")
     (reader, *_) = [block.experts for block in found_in(model)]
-    routing = routing_of([torch.tensor([[0, 4], [4, 4]]), torch.ones(2, 2)])
-    assert routing is not None
+    routing: Any = routing_of([torch.tensor([[0, 4], [4, 4]]), torch.ones(2, 2)])
     (use,) = reader.uses(routing, torch.float32)
     assert use.queries.tolist() == [0]
 
@@ -190,10 +182,9 @@ def test_a_factor_on_the_stream_enters_the_vectors() -> None:
         vectors = weights[..., None] * (layer.value(stream) @ layer.out.weight.T)[:, None]
         vectors[:, range(5), range(5)] += 0.7 * stream
         fed = vectors @ layer.network[0].weight.T @ layer.network[2].weight.T
-    (measured,) = NormMeter(model).measure(ids, scopes=["atb_ff", "atb_ff_res"]).values()
+    measured = families.measured(model, ids, scopes=["atb_ff", "atb_ff_res"])
     torch.testing.assert_close(measured.norms["atb_ff"][:, 0], fed.norm(dim=-1))
     torch.testing.assert_close(measured.norms["atb_ff_res"][:, 0], (1.3 * vectors + fed).norm(dim=-1))
-    assert measured.convergence_delta is not None
     assert measured.convergence_delta.max() < 1e-11
 
 
