@@ -1,8 +1,6 @@
 """PEFT adapters are loaded by their folder, onto their base model; a half-loaded one is refused in one sentence."""
 
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import load, load_model
 from tests.lab.analysis.small import randomized
-from tests.tiny import bert_config, save_tiny, tokenizer
+from tests.tiny import bert_config, edit_json, save_tiny, tokenizer
 
 IDS = torch.tensor([[2, 5, 7, 3]])
 
@@ -44,13 +42,6 @@ def adapted(base: Path) -> Any:
 def folder(base: Path, tmp_path: Path) -> Path:
     adapted(base).save_pretrained(tmp_path / "adapter")
     return tmp_path / "adapter"
-
-
-def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    file = folder / "adapter_config.json"
-    content = json.loads(file.read_text(encoding="utf-8"))
-    change(content)
-    file.write_text(json.dumps(content), encoding="utf-8")
 
 
 def refusal(folder: Path) -> str:
@@ -85,7 +76,7 @@ def test_the_class_is_that_of_the_adapter(base: Path, tmp_path: Path) -> None:
 def test_a_base_model_and_a_tokenizer_beside_the_adapter_are_taken(base: Path, folder: Path) -> None:
     expected = load_model(str(folder))(IDS).logits
     shutil.copytree(base, folder / "base")
-    edit(folder, lambda content: content.update(base_model_name_or_path="base"))
+    edit_json(folder / "adapter_config.json", base_model_name_or_path="base")
     assert torch.equal(load_model(str(folder))(IDS).logits, expected)
     words = tokenizer()
     words.add_tokens(["wolf"])
@@ -106,6 +97,7 @@ def test_an_adapter_that_is_half_there_is_refused(folder: Path) -> None:
         (without(name), f"adapter {folder}: 1 tensors are missing in BertForSequenceClassification, {short}"),
         (weights | {other: weights[name].clone()}, "1 tensors are unknown in BertForSequenceClassification, base"),
         (weights | {name: torch.zeros(3, 8)}, "size mismatch for"),
+        ({key: tensor[:0].clone() for key, tensor in weights.items()}, "size mismatch for"),
         (without("base_model.model.classifier.weight"), f"{folder} is an adapter: cannot load the weights of "),
     ]
     for changed, message in changes:
@@ -116,11 +108,11 @@ def test_an_adapter_that_is_half_there_is_refused(folder: Path) -> None:
 
 
 def test_an_adapter_without_its_base_model_is_refused(folder: Path, tmp_path: Path) -> None:
-    edit(folder, lambda content: content.update(base_model_name_or_path=str(tmp_path / "gone")))
+    edit_json(folder / "adapter_config.json", base_model_name_or_path=str(tmp_path / "gone"))
     assert refusal(folder) == (
         f"{folder} is an adapter: cannot load the model {tmp_path / 'gone'}: there is no such folder"
     )
-    edit(folder, lambda content: content.update(base_model_name_or_path=None))
+    edit_json(folder / "adapter_config.json", base_model_name_or_path=None)
     assert refusal(folder) == f"cannot load the adapter {folder}: its adapter_config.json names no base model"
     (folder / "adapter_config.json").write_text("{", encoding="utf-8")
     assert refusal(folder).startswith(f"cannot load the adapter {folder}: ")

@@ -175,29 +175,6 @@ def test_any_sequence_of_names_is_one(model: Any) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-COMPARE: Any = captum_norm.compare
-MESSAGES: list[tuple[Callable[[Any], Any], str]] = [
-    (lambda norm: norm.maps(IDS, stacks=3), "got stacks 3; expected a sequence of names"),
-    (lambda norm: norm.maps(IDS, layers=3), "got layers 3; expected a sequence of integers"),
-    (lambda norm: norm.attribute(IDS, position=2**70), f"got position {2**70}; expected an integer"),
-    (lambda norm: norm.attribute(IDS.to(torch.uint16)), "got inputs of dtype torch.uint16; expected token ids"),
-    (lambda norm: norm.maps(IDS, per_head=torch.ones(2)), "got per_head=tensor([1., 1.]); expected True or False"),
-    (lambda norm: norm.scores(3), "got maps 3; expected what NormAttribution.maps() returns"),
-    (lambda norm: type(norm)(norm.model, baseline=3), "got baseline=3; expected one of zero, bias"),
-    (
-        lambda norm: COMPARE(norm.model, IDS, methods=["weights"], target=math.nan, keep_special=False),
-        "got target=nan for 2 examples; expected an integer",
-    ),
-]
-
-
-@pytest.mark.parametrize(("work", "message"), MESSAGES, ids=range(len(MESSAGES)))
-def test_messages(model: Any, work: Callable[[Any], Any], message: str) -> None:
-    with pytest.raises(cn.InvalidInputError) as caught:
-        work(cn.NormAttribution(model))
-    assert str(caught.value).startswith(message)
-
-
 @pytest.mark.parametrize("bias", ["apart", "absdot"])
 def test_embeddings_may_lie_in_memory_as_they_like(bias: Any) -> None:
     """A model takes views of what its norms give, as GPT-2's linear maps do."""

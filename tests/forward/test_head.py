@@ -1,17 +1,14 @@
 """The default position is what the model's head reads, whatever is around the head."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Literal, cast
+from collections.abc import Callable
+from typing import Any, Literal
 
 import pytest
 import torch
 import transformers as hf
 from captum.attr import FeatureAblation
 from torch import Tensor, nn
-from torch.distributed import HashStore  # type: ignore[attr-defined] # not exported, but documented
-from torch.nn.parallel import DistributedDataParallel
 
 import captum_norm as cn
 from captum_norm.forward.head import seen_position
@@ -41,35 +38,10 @@ class Around(nn.Module):
         return self.read(self.inside(input_ids, attention_mask=mask), mask[..., None])
 
 
-@contextmanager
-def distributed() -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
-
-
 def expected(model: Any, position: Any) -> Tensor:
     """Of the classifier itself, at a position that is named."""
     scores: Tensor = cn.NormAttribution(model).attribute(BATCH, position=position)
     return scores
-
-
-def test_torchs_wrappers_change_no_position() -> None:
-    model = classifier()
-    with distributed():
-        wrapped: list[nn.Module] = [
-            nn.DataParallel(model),
-            DistributedDataParallel(model),
-            cast(nn.Module, torch.compile(model, backend="eager")),
-            nn.DataParallel(DistributedDataParallel(model)),
-        ]
-        for wrapper in wrapped:
-            torch.testing.assert_close(cn.NormAttribution(wrapper).attribute(BATCH), expected(model, "first"))
-            torch.testing.assert_close(
-                cn.AttentionWeights(wrapper).attribute(IDS[:1]).sum(), torch.tensor(1.0).double()
-            )
 
 
 def test_a_users_module_around_a_classifier() -> None:

@@ -83,26 +83,17 @@ def test_whatever_takes_a_model_takes_a_pipeline_and_texts(pipeline: Any) -> Non
     assert torch.equal(bound[0].removable, bound[1].removable)
 
 
-def test_texts_padded_on_the_left_are_explained_as_alone() -> None:
+@pytest.mark.parametrize(("attribute", "value"), [("padding_side", "left"), ("pad_token", None)])
+def test_texts_padded_on_the_left_or_without_a_padding_token_are_explained_as_alone(attribute: str, value: Any) -> None:
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=14, n_embd=8, n_layer=2, n_head=2, n_positions=12)
     given = tokenizer()
-    given.padding_side = "left"
+    setattr(given, attribute, value)
     method = NormAttribution(randomized(transformers.GPT2Model(config), torch.float64), tokenizer=given)
     both = method.attribute(TEXTS)
-    torch.testing.assert_close(both[1, 1:], method.attribute(TEXTS[1])[0], rtol=1e-12, atol=1e-12)
-    assert not both[1, 0]
-
-
-def test_a_tokenizer_without_a_padding_token_pads() -> None:
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=14, n_embd=8, n_layer=2, n_head=2, n_positions=12)
-    given = tokenizer()
-    given.pad_token = None
-    method = NormAttribution(randomized(transformers.GPT2Model(config), torch.float64), tokenizer=given)
-    both = method.attribute(TEXTS)
-    torch.testing.assert_close(both[1, :-1], method.attribute(TEXTS[1])[0], rtol=1e-12, atol=1e-12)
-    assert not both[1, -1]
+    real = slice(1, None) if value == "left" else slice(-1)
+    torch.testing.assert_close(both[1, real], method.attribute(TEXTS[1])[0], rtol=1e-12, atol=1e-12)
+    assert not both[1, 0 if value == "left" else -1]
 
 
 def test_what_cannot_be_tokenized_is_one_sentence(pipeline: Any) -> None:

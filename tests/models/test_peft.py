@@ -22,12 +22,12 @@ from tests.models.wrapped import (
     TASK,
     WARNINGS,
     adapted,
-    bert,
     llama,
     randomized,
     scores_of,
     state_of,
 )
+from tests.tiny import marian_config
 
 pytestmark = WARNINGS
 
@@ -52,16 +52,6 @@ def test_adapters_give_what_merged_weights_give(name: str, parts: str) -> None:
     assert state_of(wrapped) == state
 
 
-def test_an_adapter_that_is_switched_off_is_not_explained() -> None:
-    plain, wrapped = bert(), adapted(bert(), "SEQ_CLS", LORA["bert"])
-    method = NormAttribution(wrapped)
-    adapted_scores, expected = method.attribute(INPUTS), NormAttribution(plain).attribute(INPUTS)
-    assert not torch.allclose(adapted_scores, expected)
-    with wrapped.disable_adapter():
-        torch.testing.assert_close(method.attribute(INPUTS), expected)
-    torch.testing.assert_close(method.attribute(INPUTS), adapted_scores)
-
-
 TASKS: dict[str, tuple[str, type, type, list[str]]] = {
     "tagger": ("TOKEN_CLS", hf.BertForTokenClassification, hf.BertConfig, LORA["bert"]),
     "answers": ("QUESTION_ANS", hf.BertForQuestionAnswering, hf.BertConfig, LORA["bert"]),
@@ -83,12 +73,7 @@ def test_task_classes_of_peft_change_no_position(task: str) -> None:
 
 
 def test_an_adapted_encoder_decoder() -> None:
-    sizes: dict[str, Any] = {
-        "vocab_size": 24, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "pad_token_id": 0,
-        "decoder_start_token_id": 2,
-    }  # fmt: skip
-    model = randomized(lambda: hf.MarianMTModel(hf.MarianConfig(**sizes)))
+    model = randomized(lambda: hf.MarianMTModel(marian_config(24, width=16)))
     wrapped = adapted(model, "SEQ_2_SEQ_LM", LORA["llama"])
     pair = INPUTS | {"decoder_input_ids": IDS.flip(1), "decoder_attention_mask": INPUTS["attention_mask"].flip(1)}
     found, expected = (NormAttribution(m).maps(pair) for m in (wrapped, wrapped.get_base_model()))

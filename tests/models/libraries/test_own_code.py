@@ -1,13 +1,14 @@
 """Attention that a model's own code computes."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from captum_norm import AttentionBlockAttribution, AttentionWeights, NormMeter, UnsupportedModelError
+from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution, NormMeter, UnsupportedModelError
 from captum_norm.models import Scope
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.libraries.huggingface import observer
@@ -66,19 +67,9 @@ class Block(nn.Module):
         return self.attend(query, key, units)
 
 
-class Net(nn.Module):
+def net(way: str) -> Any:
     """A decoder as users write them."""
-
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(20, WIDTH)
-        self.blocks = nn.ModuleList(Block(way) for _ in range(2))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        hidden: Tensor = self.embedding(ids)
-        for block in self.blocks:
-            hidden = block(hidden)
-        return hidden
+    return nn.Sequential(nn.Embedding(20, WIDTH), Block(way), Block(way)).eval()
 
 
 WAYS = ("plain", "flat heads", "one value head", "masked afterwards", "causal sdpa", "masked sdpa")
@@ -88,16 +79,12 @@ WAYS = ("plain", "flat heads", "one value head", "masked afterwards", "causal sd
 @pytest.mark.parametrize("memory_budget", [1, None])
 def test_a_users_own_code_is_understood(way: str, memory_budget: int | None) -> None:
     torch.manual_seed(3)
-    model, ids = Net(way).double().eval(), torch.randint(0, 20, (3, 7))
-    measured = NormMeter(model, memory_budget=memory_budget).measure(
-        ids, scopes=["attn", "atb"], weights=True, per_head=True
-    )["decoder"]
-    assert measured.convergence_delta is not None
+    model, ids = net(way).double(), torch.randint(0, 20, (3, 7))
+    meter = NormMeter(model, memory_budget=memory_budget)
+    measured: Any = meter.measure(ids, scopes=["attn", "atb"], weights=True, per_head=True)["decoder"]
     assert measured.convergence_delta.max() < 1e-7  # one of the ways takes its softmax in float32
-    assert measured.weights is not None
-    hidden = model.embedding(ids)
-    for layer, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
+    hidden = model[0](ids)
+    for layer, block in enumerate(model[1:]):
         expected = block.weights(hidden)
         torch.testing.assert_close(measured.weights[:, layer], expected.detach(), rtol=1e-12, atol=1e-12)
         values = block.value(block.norm(hidden)).unflatten(-1, (-1, 8)).transpose(1, 2).expand(-1, HEADS, -1, -1)
@@ -113,12 +100,12 @@ def test_a_users_own_code_is_understood(way: str, memory_budget: int | None) -> 
 @pytest.mark.parametrize("way", WAYS)
 def test_attention_is_asked_once_more_for_what_is_behind_the_network(way: str) -> None:
     torch.manual_seed(3)
-    model, ids = Net(way).double().eval(), torch.randint(0, 20, (3, 7))
+    model, ids = net(way).double(), torch.randint(0, 20, (3, 7))
     scopes: list[Scope] = ["atb_ff", "atb_ff_res"]
+    whole: Any
     whole, pieces = (NormMeter(model, memory_budget=size).measure(ids, scopes=scopes)["decoder"] for size in (None, 1))
     for scope in scopes:
         torch.testing.assert_close(pieces.norms[scope], whole.norms[scope], rtol=1e-6, atol=1e-7)
-    assert whole.convergence_delta is not None
     assert whole.convergence_delta.max() < 1e-7  # one of the ways takes its softmax in float32
 
 
@@ -165,8 +152,8 @@ def test_cross_attention_is_told_from_self_attention_over_as_many_positions() ->
 
 
 def test_an_error_inside_leaves_nothing_behind() -> None:
-    model, ids = Net("plain").eval(), torch.randint(0, 20, (2, 5))
-    handle = model.blocks[1].register_forward_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    model, ids = net("plain"), torch.randint(0, 20, (2, 5))
+    handle = model[2].register_forward_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         AttentionWeights(model).maps(ids)
     handle.remove()
@@ -175,7 +162,8 @@ def test_an_error_inside_leaves_nothing_behind() -> None:
     assert torch.overrides._get_current_function_mode() is None
 
 
-def test_products_of_other_softmaxes_are_no_attention() -> None:
+@pytest.mark.parametrize("method", [NormAttribution, AttentionWeights])
+def test_products_of_other_softmaxes_are_no_attention(method: Any) -> None:
     class Router(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -188,4 +176,4 @@ def test_products_of_other_softmaxes_are_no_attention() -> None:
             return hidden + mixed.view_as(hidden)
 
     with pytest.raises(UnsupportedModelError, match=r"no attention was seen in Router\. Expected a model that attends"):
-        AttentionWeights(Router().eval()).maps(torch.randint(0, 20, (2, 5)))
+        method(Router().eval()).maps(torch.randint(0, 20, (2, 5)))
