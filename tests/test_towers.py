@@ -52,7 +52,7 @@ def test_text_alone_has_the_maps_of_the_text_model() -> None:
 def test_a_decoder_that_attends_to_pictures_has_maps_of_both() -> None:
     """Mllama: the norms in cross-attention, written out; aggregating the text's own layers must be asked for."""
     model, inputs = model_of("mllama"), inputs_of("mllama")
-    method = cn.NormAttribution(model, "attn_res")
+    method = cn.NormAttribution(model, "attn_res", aggregation="rollout")
     maps: Any = method.maps(inputs)
     assert maps.decoder.shape == (2, 2, 6, 6)
     assert maps.cross.shape == (2, 1, 6, 10)
