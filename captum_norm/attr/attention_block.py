@@ -1,14 +1,14 @@
 """Explains whole attention blocks, and encoder layers, by norms of the vectors at their ends."""
 
 from dataclasses import replace
-from typing import Literal, Unpack, cast
+from typing import Any, Literal, Unpack, cast
 
 from torch import Tensor
 
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.layer_maps import LayerMap
 from captum_norm.attr.layer_norms import LayerResults, layer_norms
-from captum_norm.attr.norms import ScopedNorms
+from captum_norm.attr.norms import NormAttribution
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.record import BlockTensors, FeedForwardTensors, Layer
 from captum_norm.forward.request import Request
@@ -22,7 +22,7 @@ from captum_norm.results.maps import MapUnits
 END: Scope = "atb_ff_res_ln"
 
 
-class AttentionBlockAttribution(ScopedNorms):
+class AttentionBlockAttribution(NormAttribution):
     """Norms of the vectors at the end of the attention block (ATB), in any arrangement [Kobayashi et al. 2024].
 
     The block is attention, residual connection and layer normalisation in a post-norm layer (the ``attn_res_ln`` of
@@ -67,7 +67,7 @@ class AttentionBlockAttribution(ScopedNorms):
         aggregation: str | None = None,
         **options: Unpack[MeterOptions],
     ) -> None:
-        super().__init__(model, scope, aggregation, **options)
+        super().__init__(model, cast(Any, scope), aggregation, **options)
 
 
 class GlobEnc(AttentionMapAttribution):

@@ -33,63 +33,7 @@ from captum_norm.results.aggregation import residual_rollout_rows
 from captum_norm.results.maps import MapUnits
 
 
-class ScopedNorms(AttentionMapAttribution):
-    """Base class of methods whose maps are the norms at one scope."""
-
-    scopes: ClassVar[tuple[Scope, ...]]
-    single_heads = True
-    segmented = True
-
-    def __init__(
-        self, model: Explainable, scope: Scope, aggregation: str | None, **options: Unpack[MeterOptions]
-    ) -> None:
-        if str(scope) not in self.scopes:
-            raise UnsupportedScopeError(
-                f'got the scope "{scope}"; {type(self).__name__} has the scopes {", ".join(self.scopes)}'
-                f"{_other_owner(scope) or did_you_mean(scope, self.scopes)}"
-            )
-        super().__init__(model, aggregation, **options)
-        self.scope, self.single_heads = scope, scope == "attn"
-
-    def request_of(self, call: ModelCall, request: Request) -> Request:  # noqa: ARG002 - the same for all calls
-        """Request the norms at the scope; those of segments up to the end of the attention block alone."""
-        beyond = self.scope in FEED_FORWARD_SCOPES
-        if request.segments is not None and beyond:
-            raise InvalidInputError(
-                f'got segments, or together=True, for the scope "{self.scope}"; the vectors of a group are added up to '
-                "the end of the attention block: take the scope atb"
-            )
-        scopes, per_head = [self.scope], request.per_head
-        return replace(request, scopes=scopes, per_head=False, head_norms=per_head, feed_forward=beyond)
-
-    def reduce(self, layer: Layer, request: Request) -> LayerMap:
-        """Compute the norms at the scope in one layer."""
-        if request.segments is not None:
-            check_scopes(self.model, [self.scope], layer.block)
-            return super().reduce(layer, request)
-        results = layer_results(self.model, layer, request)
-        ((delta, precision),) = results.deltas
-        norms = results.norms[self.scope] if results.head_norms is None else results.head_norms
-        return LayerMap(norms, delta, precision, results.discrepancy, results.mixing_ratio[self.scope])
-
-    def segment_map(self, layer: Layer, segments: Segments) -> Tensor:
-        """Compute the norms of the segments' sums in one layer."""
-        return segments.norms(layer.at(self.scope))
-
-    def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
-        """Aggregate maps over layers; the rollout of ``attn`` adds the residual connection that its vectors lack."""
-        if self.scope == "attn" and self.aggregation == "rollout":
-            return residual_rollout_rows(stack, rows)
-        return super().aggregate(stack, rows)
-
-
-def _other_owner(scope: object) -> str:
-    """Return the end of a message about a scope that another class has."""
-    owner = "AttentionBlockAttribution" if str(scope).startswith("atb") else "NormAttribution"
-    return f": take {owner}" if str(scope) in get_args(Scope) else ""
-
-
-class NormAttribution(ScopedNorms):
+class NormAttribution(AttentionMapAttribution):
     """Norms of the vectors that attention adds up [Kobayashi et al. 2020, 2021].
 
     Entry (i, j) of a map is the norm of what query i receives from key j, in the units of the model's hidden states:
@@ -122,7 +66,9 @@ class NormAttribution(ScopedNorms):
     """
 
     name, title, units = "norm", "norms of attention", MapUnits("norm")
-    scopes = ("attn", "attn_res", "attn_res_ln")
+    scopes: ClassVar[tuple[Scope, ...]] = ("attn", "attn_res", "attn_res_ln")
+    single_heads = True
+    segmented = True
 
     def __init__(
         self,
@@ -131,7 +77,46 @@ class NormAttribution(ScopedNorms):
         aggregation: str | None = None,
         **options: Unpack[MeterOptions],
     ) -> None:
-        super().__init__(model, scope, aggregation, **options)
+        if str(scope) not in self.scopes:
+            owner = "AttentionBlockAttribution" if str(scope).startswith("atb") else "NormAttribution"
+            hint = f": take {owner}" if str(scope) in get_args(Scope) else did_you_mean(scope, self.scopes)
+            raise UnsupportedScopeError(
+                f'got the scope "{scope}"; {type(self).__name__} has the scopes {", ".join(self.scopes)}{hint}'
+            )
+        super().__init__(model, aggregation, **options)
+        self.scope: Scope = scope
+        self.single_heads = scope == "attn"
+
+    def request_of(self, call: ModelCall, request: Request) -> Request:  # noqa: ARG002 - the same for all calls
+        """Request the norms at the scope; those of segments up to the end of the attention block alone."""
+        beyond = self.scope in FEED_FORWARD_SCOPES
+        if request.segments is not None and beyond:
+            raise InvalidInputError(
+                f'got segments, or together=True, for the scope "{self.scope}"; the vectors of a group are added up to '
+                "the end of the attention block: take the scope atb"
+            )
+        scopes, per_head = [self.scope], request.per_head
+        return replace(request, scopes=scopes, per_head=False, head_norms=per_head, feed_forward=beyond)
+
+    def reduce(self, layer: Layer, request: Request) -> LayerMap:
+        """Compute the norms at the scope in one layer."""
+        if request.segments is not None:
+            check_scopes(self.model, [self.scope], layer.block)
+            return super().reduce(layer, request)
+        results = layer_results(self.model, layer, request)
+        ((delta, precision),) = results.deltas
+        norms = results.norms[self.scope] if results.head_norms is None else results.head_norms
+        return LayerMap(norms, delta, precision, results.discrepancy, results.mixing_ratio[self.scope])
+
+    def segment_map(self, layer: Layer, segments: Segments) -> Tensor:
+        """Compute the norms of the segments' sums in one layer."""
+        return segments.norms(layer.at(self.scope))
+
+    def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
+        """Aggregate maps over layers; the rollout of ``attn`` adds the residual connection that its vectors lack."""
+        if self.scope == "attn" and self.aggregation == "rollout":
+            return residual_rollout_rows(stack, rows)
+        return super().aggregate(stack, rows)
 
 
 class NormMeter:

