@@ -123,7 +123,7 @@ def globenc(layer: Layer) -> LayerMap:
     if behind is not None and (behind.parallel or behind.residual_factor is not None):
         raise UnsupportedModelError(
             f'the feed-forward network after "{block.name}" reads the stream before attention, or a factor '
-            "multiplies the stream around it; GlobEnc expects post-norm layers without such a factor: take ALTI"
+            "multiplies the stream around it; expected post-norm layers without such a factor, for others take ALTI"
         )
     if behind is None or behind.final_norm is None:
         reason = block.without_feed_forward or f"its layout is {block.layout.style}"

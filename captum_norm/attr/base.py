@@ -93,7 +93,7 @@ class AttentionMapAttribution(Attribution, ABC):
         self.session = Session(model, **options)
         super().__init__(self.session.model)
         self.model: nn.Module = self.session.model
-        self.aggregation: Any = aggregation and check_choice("aggregation", aggregation, AGGREGATIONS)
+        self.aggregation: Any = None if aggregation is None else check_choice("aggregation", aggregation, AGGREGATIONS)
         # Where heads read as the model's class told last, for bidirectional and for causal maps.
         self._told: dict[bool, HeadPosition | None] = {}
         # If it tells nothing: the modules of the model that was seen, and where its head reads.
@@ -399,6 +399,7 @@ class AttentionMapAttribution(Attribution, ABC):
         method is that of ALTI+; other aggregations are refused.
         """
         encoder, decoder, cross = maps.of_three_stacks
+        self._settle_aggregation(causal=False, three_stacks=True)
         if self.chained and self.aggregation == "rollout":
             return SourceAndPrefix(*encoder_decoder_rollout(encoder, decoder, cross))
         if self.aggregation != "mean":
@@ -411,9 +412,8 @@ class AttentionMapAttribution(Attribution, ABC):
 
     def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Scores:
         """Compute what :meth:`captum_norm.NormAttribution.scores` returns, without checks."""
-        if self.aggregation is None:  # of maps made elsewhere
-            causal = maps.encoder is None and maps.decoder is not None
-            self.aggregation = self._usual_aggregation(causal=causal, three_stacks=maps.decoder_real is not None)
+        causal = maps.encoder is None and maps.decoder is not None
+        self._settle_aggregation(causal=causal, three_stacks=maps.decoder_real is not None)
         chains = aggregate and self.aggregation != "mean"
         if maps.segmented:
             raise InvalidInputError("got maps of segments, whose rows are scores: read them, or take layers' mean(1)")
@@ -515,18 +515,20 @@ class AttentionMapAttribution(Attribution, ABC):
             call = self.session.bind(inputs, additional_forward_args, request.stacks)
             if request.last is not None:
                 call = call.of_last(check_count("last", request.last))
-            if self.aggregation is None:
+            if self.aggregation is None and request.stacks is None:
                 causal = call.facts.excerpt.causal
                 causal = bool(self.session.seen(call).causal if causal is None else causal)
-                self.aggregation = self._usual_aggregation(causal=causal, three_stacks=call.encoder is not None)
+                self._settle_aggregation(causal=causal, three_stacks=call.encoder is not None)
         if segments is not None or together is not False:
             request = replace(request, segments=as_segments(call, request, segments, together))
         self.check_model(call)
         return call, request
 
-    def _usual_aggregation(self, *, causal: bool, three_stacks: bool) -> str:
-        """Return how the layers of a model are combined unless the user says."""
-        return "mean" if (causal and not three_stacks) or (three_stacks and not self.chained) else "rollout"
+    def _settle_aggregation(self, *, causal: bool, three_stacks: bool) -> None:
+        """Choose how layers are combined unless the user said."""
+        chains = self.chained or type(self).chain is not AttentionMapAttribution.chain
+        if self.aggregation is None:
+            self.aggregation = "rollout" if (chains if three_stacks else not causal) else "mean"
 
     def check_model(self, call: ModelCall) -> None:
         """Refuse models that the method does not explain."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -15,11 +15,13 @@ from captum_norm.checks import check_bool, check_number
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.record import FeedForwardTensors, Layer
 from captum_norm.forward.request import Request
+from captum_norm.forward.session import MeterOptions
 from captum_norm.functional import length, own_keys, relative_error
 from captum_norm.functional.contributions import head_nearness
 from captum_norm.models.blocks import FeedForwardBlock, check_scopes, multiplied
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
+from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import Position, positions_of_examples, read_position, real_positions
 from captum_norm.models.stacks import Role
 from captum_norm.results.maps import MapUnits
@@ -63,6 +65,10 @@ class InformationFlow(AttentionMapAttribution):
     name, title, units = "information-flow", "information flow", MapUnits("importance")
     chained = True
 
+    def __init__(self, model: Explainable, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
+        """See the class."""
+        super().__init__(model, aggregation, **options)
+
     def graphs(
         self,
         inputs: Inputs,
@@ -105,9 +111,6 @@ class InformationFlow(AttentionMapAttribution):
                 "take attribute() or maps()"
             )
         return self.session.explain(partial(self._graphs, call, position, limit, per_head=per_head))
-
-    def _usual_aggregation(self, *, causal: bool, three_stacks: bool) -> str:  # noqa: ARG002 - routes go through all
-        return "rollout"
 
     def layer_map(self, layer: Layer) -> Tensor:
         """Add up the importances of one layer by key, (B, Q, K)."""

@@ -221,5 +221,5 @@ COMMAND = Command(
     ExplainOptions,
     _run,
     example='captum-norm explain "A man is playing a guitar on stage." --layer 4 --out guitar.html',
-    common=("method", "target", "layer", "model", "generate", "answer", "segments", "words", "top", "out"),
+    common=("method", "target", "layer", "model", "generate", "segments", "words", "top", "out"),
 )

@@ -32,7 +32,7 @@ def test_maps_equal_the_oracle(name: str) -> None:
         assert (maps.self_attention - expected).abs().max() < tolerance
         assert maps.convergence_delta.max() < tolerance
     rolled = expected[:, 1] @ expected[:, 0]
-    assert (ALTI(model).attribute(inputs, position=3) - rolled[:, 3]).abs().max() < tolerance
+    assert (ALTI(model, "rollout").attribute(inputs, position=3) - rolled[:, 3]).abs().max() < tolerance
     single = ALTI(model.float()).maps(inputs.float() if inputs.is_floating_point() else inputs)
     assert (single.self_attention - expected).abs().max() < 1e-4  # of differences of sums over D numbers
 

@@ -113,7 +113,7 @@ def test_one_map_is_not_those_of_single_heads() -> None:
 def test_comparisons_name_what_they_expect() -> None:
     model = classifiers.classifier()
     ids, _ = classifiers.sentences([5, 5])
-    with pytest.raises(cn.InvalidInputError, match=r'Own object.*methods=\{"mine": \.\.\.\}'):
+    with pytest.raises(cn.InvalidInputError, match=r'Own\(BertFor.*methods=\{"mine": \.\.\.\}'):
         cn.compare(model, ids, methods=[own_method(mean)(model), "norm"])
 
 
@@ -127,7 +127,7 @@ def test_comparisons_name_what_they_expect() -> None:
         (Nothing, "Nothing has no name"),
         (own_method(mean, units="share"), "units 'share'; expected MapUnits"),
         (own_method(mean, layer_map=cn.AttentionMapAttribution.layer_map), "Own defines neither layer_map nor maps_of"),
-        (own_method(mean)(families.build("bert")), "got .*Own object.*; expected a class derived"),
+        (own_method(mean)(families.build("bert")), r"got Own\(BertModel\); expected a class derived"),
         (dict, "got dict; expected a class derived from AttentionMapAttribution"),
     ],
 )

@@ -73,7 +73,7 @@ def test_maps_equal_whole_passes(seed: int, name: str) -> None:
         maps = ValueZeroing(model, memory_budget=memory_budget).maps(inputs).self_attention
         assert (maps - expected).abs().max() < tolerance * expected.max()
     shares = expected / expected.sum(-1, keepdim=True)
-    scores = ValueZeroing(model).attribute(inputs, position=2)
+    scores = ValueZeroing(model, "rollout").attribute(inputs, position=2)
     torch.testing.assert_close(scores, (shares[:, 1] @ shares[:, 0])[:, 2], rtol=1e-4, atol=1e-6)
     single = ValueZeroing(model.float()).maps(inputs.float() if inputs.is_floating_point() else inputs)
     assert (single.self_attention - expected).abs().max() < 1e-5 * expected.max()

@@ -39,7 +39,7 @@ def test_a_similarity_is_explained(folder: Path, capsys: pytest.CaptureFixture[s
     assert tensor(found["scores"]).allclose(expected.scores[0], rtol=1e-4, atol=1e-6)
     assert found["tokens"][:3] == ["[CLS]", "the", "cat"]
     assert found["position"] == "first"
-    assert "target: a dog − the cat" in capsys.readouterr().out
+    assert "explained: a dog − the cat = " in capsys.readouterr().out
 
 
 def test_the_default_position_is_the_pooling(folder: Path) -> None:
