@@ -27,10 +27,11 @@ HEAD = """# Supported models
 
 The tests compare each of these {count} architectures with an independent implementation that forms every vector in
 float64, with random weights (in float32 where a model's code cannot run in float64). They also check what holds for
-every model: padding changes nothing, and the model is left unchanged; and with every method in {full} of them that
-batching changes nothing, half precision is close, gradients flow. Features under *special* are active: windows are
-shorter than the inputs, sinks and layer scales have random values. After the feed-forward block, every vector is formed
-independently in {formed} of them; in the others, the vectors are checked to add up to what the model computed.
+every model: padding changes nothing, gradients flow, and the model is left unchanged; in {full} of them that half
+precision is close; and with every method, for a model of each kind, that batching changes nothing. Features under
+*special* are active: windows are shorter than the inputs, sinks and layer scales have random values. After the
+feed-forward block, every vector is formed independently in {formed} of them; in the others, the vectors are checked
+to add up to what the model computed.
 `captum-norm models` prints this list.
 
 Other models are found by their structure or refused with a reason; `captum-norm models --check NAME_OR_PATH` checks

@@ -13,7 +13,7 @@ from torch import Tensor
 import captum_norm as cn
 from captum_norm.models import Scope
 from tests import families
-from tests.families import FAMILIES, TEXTS, Family, arrangement_of, state_of, tiers
+from tests.families import FAMILIES, REPRESENTATIVES, TEXTS, Family, arrangement_of, state_of, tiers
 from tests.padding import expect_alone, padded
 
 SCOPES: dict[str, tuple[Scope, ...]] = {
@@ -40,12 +40,13 @@ REFUSED: dict[str, set[str]] = {"value zeroing": {"xmod", "bloom", "falcon-rw"},
 
 
 def pairs(names: Iterable[str], *, without: Sequence[str] = ()) -> pytest.MarkDecorator:
-    """Every method with every family that it does not refuse."""
+    """Every method with a family of each kind, unless it refuses it."""
     cases = [
         pytest.param(*case.values, method, marks=case.marks)
         for method in METHODS
         if method not in without
         for case in tiers((name for name in names if name not in REFUSED.get(method, ())), arrangement_of)
+        if case.values[0] in REPRESENTATIVES
     ]
     return pytest.mark.parametrize(("name", "method"), cases)
 
