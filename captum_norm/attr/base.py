@@ -48,9 +48,8 @@ class AttentionMapAttribution(Attribution, ABC):
             transformers; or a SentenceTransformer, whose pooling is the default position. Left unchanged.
         aggregation: how ``attribute`` combines the layers' maps: ``"rollout"`` (product of the row-normalised maps),
             ``"product"`` (of the maps themselves, with the resulting row normalised) or ``"mean"``. None: the mean in a
-            causal model, where a rollout leads to the first tokens (see :data:`CAUSAL_ROLLOUT`), and in an
-            encoder–decoder model unless the method chains its three stacks; else the rollout. Known from the first call
-            on.
+            causal model, where a rollout leads to the first tokens, and in an encoder–decoder model unless the method
+            chains its three stacks; else the rollout. Known from the first call on.
         options: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Attributes:

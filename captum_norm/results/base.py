@@ -147,7 +147,7 @@ class Result:
         return self.records()
 
     def to_frame(self) -> "pd.DataFrame":
-        """Return a data frame of pandas with a row for each of the :meth:`records`.
+        """Return a data frame of pandas with a row for each of the records.
 
         Raises:
             InvalidInputError: pandas is not installed.

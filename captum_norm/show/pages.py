@@ -68,7 +68,7 @@ def explanation_page(explanation: Explanation, *others: Explanation) -> Page:
 
     Args:
         explanation: of :func:`captum_norm.explain`.
-        others: explanations of the same texts and model to show next to it and to :attr:`Explanation.beside`.
+        others: explanations of the same texts and model to show next to it and to those in ``beside``.
 
     Returns:
         The page, which :func:`write_page` writes.

@@ -27,7 +27,7 @@ Answers = dict[Any, Any]
 FEW = ("norm", "value-zeroing", "decompx", "integrated-gradients")
 ALONE = ("bert", "DistributedDataParallel")
 TOGETHER = [("bert", "fully_shard"), ("llama", "of a PeftModel")]
-LONG = {name: tensor.repeat(1, 20) for name, tensor in INPUTS.items()}
+LONG = {name: tensor.repeat(1, 10) for name, tensor in INPUTS.items()}
 
 
 def in_place(model: Any, layers: nn.ModuleList) -> Any:

@@ -33,7 +33,7 @@ def test_workers_make_the_output_of_one_process(tmp_path: Path, ray: RayBackend,
 
 def test_a_run_goes_on_with_any_number_of_workers(tmp_path: Path, ray: RayBackend) -> None:
     pairs = [(f"a b{line}", "c d") for line in range(90)]
-    source, out = write_text(tmp_path / "text", [*pairs[:56], ("", "")]), tmp_path / "out"
+    source, out = write_text(tmp_path / "text", [*pairs[:56], ("", "c")]), tmp_path / "out"
     interrupt(source, out, 3)
     with pytest.raises(InvalidInputError, match="line 57: got no word"):
         run(source, out, backend=ray, bad_lines="stop")
