@@ -30,7 +30,7 @@ from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.layers import see_at_length
-from captum_norm.models.model import refuse_mixing
+from captum_norm.models.model import refuse_mixing, understand
 from captum_norm.models.objects import Explainable, Texts
 from captum_norm.models.outputs import HeadPosition, Position, position_rows, read_position
 from captum_norm.models.stacks import StackName
@@ -398,7 +398,7 @@ class AttentionMapAttribution(Attribution, ABC):
         method is that of ALTI+; other aggregations are refused.
         """
         encoder, decoder, cross = maps.of_three_stacks
-        self._settle_aggregation(causal=False, three_stacks=True)
+        self._settle_aggregation(causal=False)
         if self.chained and self.aggregation == "rollout":
             return SourceAndPrefix(*encoder_decoder_rollout(encoder, decoder, cross))
         if self.aggregation != "mean":
@@ -411,8 +411,7 @@ class AttentionMapAttribution(Attribution, ABC):
 
     def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Scores:
         """Compute what :meth:`captum_norm.NormAttribution.scores` returns, without checks."""
-        causal = maps.encoder is None and maps.decoder is not None
-        self._settle_aggregation(causal=causal, three_stacks=maps.decoder_real is not None)
+        self._settle_aggregation(causal=maps.encoder is None and maps.decoder is not None)
         chains = aggregate and self.aggregation != "mean"
         if maps.segmented:
             raise InvalidInputError("got maps of segments, whose rows are scores: read them, or take layers' mean(1)")
@@ -517,16 +516,17 @@ class AttentionMapAttribution(Attribution, ABC):
             if self.aggregation is None and request.stacks is None:
                 causal = call.facts.excerpt.causal
                 causal = bool(self.session.seen(call).causal if causal is None else causal)
-                self._settle_aggregation(causal=causal, three_stacks=call.encoder is not None)
+                self._settle_aggregation(causal=causal)
         if segments is not None or together is not False:
             request = replace(request, segments=as_segments(call, request, segments, together))
         self.check_model(call)
         return call, request
 
-    def _settle_aggregation(self, *, causal: bool, three_stacks: bool) -> None:
-        """Choose how layers are combined unless the user said."""
-        chains = self.chained or type(self).chain is not AttentionMapAttribution.chain
+    def _settle_aggregation(self, *, causal: bool) -> None:
+        """Choose how layers are combined, unless the user said, by the model alone, so that no call decides others."""
         if self.aggregation is None:
+            chains = self.chained or type(self).chain is not AttentionMapAttribution.chain
+            three_stacks = understand(self.model).encoder is not None
             self.aggregation = "rollout" if (chains if three_stacks else not causal) else "mean"
 
     def check_model(self, call: ModelCall) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import captum_norm as cn
 from captum_norm import ALTI, InvalidInputError
 from captum_norm.errors import IncompleteDecompositionError
 from captum_norm.functional import Carry
@@ -91,6 +92,15 @@ def test_source_and_prefix_equal_the_oracle(seed: int, name: str) -> None:
     averaged = ALTI(model, "mean").attribute(inputs, position=1)
     for one, stack in zip(averaged, (maps.cross, maps.decoder), strict=True):
         torch.testing.assert_close(one, stack.mean(1)[:, 1])
+
+
+@pytest.mark.parametrize("method", [ALTI, cn.NormAttribution])
+def test_a_call_for_one_stack_does_not_decide_how_later_ones_combine_layers(method: Any) -> None:
+    model, inputs = encoder_decoders.build("bart"), encoder_decoders.inputs("bart")
+    used, fresh = method(model), method(model)
+    used.scores(used.maps(inputs, stacks=["decoder"]))
+    for one, other in zip(used.attribute(inputs, position=2), fresh.attribute(inputs, position=2), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_maps_of_single_heads_are_refused() -> None:
