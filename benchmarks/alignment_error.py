@@ -224,12 +224,17 @@ def _products(swept: Sweep, method: Method, rule: str) -> list[WordMap]:
     return [recipe.word_map(maps, place.setting) for maps in maps_to_read(swept.maps, method, place, recipe)]
 
 
+def first_page(lexical: str, header: Sequence[str], overview: Sequence[Sequence[str]]) -> str:
+    """Return the page with the result: the section on corpus statistics, and the best recipes' rows of the overview."""
+    best = table(header, [row for row in overview if row[2] in BEST])
+    return "\n".join([INTRODUCTION, lexical, "## Norms against weights\n", OVERVIEW, best, READ_ON])
+
+
 def pages(corpora: Sequence[ParallelGold], found: Sequence[Run], lexical: str) -> tuple[str, str]:
     """Return the page with the result, and that of all tables."""
     columns, overview = [*(corpus.name for corpus in corpora), "mean"], list(overview_rows(corpora, found))
     header = ["model", "heads", "recipe", *columns]
-    best = table(header, [row for row in overview if row[2] in BEST])
-    result = [INTRODUCTION, lexical, "## Norms against weights\n", OVERVIEW, best, READ_ON]
+    result = first_page(lexical, header, overview)
     parts = [TABLES, "## All texts\n", OVERVIEW, table(header, overview)]
     parts += ["Both directions combined, by norms / by weights:\n"]
     parts.append(table(["system", *columns], list(two_way_rows(corpora, found))))
@@ -251,7 +256,7 @@ def pages(corpora: Sequence[ParallelGold], found: Sequence[Run], lexical: str) -
         parts += ["### Two directions\n"]
         both = [[name, rate(norms), rate(weights)] for name, norms, weights in symmetrized(corpus, here)]
         parts.append(table(["system", "norms", "weights"], both))
-    return "\n".join(result), "\n".join(parts)
+    return result, "\n".join(parts)
 
 
 def main() -> None:

@@ -158,10 +158,13 @@ def pages(
         f"Measured on {', '.join(sizes)}; – was not measured. Passes are times divided by those of the plain forward "
         "pass over the same inputs, in the same run; other work of the machine makes them vary up to twofold."
     )
-    result = [INTRODUCTION, overview(masked, pairs, prompts, SHOWN), measured, READ_ON]
-    tables = [TABLES, "## All methods", overview(masked, pairs, prompts), measured, *parts]
-    first, second = ("\n\n".join(part.strip() for part in page) + "\n" for page in (result, tables))
-    return first, second
+    result = page(INTRODUCTION, overview(masked, pairs, prompts, SHOWN), measured, READ_ON)
+    return result, page(TABLES, "## All methods", overview(masked, pairs, prompts), measured, *parts)
+
+
+def page(*parts: str) -> str:
+    """Join the parts of a page."""
+    return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from sphinx.util.inventory import InventoryFile
 
 import alignment
 import captum_norm
+from benchmarks import alignment_error, faithfulness
 from captum_norm import functional, models, runs, show
 from captum_norm.lab import comparison, evaluation
 from tests.browser.visits import started
@@ -27,6 +28,31 @@ LOADED = re.compile(
     |(?:@import\s+|url\(\s*)["']?(?:https?:)?//[^"') ]+""",
     re.VERBOSE,
 )
+
+
+def table(text: str) -> tuple[list[str], list[str]]:
+    """The head and the rows of the first table in a text."""
+    lines = text[text.index("\n|") :].lstrip().partition("\n\n")[0].splitlines()
+    return lines[:2], lines[2:]
+
+
+def test_first_pages_have_the_rows_of_their_tables() -> None:
+    """The commands that write both would write the first page of the numbers in the second, and the same words."""
+    docs = ROOT / "docs"
+    first, tables = ((docs / f"alignment-error{end}.md").read_text(encoding="utf-8") for end in ("", "-tables"))
+    assert tables.startswith(f"{alignment_error.TABLES}\n## All texts\n\n{alignment_error.OVERVIEW}\n| model |")
+    lexical = re.search(r"^## Corpus statistics\n.*?\n(?=\n## )", first, re.MULTILINE | re.DOTALL)
+    assert lexical is not None
+    (header, _), overview = table(tables)
+    cells = [line.strip("| ").split(" | ") for line in (header, *overview)]
+    assert first == alignment_error.first_page(lexical[0], cells[0], cells[1:])
+    first, tables = ((docs / f"which-method{end}.md").read_text(encoding="utf-8") for end in ("", "-tables"))
+    assert tables.startswith(faithfulness.page(faithfulness.TABLES, "## All methods", "|  | question |")[:-1])
+    head, overview = table(tables)
+    shown = [line for line in overview if line[2:].partition(" |")[0] in faithfulness.SHOWN]
+    (measured,) = re.findall("^Measured on .*", tables, re.MULTILINE)
+    text = "\n".join([*head, *shown])
+    assert first == faithfulness.page(faithfulness.INTRODUCTION, text, measured, faithfulness.READ_ON)
 
 
 @pytest.fixture(scope="module")
