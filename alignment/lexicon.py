@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from alignment.word_maps import WordMap, checked_map, sinkhorn, smoothed_product
 from captum_norm import InvalidInputError
 from captum_norm.checks import quoted_name
-from captum_norm.text.files import place_of
+from captum_norm.text.files import file_to_write
 from captum_norm.text.lines import is_regular_file
 
 MAX_WORD_PAIRS = 10_000_000
@@ -186,7 +186,7 @@ class Lexicon:
         }
         text = np.frombuffer(json.dumps(description, ensure_ascii=False).encode(errors="surrogatepass"), np.uint8)
         arrays = dict(zip(_ARRAYS, (self._keys, self._counts, *self._totals), strict=True))
-        with place_of(path).replacing() as file:
+        with file_to_write(path).replacing() as file:
             np.savez_compressed(cast(IO[bytes], file), description=text, **cast(Any, arrays))
 
     @classmethod

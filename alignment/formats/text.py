@@ -14,7 +14,7 @@ from typing import BinaryIO
 from alignment.links import Alignment, Link
 from captum_norm import InvalidInputError
 from captum_norm.checks import quoted
-from captum_norm.text.files import place_of
+from captum_norm.text.files import file_to_write
 from captum_norm.text.lines import TextSource, error_at, located, read_lines, scan_lines, source_name, suffix_of
 
 
@@ -32,7 +32,7 @@ def split_words(sentence: str) -> list[str]:
 
 def write_text(path: str | PathLike[str], parts: Iterable[bytes]) -> None:
     """Write the parts of a text to a file, all or nothing; ``.gz``, ``.xz`` and ``.bz2`` are compressed."""
-    with place_of(path).replacing() as file:
+    with file_to_write(path).replacing() as file:
         write_parts(file, suffix_of(Path(path).resolve()), parts)
 
 

@@ -118,8 +118,8 @@ class Result:
             the path.
 
         Raises:
-            InvalidInputError: the name has another suffix, or there is no figure, see :meth:`plot`.
-            OSError: the folder does not exist or cannot be written to.
+            InvalidInputError: the name has another suffix, its folder does not exist or cannot be written to, or there
+                is no figure, see :meth:`plot`.
         """
         return write_whole(path, self.file_bytes(PurePath(str(place_of(path))).suffix))
 

@@ -279,8 +279,15 @@ def place_of(name: str | PathLike[str]) -> Place:
 
 def write_whole(path: str | PathLike[str], content: bytes) -> Path:
     """Write a file such that readers never see an incomplete one; returns its path."""
-    place_of(path).write(content)
+    file_to_write(path).write(content)
     return Path(path)
+
+
+def file_to_write(path: str | PathLike[str]) -> Place:
+    """The file to write at a path or URL; InvalidInputError if a local one cannot be written."""
+    if not is_url(path):
+        check_file(path)
+    return place_of(path)
 
 
 def check_file(name: str | PathLike[str]) -> Kind | None:
@@ -288,10 +295,12 @@ def check_file(name: str | PathLike[str]) -> Kind | None:
     place = place_of(name)
     kind = _examined(place)
     if kind == "directory":
-        raise InvalidInputError(f"cannot write {place}: it is a folder")
+        raise InvalidInputError(f"cannot write {place}: it is a folder; give the name of a file in it")
     if isinstance(place, Local) and kind != "other":
         if not place.path.parent.is_dir():
-            raise InvalidInputError(f"cannot write {place}: there is no folder {place.path.parent}")
+            raise InvalidInputError(
+                f"cannot write {place}: there is no folder {place.path.parent}; make it, or choose another one"
+            )
         _check_writable(place.path.parent)
     return kind
 

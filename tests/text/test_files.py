@@ -5,13 +5,15 @@ import gc
 import gzip
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Never
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from alignment import Lexicon, write_pharaoh
 from captum_norm.errors import InvalidInputError
 from captum_norm.text import files
 from captum_norm.text.files import check_file, check_folder, is_url, place_of, write_whole
@@ -262,21 +264,19 @@ def test_link_stays_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "real").read_bytes() == b"new"
 
 
-def test_missing_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        write_whole(tmp_path / "nowhere" / "a.bin", b"new")
-
-
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "new"):
         check_file(path)
     for path in (tmp_path, tmp_path / "new"):
         check_folder(path)
-    with pytest.raises(InvalidInputError, match=r"^cannot write .*: it is a folder$"):
+    with pytest.raises(InvalidInputError, match=r"^cannot write .*: it is a folder; give the name of a file in it$"):
         check_file(tmp_path)
-    with pytest.raises(InvalidInputError, match=r"^cannot write .*: there is no folder .*nosuch$"):
-        check_file(tmp_path / "nosuch" / "new")
+    writers: list[Callable[[Path], object]] = [check_file, partial(write_whole, content=b""), Lexicon().save]
+    writers.append(partial(write_pharaoh, alignments=[]))
+    for write in writers:
+        with pytest.raises(InvalidInputError, match=r"^cannot write .*new: there is no folder .*nosuch; make it"):
+            write(tmp_path / "nosuch" / "new")
     with pytest.raises(InvalidInputError, match=r"^cannot use .*file as a folder: it is a file$"):
         check_folder(tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
