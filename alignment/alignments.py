@@ -90,13 +90,13 @@ class Alignments(list[Alignment], Result):
         return [(self.sources[index][source], self.targets[index][target]) for source, target in self[index]]
 
     def top(self, count: int = 10) -> list[tuple[tuple[str, str], int]]:
-        """Return the pairs of words that are linked most often, and how often; of equal ones the first."""
+        """Return the pairs of words that are linked most often, and how often; ties keep their order in the text."""
         if count < 1:
             raise InvalidInputError(f"got count={count}; expected at least 1")
         return Counter(pair for index in range(len(self)) for pair in self.pairs(index)).most_common(count)
 
     def words(self) -> "Alignments":
-        """Return the same alignments: they are of words."""
+        """Return the alignments themselves, which already link words."""
         return self
 
     def records(self) -> list[dict[str, Any]]:

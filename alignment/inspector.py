@@ -38,7 +38,7 @@ _RECIPE = RECIPES["hmm"]
 
 
 class Inspector:
-    """Measures whether translations are about their source, with the model that translates the source.
+    """Measures whether translations match their source, with a model that translates the source.
 
     One teacher-forced pass over a pair gives the log-probabilities of the target's pieces, the norms in
     cross-attention, from which links are read by the recipe ``hmm``, and the source's share: that of all layers by

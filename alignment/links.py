@@ -97,7 +97,7 @@ class GoldAlignment:
         object.__setattr__(self, "possible", self.sure | self.possible)
 
     def transposed(self) -> "GoldAlignment":
-        """The same gold with source and target exchanged.
+        """The same gold alignment with source and target exchanged.
 
         >>> GoldAlignment(Alignment([(0, 2)])).transposed().sure
         Alignment([(2, 0)])

@@ -34,9 +34,10 @@ STYLES: Mapping[str, Literal["-", "--"]] = {"norms": "-", "weights": "--"}
 SIGNIFICANT = 0.05
 
 INTRODUCTION = """\
-AER in %, ± half the 95 % bootstrap interval. The models in the package have 3 layers in the encoder and in the decoder
-and width 256; they were trained for 4,000 updates with batches of at most 4,096 pieces. The others differ in layers and
-width, and had batches of half that size:
+This page shows how error rates by norms and by weights develop while a translation model is trained: AER in %, ± half
+the 95 % bootstrap interval. The models in the package have 3 layers in the encoder and in the decoder and width 256;
+they were trained for 4,000 updates with batches of at most 4,096 pieces. The other models differ in layers and width,
+and were trained with batches of half that size:
 
 ```console
 $ python -m benchmarks.translation.train --data build/translation --out build/translation/fr-en-w128-l3 \\

@@ -39,8 +39,9 @@ NEGATIONS = {"not", "no", "never", "cannot"}
 AUXILIARIES = {"is", "are", "was", "were", "will", "would", "can", "could", "should", "must", "do", "does", "did"}
 
 INTRODUCTION = """\
-True sentence pairs, and the same with targets damaged in known ways, by the shipped model `fr-en`; [Inspect
-translations](how-to/inspect-translations.md) describes the measures. `DIR` has Europarl, a sentence a line:
+This page shows how well the measures of the shipped model `fr-en` tell true sentence pairs from the same pairs with
+damaged targets. [Inspect translations](how-to/inspect-translations.md) describes the measures. `DIR` contains Europarl,
+with one sentence per line:
 
 ```console
 $ python -m benchmarks.inspection --out docs/inspection.md --data DIR --pairs 300
@@ -48,12 +49,12 @@ $ python -m benchmarks.inspection --out docs/inspection.md --data DIR --pairs 30
 
 *Unrelated*: the target of the pair whose target is the next longer one. *Half*: the target's first half, *half, full
 stop*: with a full stop behind it. *Three quarters*: the last quarter is missing. *Added*: the first half of the
-unrelated target follows. *Phrase twice*: three words are said twice. *Loop*: the second half is replaced by one to
-four words said again and again. *Half unrelated*: the second half is that of the unrelated target. *Numbers*, *names*:
-each number, or word with a capital, is another one, in pairs that have any. *One word*: one word is another one of the
-text. *Negation*: a negation is left out, or put in. *Disordered*: the words in random order. *Untranslated*: the
-source in place of the target. *Half untranslated*: the second half is that of the source. *Exchanged*: source and
-target exchanged.
+unrelated target follows. *Phrase twice*: three words are repeated. *Loop*: one to four words, repeated
+again and again, replace the second half. *Half unrelated*: the second half is that of the unrelated target. *Numbers*,
+*names*: each number, or each capitalised word, is replaced, in pairs that have any. *One word*: one word is replaced by
+another of the text. *Negation*: a negation is left out or inserted. *Disordered*: the words in random order.
+*Untranslated*: the source in place of the target. *Half untranslated*: the second half is that of the source.
+*Exchanged*: source and target exchanged.
 """
 
 AREAS = """\

@@ -30,9 +30,9 @@ COLORS = 96
 INTRODUCTION = """\
 # Gallery
 
-Written by `python -m benchmarks.pictures` (`make pictures`), with all pictures. A page is one file
-that needs no other: open it from disk, send it or keep it. Below each picture is the command that wrote its page. All
-commands run offline, with models that come with the packages.
+Written by `python -m benchmarks.pictures` (`make pictures`), with all pictures. A page is a
+single file: open it from disk, send it or keep it. Below each picture is the command that wrote its page. All commands
+run offline, with models that come with the packages.
 """
 
 PROGRAMS: Mapping[str, Callable[[list[str]], int]] = {
@@ -99,8 +99,8 @@ SHOTS = (
     Shot(
         "maps",
         "Maps of layers and heads",
-        "Norms beside attention weights in layer 4. By weight, everything looks at `[CLS]`; by norm it hardly counts. "
-        "Every small map is a head, to be chosen by a click; the framed row is that of *guitar*.",
+        "Norms beside attention weights in layer 4. By weight, every token looks at `[CLS]`; by norm, `[CLS]` hardly "
+        "counts. Each small map is a head, which a click selects; the framed row is that of *guitar*.",
         f"{SENTENCE} --out guitar.html",
         "guitar.html",
         "views=maps&layer=4&pins=output:6",
@@ -109,8 +109,8 @@ SHOTS = (
     Shot(
         "text",
         "Text",
-        "What *guitar* and *stage* receive, and the difference of the two: point at a token, click to keep it, click a "
-        "second one.",
+        "What *guitar* and *stage* receive, and the difference between them: point at a token, click to keep it "
+        "selected, then click a second one.",
         f"{SENTENCE} --out guitar.html",
         "guitar.html",
         "views=text&layer=4&pins=output:6,output:8",
@@ -128,7 +128,8 @@ SHOTS = (
     Shot(
         "flow",
         "Flow",
-        "How the rollout reaches an output: edges above a threshold, from the tokens on the left through the layers.",
+        "How the rollout reaches an output: edges above a threshold lead from the tokens on the left through the "
+        "layers.",
         f"{SENTENCE} --scope attn_res_ln --position 6 --out flow.html",
         "flow.html",
         "views=flow&flow=0.05",
@@ -137,8 +138,8 @@ SHOTS = (
     Shot(
         "answer",
         "An answer and its passages",
-        "What an answer rests on, by passage and by token; orange speaks against it. Click a token of the answer, and "
-        "the prompt shows what that one rests on.",
+        "What an answer rests on, by passage and by token; orange speaks against it. Click a token of the answer to "
+        "see what it rests on.",
         "captum-norm explain prompt.txt --generate 20 --segments line --method decompx --out answer.html",
         "answer.html",
         "views=text,findings",
@@ -147,7 +148,7 @@ SHOTS = (
     Shot(
         "compare",
         "Methods compared",
-        "Scores of several methods on the same text, and how well each knows what the output depends on.",
+        "Scores of several methods on the same text, and how faithful each method is to the output.",
         "captum-norm compare sentences.txt --methods decompx,norm,weights,rollout,random --out comparison.html",
         "comparison.html",
         size=(1080, 1000),
@@ -173,7 +174,8 @@ SHOTS = (
     Shot(
         "image",
         "Patches of a picture",
-        "What `[CLS]` takes up from each patch, over the picture: an untrained model, to show the view.",
+        "What `[CLS]` takes up from each patch, drawn over the picture. The model is untrained, and only shows the "
+        "view.",
         "python patches.py",
         "patches.html",
         "views=picture&layer=1&pins=output:0",
@@ -182,7 +184,8 @@ SHOTS = (
     Shot(
         "dark",
         "In the dark",
-        "Pages follow the reader's system, and what is on them follows the address: a finding can be linked.",
+        "Pages follow the colour scheme of the reader's system. Their address contains what is shown, so you can link "
+        "to a finding.",
         f"{SENTENCE} --out guitar.html",
         "guitar.html",
         "views=text,links&layer=4&pins=output:6",
@@ -192,7 +195,7 @@ SHOTS = (
     Shot(
         "phone",
         "On a phone",
-        "The same page, narrow.",
+        "The same page on a narrow screen.",
         f"{SENTENCE} --out guitar.html",
         "guitar.html",
         "views=text,maps&layer=4&pins=output:6",
@@ -201,7 +204,7 @@ SHOTS = (
     Shot(
         "demo",
         "A figure",
-        "All commands write figures, too, for print.",
+        "All commands also write figures for print.",
         "captum-norm demo --out demo.png",
         "demo.png",
     ),

@@ -42,10 +42,11 @@ from captum_norm.text.files import write_whole
 INTRODUCTION = """\
 # Reproducing the papers
 
-Written by `python -m benchmarks.reproduction`. For each number that the papers report: the published value, the command
-that measures it on the papers' model, and the same analysis on two models that come with this package. Since these are
-other models, their numbers may differ. The tables of findings show whether the papers' findings hold for them; *holds*
-says which of two numbers of the run is smaller, not that they are far apart. See also [Analyses](analyses.md).
+Written by `python -m benchmarks.reproduction`. This page lists, for each number that the papers report, the published
+value, the command that measures it on the papers' model, and the result of the same analysis on two models that come
+with this package. Since these are other models, their numbers may differ. The tables of findings show whether the
+papers' findings hold for them; *holds* says which of two numbers of the run is smaller, not that they are far apart.
+See also [Analyses](analyses.md).
 
 The commands fetch `bert-base-uncased` from the Hugging Face hub. `wikipedia.txt` stands for a text with one sequence on
 each line; the 2020 paper uses 992 from Wikipedia, of two segments each. Layers count from 0: layer 0 is the papers'

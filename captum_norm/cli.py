@@ -33,7 +33,7 @@ def _run_demo(options: _DemoOptions) -> None:
 
 _DEMO = Command(
     "demo",
-    "see on a real model why norms tell more than weights",
+    "show on a real model how norms differ from attention weights",
     _DemoOptions,
     _run_demo,
     example="captum-norm demo --out maps.png",

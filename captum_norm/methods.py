@@ -79,7 +79,7 @@ METHODS: Mapping[str, NamedMethod] = MappingProxyType(_methods)
 
 
 def register_method(method: "Method") -> "Method":
-    """Register a method of one's own by its ``name``, for commands and comparisons; also a class decorator.
+    """Register your own method by its ``name``, for commands and comparisons; also a class decorator.
 
     Args:
         method: a class derived from :class:`captum_norm.AttentionMapAttribution`, with ``name``, ``title`` and

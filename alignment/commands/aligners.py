@@ -89,13 +89,13 @@ class DirectionOptions(Options, title="the second model, of the opposite directi
         metavar="NAME_OR_PATH",
     )
     keep_sides: bool = option(
-        "align text whose source and target look exchanged, which is otherwise an error; the first pairs are looked "
-        f"at, if there are at least {CHECKED // 2}",
+        "align text even if its source and target seem to be swapped, which is otherwise an error; the first pairs "
+        f"are checked, if there are at least {CHECKED // 2}",
         False,
     )
     combine: str | None = option(
-        "add or multiply the maps of both; the others merge the links of both as Moses does (default: add; grow-diag "
-        "with a recipe that has a null column)",
+        "how to combine both models; add and multiply combine their maps, the others their links as Moses does "
+        "(default: add; grow-diag with a recipe that has a null column)",
         choices=symmetrization.COMBINATIONS,
     )
     reverse_data: str | None = option("as --data, for the second model (default: --data)", metavar="DIR")

@@ -78,9 +78,9 @@ class GoldOptions(Options, title="the gold alignments"):
         "talp",
     )
     gold_base: Literal[0, 1] | None = option(
-        "the index of the first word, to be given for talp (default: 1 for naacl, 0 for alibi and tsv)"
+        "the index of the first word, which talp requires (default: 1 for naacl, 0 for alibi and tsv)"
     )
-    gold_swapped: bool = option("links have the target first", False)
+    gold_swapped: bool = option("gold links have the target first", False)
 
     def gold_file(self, path: str) -> AlignmentFile:
         """The file of gold alignments."""
@@ -103,7 +103,7 @@ class EvaluateOptions(GoldOptions):
         nargs="+",
     )
     source: str | None = option(
-        "the tokenised source sentences, one a line; to check that every link lies inside them; tsv files have them",
+        "the tokenised source sentences, one a line; used to check that every link lies inside; tsv files have them",
         metavar="FILE",
     )
     target: str | None = option("the tokenised target sentences, likewise", metavar="FILE")
@@ -313,12 +313,14 @@ class SymmetrizeOptions(Options):
         metavar="FORWARD",
     )
     reverse: AlignmentFile = argument(
-        "those of the opposite direction, likewise; also with the source first, as fast_align -r writes them, unless "
-        ":swapped (as norm-align extract TARGET SOURCE writes them)",
+        "the alignments of the opposite direction, in the same form; also with the source first, as fast_align -r "
+        "writes them, unless :swapped (as norm-align extract TARGET SOURCE writes them)",
         parse=alignment_file,
         metavar="REVERSE",
     )
-    heuristic: str = option("Moses' name of the way to merge", "grow-diag", choices=SYMMETRIZATIONS)
+    heuristic: str = option(
+        "how to merge the links; the names are those of Moses", "grow-diag", choices=SYMMETRIZATIONS
+    )
     out: str | None = option("the merged alignments, i-j (default: standard output)", metavar="FILE")
     overwrite: bool = option("replace FILE if it exists", False)
 

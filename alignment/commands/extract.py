@@ -32,7 +32,7 @@ _BLOCK_LINES = 2048
 @dataclass(frozen=True, kw_only=True)
 class _Counted(LexiconOptions, title=LexiconOptions.title):
     lexicon: bool | None = option(
-        "first count which words the whole text links, and use the counts; then maps are kept on disk (default: for "
+        "first count which words the whole text links, and use these counts; maps are then kept on disk (default: for "
         "files that two models align by add or multiply)"
     )
     save_lexicon: str | None = option("also write the counts to FILE", metavar="FILE")

@@ -32,7 +32,9 @@ class _Measures(Options, title="the measures"):
         parse=aligners.LAYER,
         metavar="N|auto|highest-norm",
     )
-    head: int | Literal["auto"] = option("its head", "auto", parse=index_or("auto"), metavar="N|auto")
+    head: int | Literal["auto"] = option(
+        "the head whose links are read", "auto", parse=index_or("auto"), metavar="N|auto"
+    )
     all_measures: bool = option(
         "compute information and exchange for every pair, not only for improbable or badly linked ones", False
     )
@@ -48,7 +50,7 @@ class InspectOptions(_Measures, models.ModelOptions, models.RunOptions):
     flagged: bool = option(
         "write only the lines that raise a flag; a negation or a single wrong word raises none", False
     )
-    format: Literal["tsv", "json"] = option("a table with a head, or a line of JSON for each line of text", "tsv")
+    format: Literal["tsv", "json"] = option("a table with a header, or a line of JSON for each line of text", "tsv")
     block_lines: int = option(
         "lines that are read and inspected together (default: %(default)s)", 2048, parse=positive, metavar="N"
     )
@@ -149,7 +151,7 @@ class _Writing:
 
 COMMAND = Command(
     "inspect",
-    "flag translations that are not about their source",
+    "flag translations that do not match their source",
     InspectOptions,
     _run,
     "norm-align inspect corpus.fr corpus.en --flagged",

@@ -83,7 +83,7 @@ class ModelOptions(Options, title="the translation model"):
     )
     quantize: Quantization | None = quantize_option()
     dtype: Literal["float32", "bfloat16", "float16"] | None = option(
-        "the type of the weights; norms are summed in float32 (default: as loaded)"
+        "the dtype of the weights; norms are summed in float32 (default: as loaded)"
     )
     device: str = option("where the model runs, such as cuda or cuda:1", "cpu")
 
@@ -93,21 +93,23 @@ class RunOptions(Options, title="the run"):
     """A run over text of any size."""
 
     max_words: int = option(
-        "lines with more words on a side, or more than 16 letters for each of these, are bad",
+        "treat lines with more words on a side, or more than 16 letters for each of these, as unusable",
         256,
         parse=positive,
         metavar="N",
     )
     bad_lines: Literal["empty", "stop"] = option(
-        "what to do about an unusable line; write an empty line and a message with its number, or stop", "empty"
+        "what to do with an unusable line; write an empty line and report its number, or stop", "empty"
     )
-    max_tokens: int = option("the largest batch, in pieces, padding included", 4096, parse=positive, metavar="N")
+    max_tokens: int = option(
+        "the maximum size of a batch in pieces, including padding", 4096, parse=positive, metavar="N"
+    )
     threads: int | None = option(
-        "CPU threads (default: torch's choice)",
+        "the number of CPU threads (default: torch's choice)",
         parse=number_of_threads,
         metavar="N",
     )
-    quiet: bool = option("write only errors to standard error", False)
+    quiet: bool = option("print only errors to standard error", False)
 
 
 def load(options: ModelOptions, device: str | None = None) -> Loaded:

@@ -66,7 +66,7 @@ class SweepOptions(models.ModelOptions, _OwnCorpus):
     )
     no_gradients: bool = option("leave out the gradient baselines", False)
     bootstrap: int = option("resamples for the 95%% intervals of AER; 0 for none", 1000, parse=resamples, metavar="N")
-    max_tokens: int = option("the largest batch, in pieces", 4096, parse=positive, metavar="N")
+    max_tokens: int = option("the maximum size of a batch in pieces", 4096, parse=positive, metavar="N")
     out: Path | None = option(
         "also write sweep.csv and a page for each corpus; with heatmaps and the links of every head, CORPUS.html",
         parse=output_folder,

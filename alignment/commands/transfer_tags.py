@@ -62,14 +62,14 @@ class TransferOptions(AlignerOptions):
         metavar="SOURCE",
     )
     target: str | None = argument(
-        "their translations without tags; those of several blocks beside each other; left out, the model translates",
+        "their translations without tags; those of several blocks on one line; if left out, the model translates",
         metavar="TARGET",
         nargs="?",
     )
     out: str | None = option("the translations with tags (default: standard output)", metavar="FILE")
     overwrite: bool = option("replace FILE if it exists", False)
     bad_lines: Literal["empty", "stop"] = option(
-        "what to do about an unusable line; write an empty line and a message with its number, or stop", "stop"
+        "what to do with an unusable line; write an empty line and report its number, or stop", "stop"
     )
 
 

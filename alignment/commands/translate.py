@@ -43,7 +43,7 @@ class TranslateOptions(OneModelOptions):
     )
     tokenize: bool = models.tokenize_option()
     beam: int = option("beam size", 5, parse=positive, metavar="N")
-    max_length: int = option("most pieces of a translation", 200, parse=positive, metavar="N")
+    max_length: int = option("the maximum number of pieces in a translation", 200, parse=positive, metavar="N")
     alignments: bool = option("also print the word alignment: translation ||| i-j ..., source first, from 0", False)
     page: Path | None = option(
         "also write a page with the first translations; their maps, and lines between the words",

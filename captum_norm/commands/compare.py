@@ -56,10 +56,10 @@ class CompareOptions(Subject):
         metavar="N|first|last",
     )
     removal: Literal["mask", "pad", "delete", "mean", "zero"] | None = option(
-        "what replaces a removed token, also the baseline of Captum's methods; delete deletes it from the text "
+        "what replaces a removed token, also the baseline of Captum's methods; delete removes it from the text "
         "(default: the first of mask, pad and mean that the model has)"
     )
-    limit: int | None = option("take the first N lines", parse=positive, metavar="N")
+    limit: int | None = option("read only the first N lines", parse=positive, metavar="N")
     seed: int = option("the seed of methods that draw random numbers", 0, parse=natural)
     out: list[Path] = out_option(".html", ".png", ".json", ".csv")
 

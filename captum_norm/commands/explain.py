@@ -39,7 +39,7 @@ class Answers(Options, title="generated text: the text is a prompt, and what a l
         metavar="FILE.json",
     )
     segments: Literal["word", "sentence", "line", "paragraph", "message"] | None = option(
-        "also score these parts of the prompt"
+        "also score these parts of the prompt as a whole"
     )
     contrast: str | None = option(
         "explain why the answer begins to differ from this one, with a method that explains outputs", metavar="TEXT"
@@ -55,14 +55,14 @@ class ExplainOptions(Subject, Answers):
     """The options of ``captum-norm explain``."""
 
     texts: list[str] = argument(
-        "the text to explain, or several, each as it is, in a file, or - for standard input; a prompt if an answer is "
-        "explained",
+        "the text to explain, a file that contains it, or - for standard input; several are explained one by one; a "
+        "prompt if an answer is explained",
         [],
         metavar="TEXT|FILE",
         nargs="*",
     )
     text: bool = text_option()
-    lines: bool = option("each line is a text, instead of a whole file", False)
+    lines: bool = option("explain each line of a file as a text of its own", False)
     method: str = option(
         f"the method: {', '.join(METHODS)}, or package.module:Class for one of your own",
         "norm",
@@ -89,7 +89,7 @@ class ExplainOptions(Subject, Answers):
         "rollout, alti-logit, decompx, cp-lrp, attnlrp and gim have no choice)"
     )
     words: bool = option("show words instead of tokens, with the sums of their tokens' scores", False)
-    top: int | None = option("print the N tokens of highest score only", parse=positive, metavar="N")
+    top: int | None = option("print only the N tokens with the highest scores", parse=positive, metavar="N")
     out: list[Path] = out_option(".png", ".html", ".json", ".csv")
 
     def has_page(self) -> bool:

@@ -174,7 +174,7 @@ def _inputs(model: Any) -> tuple[dict[str, Any], str]:
 
 COMMAND = Command(
     "models",
-    "list the models that are supported, or check your own",
+    "list the supported models, or check your own",
     ModelsOptions,
     _run,
     example="captum-norm models --check openai-community/gpt2",

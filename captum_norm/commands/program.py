@@ -166,7 +166,7 @@ class Command:
         parser.description = f"{self.help[0].upper()}{self.help[1:]}."
         parser.epilog = self.example and f"example:\n  $ {self.example}"
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        for flags, explanation in ((("-h", "--help"), "show what people use"), (("--help-all",), "show all options")):
+        for flags, explanation in ((("-h", "--help"), "show common options"), (("--help-all",), "show all options")):
             parser.add_argument(*flags, action=_Help, const=self, help=explanation)
         add_options(parser, self.options, self.common if short else None)
 
