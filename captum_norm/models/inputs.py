@@ -15,7 +15,6 @@ from captum_norm.models.hooks import evaluating
 from captum_norm.models.libraries.library import SequencesSeen
 from captum_norm.models.model import Model, Reader, longest_sequence, understand
 from captum_norm.models.objects import Texts, are_texts, tokenized
-from captum_norm.models.offloading import expect_same_inputs
 from captum_norm.models.wrappers import tokens_of_adapter
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any] | Texts
@@ -29,8 +28,6 @@ def bind_inputs(
     """Bind inputs to a model; left-padded examples are shifted to begin at position 0, as they would alone."""
     facts = understand(model) if isinstance(model, nn.Module) else model
     library = facts.library
-    if facts.processes is not None:
-        expect_same_inputs(facts.processes, inputs, additional_forward_args)
     encodings = getattr(inputs, "encodings", None)  # of a fast tokenizer's output
     texts: TokenTexts = [list(encoding.tokens) for encoding in encodings] if encodings else None
     if not isinstance(inputs, Tensor) and are_texts(inputs):
