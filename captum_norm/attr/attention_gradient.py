@@ -134,10 +134,9 @@ class AttentionTimesGradient(AttentionMapAttribution):
     def _map(self, weights: Tensor, gradient: Tensor | None, call: ModelCall, *, per_head: bool) -> Tensor:
         """(B, [H,] Q, K)."""
         if gradient is None:
-            cached = '; the cache holds what it reads of the encoder: pass stacks=["decoder", "cross"]'
             raise UnsupportedModelError(
                 f"the output of {type(self.model).__name__} does not depend on the attention weights that its "
-                f"attention function returns{cached * (call.prefix.cached > 0 and call.encoder is not None)}"
+                "attention function returns"
             )
         dtype = accumulation_dtype(weights.dtype)
         positive = (weights.to(dtype) * gradient.to(dtype)).clamp(min=0)
