@@ -84,7 +84,7 @@ def test_maps_are_those_of_the_model_inside(name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 @pytest.mark.parametrize("kind", ["prefix", "projected"])
 def test_maps_have_the_keys_and_values_of_a_prefix(name: str, kind: str) -> None:
-    """Against the norms of the vectors written out, of the values that the model inside puts into the prefix's cache."""
+    """Against the norms of the vectors written out, of the values that the model inside puts into the cache."""
     model, ids = tuned(name, kind), families.inputs(name, batch=2, length=LENGTH)
     base, before = model.get_base_model(), model(ids).logits
     weights, norms = cn.AttentionWeights(model, "attn").maps(ids), cn.NormAttribution(model).maps(ids)
@@ -102,8 +102,9 @@ def test_maps_have_the_keys_and_values_of_a_prefix(name: str, kind: str) -> None
         values = prefix.layers[place].values
         rows = projection.detach().unflatten(0, (values.shape[1], -1))
         vectors = torch.einsum("bhij,bhjd,hde->bije", alphas, values, rows)
-        torch.testing.assert_close(weights.self_attention[:, place], alphas.mean(1), rtol=0, atol=1e-11)
-        torch.testing.assert_close(norms.self_attention[:, place], vectors.norm(dim=-1), rtol=0, atol=1e-11)
+        atol = 1e-11 if name == "gpt2" else 1e-6  # OPT's eager attention has its softmax in float32
+        torch.testing.assert_close(weights.self_attention[:, place], alphas.mean(1), rtol=0, atol=atol)
+        torch.testing.assert_close(norms.self_attention[:, place], vectors.norm(dim=-1), rtol=atol, atol=atol)
     for method in (cn.NormAttribution(model), cn.ALTI(model), cn.ValueZeroing(model)):
         maps = method.maps(ids)
         assert maps.self_attention.shape == (2, 2, LENGTH, COUNT + LENGTH)

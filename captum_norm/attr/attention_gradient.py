@@ -106,9 +106,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
             gradients = self._gradients(number, weights)
             given = iter(gradients)
             maps = {
-                role: [
-                    (index, self._map(layer, next(given), call, per_head=request.per_head)) for index, layer in layers
-                ]
+                role: [(index, self._map(layer, next(given), per_head=request.per_head)) for index, layer in layers]
                 for role, layers in kept.items()
             }
         answers = {
@@ -131,7 +129,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
                 f"dequantized model, or a method without gradients: {WITHOUT}"
             ) from error
 
-    def _map(self, weights: Tensor, gradient: Tensor | None, call: ModelCall, *, per_head: bool) -> Tensor:
+    def _map(self, weights: Tensor, gradient: Tensor | None, *, per_head: bool) -> Tensor:
         """(B, [H,] Q, K)."""
         if gradient is None:
             raise UnsupportedModelError(

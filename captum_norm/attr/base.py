@@ -261,8 +261,8 @@ class AttentionMapAttribution(Attribution, ABC):
 
         Raises:
             InvalidInputError: for a position outside the sequence or in padding, no position if the head reads neither
-                one position nor the mean, several layers without ``aggregate``, a product of maps without all rows, or maps
-                of an encoder–decoder model that the aggregation cannot combine.
+                one position nor the mean, several layers without ``aggregate``, a product of maps without all rows, or
+                maps of an encoder–decoder model that the aggregation cannot combine.
             UnsupportedModelError: if layers are aggregated of a model that mixes positions outside attention, too.
         """
         if not isinstance(maps, AttributionMaps):
@@ -415,7 +415,7 @@ class AttentionMapAttribution(Attribution, ABC):
         if chains and maps.cached:
             raise InvalidInputError(
                 f"got maps without rows of the first {maps.cached} positions (last=), which a product of the layers' "
-                "maps needs; leave last= out, or explain one layer (layer=) or the mean (aggregation=\"mean\")"
+                'maps needs; leave last= out, or explain one layer (layer=) or the mean (aggregation="mean")'
             )
         if maps.cross is not None and maps.decoder_real is not None:
             _, decoder, cross = maps.of_three_stacks

@@ -105,9 +105,7 @@ class InformationFlow(AttentionMapAttribution):
         call, _ = self.call_of(inputs, additional_forward_args, Request())
         self.session.refuse_mixing(call)
         if call.prefix.past or call.prefix.virtual:
-            raise InvalidInputError(
-                "got virtual tokens, which have no streams to follow; take attribute() or maps()"
-            )
+            raise InvalidInputError("got virtual tokens, which have no streams to follow; take attribute() or maps()")
         return self.session.explain(partial(self._graphs, call, position, limit, per_head=per_head))
 
     def layer_map(self, layer: Layer) -> Tensor:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 EagerAttention = Callable[..., tuple[Tensor, Tensor]]
 """From a module, queries, keys, values and a mask to output, (B, Q, H, d), and weights, (B, H, Q, K)."""

@@ -17,7 +17,7 @@ from captum_norm.models.hooks import evaluating, modules_of
 from captum_norm.models.libraries.library import Library, forward_parameters
 from captum_norm.models.model import Model, no_attention
 from captum_norm.models.pictures import PIXELS, Pictures, gathering_chunks, of_examples, read_pictures
-from captum_norm.models.stacks import EXTENDED, ROWED, Role, Stacks
+from captum_norm.models.stacks import ROWED, Role, Stacks
 from captum_norm.models.wrappers import config_of
 
 FEW = "logits_to_keep"

@@ -216,9 +216,7 @@ def _read_prefix(facts: Model, arguments: dict[str, Any]) -> Prefix:
     return Prefix(virtual=number)
 
 
-def _read_positions(
-    facts: Model, reader: Reader, main: Tensor, arguments: Mapping[str, Any], before: int
-) -> Positions:
+def _read_positions(facts: Model, reader: Reader, main: Tensor, arguments: Mapping[str, Any], before: int) -> Positions:
     """Read the positions of one input; each example is shifted to begin at position 0."""
     library = facts.library
     mask = library.decoder_mask if reader is facts.decoder else library.mask

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 from torch import Tensor
 
 import captum_norm as cn

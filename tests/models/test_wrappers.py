@@ -130,9 +130,9 @@ def test_texts_and_digests_of_an_offloaded_model(how: str, tmp_path: Path) -> No
 def test_sharded_weights_are_refused(kind: str) -> None:
     with one_process():
         shard: Any = getattr(fsdp, kind)
-        options = {"device_id": torch.device("cpu")} if kind == "FullyShardedDataParallel" else {}
+        options: dict[str, Any] = {"device_id": torch.device("cpu")} if kind == "FullyShardedDataParallel" else {}
         options |= {"mesh": init_device_mesh("cpu", (1,))} if kind == "fully_shard" else {}
-        with pytest.raises(UnsupportedModelError, match="torch shards the weights of .*; load the model's checkpoint"):
+        with pytest.raises(UnsupportedModelError, match=r"torch shards the weights of .*; load the model's checkpoint"):
             NormAttribution(shard(bert(), **options)).attribute(INPUTS)
 
 
