@@ -20,7 +20,6 @@ from alignment.commands.sweep import corpora as corpora_of
 from alignment.corpora import ParallelGold
 from alignment.links import CALIBRATION, GoldAlignment, Link, ScoredAlignment
 from benchmarks.alignment_lexicon import Kept
-from captum_norm.show import save_figure
 
 Scores = Mapping[Link, float]
 BINS = 10
@@ -113,7 +112,7 @@ def main() -> None:
             measured.append((corpus.name, reliability(kept, corpus.gold)))
             print(f"{title}, {corpus.name}: expected calibration error {measured[-1][1].error:.3f}")
         draw(axes, title, measured)
-    save_figure(figure, arguments.out)
+    figure.savefig(arguments.out)
 
 
 if __name__ == "__main__":

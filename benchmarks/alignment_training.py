@@ -25,7 +25,7 @@ from matplotlib.lines import Line2D
 from alignment.commands.sweep import corpora as corpora_of
 from benchmarks.alignment_error import table
 from benchmarks.checkpoints import DIRECTIONS, READ, SHIPPED, Measurement, Rate, completed, joined, order
-from captum_norm.show.canvas import StandaloneFigure, save_figure
+from captum_norm.show.canvas import StandaloneFigure
 from captum_norm.show.plots import COLORS, INK
 from captum_norm.text.files import write_whole
 
@@ -185,7 +185,7 @@ def main() -> None:
     corpora += [corpus for text in arguments.corpus for corpus in corpora_of(text)]
     files = arguments.out.parent / "_static" / arguments.out.stem
     found = completed(files.with_suffix(".json"), arguments.training, corpora)
-    save_figure(draw([one for one in found if one.corpus == STORIES]), files.with_suffix(".png"))
+    draw([one for one in found if one.corpus == STORIES]).savefig(files.with_suffix(".png"))
     write_whole(arguments.out, page(files.name, found).encode())
 
 

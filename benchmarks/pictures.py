@@ -52,7 +52,7 @@ import torch
 from transformers import ViTConfig, ViTModel
 
 from captum_norm import NormAttribution
-from captum_norm.show import patches_page, write_page
+from captum_norm.show import patches_page
 
 torch.manual_seed(0)
 sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 192, "patch_size": 16}
@@ -64,7 +64,7 @@ picture = torch.stack([0.2 + 0.8 * disc, 0.5 + 0.2 * down, 0.6 - 0.4 * disc])
 maps = NormAttribution(model).maps(picture[None])
 scores = maps.encoder[:, -1, 0]  # what [CLS] takes up in the last layer
 page = patches_page([picture], scores, maps.patches, maps=maps, method="norm", unit="norm")
-write_page("patches.html", page)
+page.save("patches.html")
 """,
 }
 

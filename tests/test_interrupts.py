@@ -15,7 +15,7 @@ from captum_norm import AttributionMaps, NormAttribution, cli, explain
 from captum_norm.commands.shared import write_outputs
 from captum_norm.loading import load
 from captum_norm.runs import run_job
-from captum_norm.show import figure_bytes, render_page, write_page
+from captum_norm.show import figure_bytes, render_page
 from tests.fuzzing import FACTOR, at_line
 from tests.runs.test_jobs import Sum
 from tests.tiny import bert_config, save_tiny
@@ -50,14 +50,14 @@ def test_an_interrupted_file_is_old_or_new(folder: str, tmp_path: Path) -> None:
     model, tokenizer = load(folder)
     maps = NormAttribution(model).maps(tokenizer(TEXT, return_tensors="pt"))
     explanation: Any = explain(TEXT, model, tokenizer)
-    path = tmp_path / "file.safetensors"
     page, figure = render_page(explanation.page()).encode(), figure_bytes(explanation.plot())
-    writes: list[tuple[Callable[[], Any], Callable[[], bool]]] = [
-        (lambda: maps.save(path), lambda: AttributionMaps.load(path) == maps),
-        (lambda: write_page(path, explanation.page()), lambda: path.read_bytes() == page),
-        (lambda: write_outputs({path: figure}), lambda: path.read_bytes() == figure),
-    ]
-    for write, is_whole in writes:
+    writes: dict[str, tuple[Callable[[], Any], Callable[[], bool]]] = {
+        ".safetensors": (lambda: maps.save(path), lambda: AttributionMaps.load(path) == maps),
+        ".html": (lambda: explanation.save(path), lambda: path.read_bytes() == page),
+        ".png": (lambda: write_outputs({path: figure}), lambda: path.read_bytes() == figure),
+    }
+    for suffix, (write, is_whole) in writes.items():
+        path = tmp_path / f"file{suffix}"
         for line in lines_of(write, 100):
             path.write_bytes(b"old")
             at_line(line, write, ROOTS)
@@ -65,6 +65,7 @@ def test_an_interrupted_file_is_old_or_new(folder: str, tmp_path: Path) -> None:
             assert path.read_bytes() == b"old" or is_whole(), line
         write()
         assert is_whole()
+        path.unlink()
 
 
 @pytest.mark.long

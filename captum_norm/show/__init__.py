@@ -1,9 +1,8 @@
 """Shows results: in the terminal, as figures and as pages."""
 
-from captum_norm.show.canvas import StandaloneFigure, figure_bytes, save_figure
+from captum_norm.show.canvas import StandaloneFigure, figure_bytes
 from captum_norm.show.figures import Panel, draw_heatmaps, draw_patches
 from captum_norm.show.page import render as render_page
-from captum_norm.show.page import write_page
 from captum_norm.show.pages import explanation_page, patches_page, write_report
 from captum_norm.show.plots import draw_plot, plot_bytes
 from captum_norm.show.terminal import print_result, show_tokens
@@ -20,8 +19,6 @@ __all__ = [
     "plot_bytes",
     "print_result",
     "render_page",
-    "save_figure",
     "show_tokens",
-    "write_page",
     "write_report",
 ]

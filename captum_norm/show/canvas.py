@@ -1,10 +1,8 @@
-"""Figures without pyplot: their type, fonts and tick labels, and the files that they are saved to."""
+"""Figures without pyplot: their type, fonts and tick labels, and their files' content."""
 
 import io
-import os
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -16,16 +14,15 @@ from matplotlib.text import Text
 
 from captum_norm.results import make_file
 from captum_norm.text.characters import spelled_lines
-from captum_norm.text.files import write_whole
 
 # Fallbacks for scripts that matplotlib's own font lacks.
 _FURTHER_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans", "Noto Sans Arabic", "Noto Sans Devanagari")
 
 
 class StandaloneFigure(Figure):
-    """A figure without pyplot that a notebook shows as the result of a cell.
+    """A figure without pyplot that a notebook shows as the result of a cell, with unprintable characters spelled out.
 
-    Notebooks show other figures only if pyplot created them.
+    Notebooks show other figures only if pyplot created them. matplotlib's ``savefig`` writes it.
 
     Args:
         options: arguments of :class:`matplotlib.figure.Figure`.
@@ -39,42 +36,27 @@ class StandaloneFigure(Figure):
         super().__init__(**options)
         FigureCanvasAgg(self)
 
+    def draw(self, renderer: Any) -> None:
+        """Spell out unprintable characters, then draw."""
+        for text in self.findobj(Text):
+            if (shown := spelled_lines(text.get_text())) != text.get_text():
+                text.set_text(shown)
+        super().draw(renderer)
+
     def _repr_png_(self) -> bytes:
         """Render the figure for IPython."""
         return figure_bytes(self)
-
-
-def save_figure(figure: Figure, path: str | os.PathLike[str]) -> Path:
-    """Write a figure atomically; the suffix is the format (.png, .svg, .pdf).
-
-    Args:
-        figure: any matplotlib figure.
-        path: the file; its folder must exist.
-
-    Returns:
-        The path.
-
-    Raises:
-        ValueError: matplotlib does not know the suffix.
-        OSError: the folder does not exist or cannot be written to.
-    """
-    return write_whole(path, figure_bytes(figure, Path(path).suffix))
 
 
 @make_file.register
 def figure_bytes(figure: Figure, suffix: str = "png") -> bytes:
     """Render a figure as "png", "svg" or "pdf"; equal figures give equal bytes.
 
-    Unprintable characters are spelled out, also in the figure itself.
-
     Args:
         figure: any matplotlib figure.
         suffix: the format.
     """
     suffix = suffix.removeprefix(".")
-    for text in figure.findobj(Text):
-        if (shown := spelled_lines(text.get_text())) != text.get_text():
-            text.set_text(shown)
     dates = {"svg": "Date", "pdf": "CreationDate"}
     metadata: dict[str, str | None] | None = {dates[suffix]: None} if suffix in dates else None
     buffer = io.BytesIO()

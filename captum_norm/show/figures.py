@@ -83,7 +83,7 @@ def draw_heatmaps(
         title: the title above all panels.
 
     Returns:
-        The figure; :func:`~captum_norm.show.save_figure` writes it.
+        The figure; ``figure.savefig("maps.png")`` writes it.
 
     Raises:
         InvalidInputError: there is no panel, or a map does not fit the tokens.
@@ -228,7 +228,7 @@ def draw_patches(picture: Any, scores: Numbers, *, unit: str = "score", title: s
         title: the title above both.
 
     Returns:
-        The figure; :func:`~captum_norm.show.save_figure` writes it.
+        The figure; ``figure.savefig("maps.png")`` writes it.
 
     Raises:
         InvalidInputError: if the picture or the scores have another shape, numbers outside their range, or NaN.

@@ -16,16 +16,17 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from captum_norm.checks import quoted_name
 from captum_norm.errors import InvalidInputError
 from captum_norm.results import make_file
 from captum_norm.text.characters import spelled_lines, spelled_out
-from captum_norm.text.files import write_whole
+from captum_norm.text.files import place_of, write_whole
 
 __all__ = [
     "Column",
@@ -40,7 +41,6 @@ __all__ = [
     "Table",
     "Tokens",
     "render",
-    "write_page",
 ]
 
 Stack = Literal["encoder", "decoder", "cross", "answer", "links", "vision"]
@@ -207,7 +207,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Page:
-    """What :func:`captum_norm.show.write_page` writes as one HTML file, and what a notebook shows.
+    """What a notebook shows, and :meth:`save` writes as one HTML file.
 
     Example:
         >>> from captum_norm.show.page import Maps, render
@@ -224,6 +224,20 @@ class Page:
     notes: Sequence[str] = ()  # what the reader must know to understand the page
     lead: str = ""  # a paragraph under the heading
     answer: str = ""  # to the question, in a sentence made of the numbers
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page, as a whole or not at all.
+
+        Args:
+            path: the path or URL of an ``.html`` file; its folder must exist.
+
+        Raises:
+            InvalidInputError: the name has another suffix.
+            OSError: the folder does not exist or cannot be written to.
+        """
+        if PurePath(str(place_of(path))).suffix.lower() != ".html":
+            raise InvalidInputError(f"got {quoted_name(os.fspath(path))}; expected a name that ends in .html")
+        return write_whole(path, render(self).encode())
 
     def _repr_html_(self) -> str:
         """Put the page into a frame with a content policy of its own: it can run its script and reach nothing else."""
@@ -290,22 +304,6 @@ def render(page: Page) -> str:
 @make_file.register
 def _page_bytes(page: Page, suffix: str) -> bytes:  # noqa: ARG001 - a page has one
     return render(page).encode()
-
-
-def write_page(path: str | os.PathLike[str], page: Page) -> Path:
-    """Write a page atomically.
-
-    Args:
-        path: the file; its folder must exist.
-        page: the page, such as a result's ``page()`` returns.
-
-    Returns:
-        The path.
-
-    Raises:
-        OSError: the folder does not exist or cannot be written to.
-    """
-    return write_whole(path, render(page).encode())
 
 
 def _still(page: Page) -> str:

@@ -71,7 +71,7 @@ def explanation_page(explanation: Explanation, *others: Explanation) -> Page:
         others: explanations of the same texts and model to show next to it and to those in ``beside``.
 
     Returns:
-        The page, which :func:`write_page` writes.
+        The page; ``page.save("page.html")`` writes it.
 
     Raises:
         InvalidInputError: the explanations are of different texts.

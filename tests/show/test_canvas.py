@@ -1,6 +1,5 @@
-"""Files of figures: no trace in pyplot, a picture in notebooks, whole or not there."""
+"""Files of figures: no trace in pyplot, a picture in notebooks, nothing that cannot be seen."""
 
-import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from captum_norm.show import Panel, draw_heatmaps, save_figure
-from captum_norm.show.canvas import figure_bytes
+from captum_norm.show import Panel, draw_heatmaps, figure_bytes
 
 
 def heatmaps(count: int, tokens: list[str]) -> Figure:
@@ -31,23 +29,12 @@ def test_a_figure_is_a_picture_in_notebooks_and_unknown_to_pyplot() -> None:
     assert (pyplot.get_fignums() if pyplot else []) == before
 
 
-def test_suffix_says_the_format(tmp_path: Path) -> None:
-    figure = heatmaps(1, ["a", "b"])
-    assert save_figure(figure, tmp_path / "m.png").read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in save_figure(figure, tmp_path / "m.svg").read_bytes()
-    with pytest.raises(ValueError, match="xyz"):
-        save_figure(figure, tmp_path / "m.xyz")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.png", "m.svg"]
-
-
-def test_drawing_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = heatmaps(1, ["a", "b"])
-
-    def fail(buffer: io.BytesIO, **_: Any) -> None:
-        buffer.write(b"half a picture")
-        raise RuntimeError("no font")
-
-    monkeypatch.setattr(figure, "savefig", fail)
-    with pytest.raises(RuntimeError, match="no font"):
-        save_figure(figure, tmp_path / "m.png")
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_savefig_spells_out_what_cannot_be_seen(suffix: str, tmp_path: Path) -> None:
+    made = [[draw_heatmaps([Panel("m", [[1.0]], f"a{end}")], ["b"]) for end in ("\u202e", "\\u202e")] for _ in range(2)]
+    assert len({figure_bytes(figure, suffix) for figure in made[0]}) == 1
+    paths = [tmp_path / f"{name}.{suffix}" for name in ("hidden", "spelled")]
+    for figure, path in zip(made[1], paths, strict=True):
+        figure.savefig(path)
+    if suffix == "png":
+        assert paths[0].read_bytes() == paths[1].read_bytes()

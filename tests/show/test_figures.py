@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.show import Panel, draw_heatmaps, draw_patches, figure_bytes, save_figure
+from captum_norm.show import Panel, draw_heatmaps, draw_patches, figure_bytes
 from captum_norm.show.colors import color_of, color_table, shares_of
 from tests.lab.comparison.examples import comparison
 
@@ -58,8 +58,8 @@ def test_queries_go_down_and_keys_go_across() -> None:
 
 def test_pixels_have_the_scale_s_colours(tmp_path: Path) -> None:
     figure = draw_heatmaps([Panel("m", torch.tensor([[0.0, 1.0], [1.0, 0.0]]), "norm")], ["a", "b"])
-    path = save_figure(figure, tmp_path / "m.png")
-    pixels = np.rint(imread(path)[..., :3] * 255).astype(int)
+    figure.savefig(tmp_path / "m.png")
+    pixels = np.rint(imread(tmp_path / "m.png")[..., :3] * 255).astype(int)
     (axes,) = panels_of(figure)
     for (row, column), color in [((0, 0), 0), ((0, 1), -1), ((1, 0), -1), ((1, 1), 0)]:
         x, y = axes.transData.transform((column, row))

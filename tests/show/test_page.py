@@ -99,6 +99,13 @@ def test_the_policy_allows_the_script_and_style_in_the_file_alone() -> None:
     )
 
 
+def test_a_page_is_saved_under_a_name_in_html(tmp_path: Path) -> None:
+    page = Page("t")
+    assert page.save(tmp_path / "page.HTML").read_text() == render(page)
+    with pytest.raises(InvalidInputError, match=r"page\.png; expected a name that ends in \.html$"):
+        page.save(tmp_path / "page.png")
+
+
 REFUSED: list[Callable[[], object]] = [
     lambda: Scores("m", "u", [float("nan")]),
     lambda: Maps("m", "u", np.zeros((2, 2)), [0]),
