@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ StandIn = Literal["mask", "pad", "zero", "mean"]
 """What replaces a token: the mask or padding token, zeros, or the mean of all tokens' embeddings."""
 
 EMBEDDINGS = "inputs_embeds"
+# Whether a model embeds tokens as (S, B, D), as XLNet does; which of two equal axes is which shows in another call.
+_positions_first: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 _ROWS = 4096  # of an embedding table that are averaged at a time
 
 
@@ -60,10 +63,10 @@ def embedding_module(model: nn.Module) -> nn.Module:
         )
     module = library.embeddings(model)
     if module is None:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has no known module that embeds its tokens; give its class a method "
-            "get_input_embeddings() that returns it"
-        )
+        # The order of the axes of torch.nn's models is known in attention alone.
+        give = "give its class a method get_input_embeddings() that returns it"
+        way = give if library.sequences is None else "take DecompX, AttnLRP or another method of captum_norm"
+        raise UnsupportedModelError(f"{type(model).__name__} has no known module that embeds its tokens; {way}")
     return module
 
 
@@ -96,7 +99,18 @@ def run_with_embeddings(call: ModelCall, function: Callable[[Tensor], Tensor]) -
     given = call.arguments.get(EMBEDDINGS)
     if given is not None:
         return replace(call, arguments=call.arguments | {EMBEDDINGS: function(given)}).run()
-    with embeddings_through(call.model, function):
+    model, batch, length = call.model, call.batch, call.positions.length
+    if batch == length and batch > 1 and model not in _positions_first:
+        run_embedded(call.example(0))
+
+    def changed(embeddings: Tensor) -> Tensor:
+        if batch != length:
+            _positions_first[model] = embeddings.shape[:2] == (length, batch)
+        if _positions_first.get(model):
+            return function(embeddings.transpose(0, 1)).transpose(0, 1)
+        return function(embeddings)
+
+    with embeddings_through(model, changed):
         return call.run()
 
 

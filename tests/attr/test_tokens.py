@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from captum_norm import DecompX, Difference, InvalidInputError, TokenAttribution, UnsupportedModelError
 from captum_norm.errors import NonFiniteError
-from tests import encoder_decoders, families
+from tests import encoder_decoders, families, torch_models
 from tests.classifiers import MASK, TOKENIZER, alone, classifier, randomized, sentences
 
 WARNS = pytest.mark.filterwarnings("ignore:Setting forward, backward hooks")
@@ -359,3 +359,71 @@ def test_bad_input_is_refused() -> None:
         TokenAttribution(encoder_decoders.build("marian"), attr.Saliency)
     with pytest.raises(UnsupportedModelError, match="Linear has no known module that embeds its tokens"):
         TokenAttribution(nn.Linear(3, 4), attr.Saliency)
+    with pytest.raises(UnsupportedModelError, match=r"Classifier has no known module .*; take DecompX, AttnLRP or"):
+        TokenAttribution(torch_models.Classifier(batch_first=True), attr.Saliency)
+
+
+class Ordered(nn.Module):
+    """Embeds positions first, or examples first; attends positions first in both cases."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(60, 8), nn.Linear(8, 3)
+        self.projections = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.first = first
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.table
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        embedded = self.table(input_ids.T.contiguous()) if self.first else self.table(input_ids).transpose(0, 1)
+        return self.output(embedded)
+
+    def output(self, embedded: Tensor) -> Tensor:
+        """From (S, B, D)."""
+        query, key, value = (projection(embedded) for projection in self.projections)
+        weights = (torch.einsum("bd,jbd->jb", query[0], key) / 8**0.5).softmax(0)
+        logits: Tensor = self.head((weights[..., None] * value).sum(0) + embedded[-1].tanh())
+        return logits
+
+
+@WARNS
+@pytest.mark.parametrize("shape", [(1, 5), (3, 5), (4, 4), (2, 2)])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("method", [attr.InputXGradient, attr.IntegratedGradients, attr.FeatureAblation])
+def test_the_axis_of_positions_is_never_guessed(method: Any, first: bool, shape: tuple[int, int]) -> None:
+    """A gradient or a replacement at the wrong axis would be that of another example's token."""
+    torch.manual_seed(0)
+    model = Ordered(first).double()
+    ids = torch.randint(1, 60, shape)
+    ids[1:, 0] = ids[0, 1 : len(ids)]  # as good as symmetric
+    scores = TokenAttribution(model, method, baseline="zero").attribute(ids, 1)
+    for row in range(len(ids)):
+        embedded = model.table(ids[row])[:, None].detach()
+
+        def explained(vectors: Tensor) -> Tensor:
+            return model.output(vectors.transpose(0, 1))
+
+        if method is attr.FeatureAblation:
+            kept = 1 - torch.eye(len(embedded), dtype=torch.float64)[..., None, None]
+            expected = torch.stack([(model.output(embedded) - model.output(embedded * part))[0, 1] for part in kept])
+        else:
+            expected = method(explained).attribute(embedded.transpose(0, 1).requires_grad_(), target=1)[0].sum(-1)
+        assert_equal(scores[row], expected.detach())
+
+
+@WARNS
+@pytest.mark.parametrize("method", [attr.Saliency, attr.InputXGradient, attr.FeatureAblation])
+def test_xlnet_embeds_positions_first(method: Any) -> None:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 60, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 32}
+    model = randomized(hf.XLNetForSequenceClassification(hf.XLNetConfig(**sizes)).train(False).double())
+    ids = torch.randint(5, 60, (6, 6))
+    wrapped = TokenAttribution(model, method, baseline="zero" if method is attr.FeatureAblation else None)
+    together = wrapped.attribute(ids, 1)
+    for row in range(6):
+        assert_equal(together[row : row + 1], wrapped.attribute(ids[row : row + 1], 1))
+    if method is attr.InputXGradient:
+        embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
+        number = model(inputs_embeds=embedded).logits[:, 1].sum()
+        assert_equal(together, (torch.autograd.grad(number, embedded)[0] * embedded).sum(-1).detach())
