@@ -25,7 +25,7 @@ from benchmarks.norms import Run, alternate, peak_bytes
 from captum_norm import ALTI, CPLRP, GIM, AttentionTimesGradient, AttnLRP, DecompX, GlobEnc, ValueZeroing
 from captum_norm.lab.evaluation import Faithfulness, Perturbation
 
-TO_ONE_LOGIT = {f"{method.title} to one logit": method for method in (DecompX, CPLRP, AttnLRP, GIM)}
+TO_ONE_LOGIT = {f"{method.__name__} to one logit": method for method in (DecompX, CPLRP, AttnLRP, GIM)}
 REACH = {"ALTI, all layers": 3, "attention × gradient": 4} | dict.fromkeys(TO_ONE_LOGIT, 4)
 SIZES = ((4, 32), (1, 128))
 REMOVALS: tuple[Literal["mask", "mean", "delete"], ...] = ("mask", "mean", "delete")

@@ -23,7 +23,6 @@ class NamedMethod:
     class_name: str
     package: str = "captum_norm"  # TokenAttribution wraps the methods of captum.attr
     maps: bool = True  # it derives from AttentionMapAttribution
-    own_title: str | None = None  # if its class has none
     options: Mapping[str, Any] = field(default_factory=dict)  # of attribute, for methods of captum.attr
     requires: str | None = None  # another package
     kind: Any = None  # the class, if it is imported already
@@ -33,18 +32,13 @@ class NamedMethod:
         return self.kind or getattr(import_module(self.package), self.class_name)
 
     @property
-    def title(self) -> str:
-        """The method's title in tables."""
-        return self.own_title or str(self.load().title)
-
-    @property
     def target(self) -> str:
         """Whether it explains a number of the output, ``never``, ``optional`` (if one is named) or ``always``."""
         return str(self.load().target) if self.maps else "always" if self.package == "captum.attr" else "never"
 
 
-def _captum(title: str, class_name: str, *, requires: str | None = None, **options: Any) -> NamedMethod:
-    return NamedMethod(class_name, "captum.attr", False, title, MappingProxyType(options), requires)
+def _captum(class_name: str, *, requires: str | None = None, **options: Any) -> NamedMethod:
+    return NamedMethod(class_name, "captum.attr", False, MappingProxyType(options), requires)
 
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -64,15 +58,15 @@ _methods = {
     "attention-gradient": NamedMethod("AttentionTimesGradient"),
     "weights": NamedMethod("AttentionWeights"),
     "rollout": NamedMethod("AttentionRollout"),
-    "saliency": _captum("gradient norm", "Saliency"),
-    "input-gradient": _captum("input × gradient", "InputXGradient"),
-    "integrated-gradients": _captum("integrated gradients", "IntegratedGradients", n_steps=30),
-    "deeplift": _captum("DeepLIFT", "DeepLift"),
-    "gradient-shap": _captum("GradientSHAP", "GradientShap", n_samples=20),
-    "occlusion": _captum("occlusion", "Occlusion"),
-    "shapley": _captum("Shapley value sampling", "ShapleyValueSampling", n_samples=5),
-    "lime": _captum("LIME", "Lime", n_samples=100, requires="sklearn"),
-    "random": NamedMethod("RandomScores", "captum_norm.lab.comparison", False, "random scores"),
+    "saliency": _captum("Saliency"),
+    "input-gradient": _captum("InputXGradient"),
+    "integrated-gradients": _captum("IntegratedGradients", n_steps=30),
+    "deeplift": _captum("DeepLift"),
+    "gradient-shap": _captum("GradientShap", n_samples=20),
+    "occlusion": _captum("Occlusion"),
+    "shapley": _captum("ShapleyValueSampling", n_samples=5),
+    "lime": _captum("Lime", n_samples=100, requires="sklearn"),
+    "random": NamedMethod("RandomScores", "captum_norm.lab.comparison", False),
 }
 METHODS: Mapping[str, NamedMethod] = MappingProxyType(_methods)
 """All methods by name, those of :func:`register_method` included."""
@@ -82,8 +76,7 @@ def register_method(method: "Method") -> "Method":
     """Register your own method by its ``name``, for commands and comparisons; also a class decorator.
 
     Args:
-        method: a class derived from :class:`captum_norm.AttentionMapAttribution`, with ``name``, ``title`` and
-            ``units``.
+        method: a class derived from :class:`captum_norm.AttentionMapAttribution`, with ``name`` and ``units``.
 
     Returns:
         the class.
@@ -98,9 +91,9 @@ def register_method(method: "Method") -> "Method":
     if not (isinstance(argument, type) and issubclass(argument, Base)):
         got = getattr(argument, "__name__", argument)
         raise InvalidInputError(f"got {got}; expected a class derived from AttentionMapAttribution")
-    missing = [attribute for attribute in ("name", "title", "units") if not hasattr(method, attribute)]
+    missing = [attribute for attribute in ("name", "units") if not hasattr(method, attribute)]
     if missing:
-        raise InvalidInputError(f"{method.__name__} has no {missing[0]}; a method has name, title and units")
+        raise InvalidInputError(f"{method.__name__} has no {missing[0]}; a method has name and units")
     if not _NAME.fullmatch(method.name):
         raise InvalidInputError(f"got the name {method.name!r}; expected lower-case letters, digits and hyphens")
     if not isinstance(method.units, MapUnits):

@@ -39,7 +39,7 @@ class ALTI(AttentionMapAttribution):
         (torch.Size([1, 2, 4, 4]), True)
     """
 
-    name, title, units = "alti", "ALTI", MapUnits("contribution")
+    name, units = "alti", MapUnits("contribution")
     segmented = True
     chained = True
 

@@ -79,7 +79,7 @@ class ALTILogit(OutputAttribution):
         torch.Size([1, 2, 4])
     """
 
-    name, title = "alti-logit", "ALTI-Logit"
+    name = "alti-logit"
     units = MapUnits("part of the output", "part of the output", aggregation="sum")
 
     def __init__(

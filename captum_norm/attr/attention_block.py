@@ -57,7 +57,7 @@ class AttentionBlockAttribution(NormAttribution):
         True
     """
 
-    name, title, units = "attention-block", "norms of the attention block", MapUnits("norm")
+    name, units = "attention-block", MapUnits("norm")
     scopes = ("atb", "atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln")
 
     def __init__(
@@ -93,7 +93,7 @@ class GlobEnc(AttentionMapAttribution):
         (torch.Size([1, 4]), 1.0)
     """
 
-    name, title, units = "globenc", "GlobEnc", MapUnits("norm")
+    name, units = "globenc", MapUnits("norm")
     text_alone = True
 
     def __init__(self, model: Explainable, aggregation: str = "product", **options: Unpack[MeterOptions]) -> None:

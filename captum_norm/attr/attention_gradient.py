@@ -52,7 +52,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
         torch.Size([1, 4])
     """
 
-    name, title, target = "attention-gradient", "attention × gradient", "always"
+    name, target = "attention-gradient", "always"
     units = MapUnits("weight × gradient", "relevance")
     decomposes = False
     single_heads = True

@@ -53,7 +53,6 @@ class AttentionMapAttribution(Attribution, ABC):
 
     Attributes:
         name: of the class: the method's name in commands and comparisons.
-        title: of the class: its name in tables and figures.
         units: of the class: the units of its scores.
         target: of the class: whether it explains an output value: ``"never"``, ``"optional"`` (unless a layer is
             asked for, or the model has no head) or ``"always"``, by default the one that the model predicts.
@@ -73,7 +72,6 @@ class AttentionMapAttribution(Attribution, ABC):
     """
 
     name: ClassVar[str]
-    title: ClassVar[str]
     units: ClassVar[MapUnits]
     target: ClassVar[Literal["never", "optional", "always"]] = "never"
     decomposes: ClassVar[bool] = True
@@ -429,7 +427,7 @@ class AttentionMapAttribution(Attribution, ABC):
             rows = position_rows(None, read, maps.real, stack, self.model)
         else:
             # The user counts from the first input on, not from the first virtual token.
-            virtual = queries - (keys - maps.before)
+            virtual = queries - (keys - maps.virtual - maps.cached)
             rows = position_rows(position, None, maps.real[:, virtual:], stack, self.model)
             rows = nn.functional.pad(rows, (virtual, 0))
         if not aggregate:

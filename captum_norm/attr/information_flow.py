@@ -62,7 +62,7 @@ class InformationFlow(AttentionMapAttribution):
         True
     """
 
-    name, title, units = "information-flow", "information flow", MapUnits("importance")
+    name, units = "information-flow", MapUnits("importance")
     chained = True
 
     def __init__(self, model: Explainable, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:

@@ -91,12 +91,12 @@ class Measurements(StackResult):
     query_tokens: Sequence[Sequence[str]] | None = None
     layers: Sequence[int] = ()
 
-    axes = MappingProxyType(
+    _axes = MappingProxyType(
         {name: (letters.upper(),) for name, letters in _AXES.items()}
         | {"weights": ("BLQK", "BLHQK"), "tokens": ("B",), "query_tokens": ("B",)}
     )
-    texts = MappingProxyType({"tokens": "K", "query_tokens": "Q", "modality": "Q"})
-    added = MappingProxyType({"query_tokens": None, "layers": []})
+    _texts = MappingProxyType({"tokens": "K", "query_tokens": "Q", "modality": "Q"})
+    _added = MappingProxyType({"query_tokens": None, "layers": []})
 
     def __post_init__(self) -> None:
         counts = [len(self.layers)]

@@ -65,7 +65,7 @@ class NormAttribution(AttentionMapAttribution):
         (torch.Size([1, 4]), True)
     """
 
-    name, title, units = "norm", "norms of attention", MapUnits("norm")
+    name, units = "norm", MapUnits("norm")
     scopes: ClassVar[tuple[Scope, ...]] = ("attn", "attn_res", "attn_res_ln")
     single_heads = True
     segmented = True

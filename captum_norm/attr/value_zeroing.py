@@ -64,7 +64,7 @@ class ValueZeroing(AttentionMapAttribution):
         (torch.Size([1, 2, 3, 3]), True)
     """
 
-    name, title, units = "value-zeroing", "value zeroing", MapUnits("cosine distance")
+    name, units = "value-zeroing", MapUnits("cosine distance")
     decomposes = False
     text_alone = True
 

@@ -48,7 +48,7 @@ class AttentionWeights(AttentionMapAttribution):
         tensor([1., 0., 0.])
     """
 
-    name, title, units = "weights", "attention weights", MapUnits("attention weight")
+    name, units = "weights", MapUnits("attention weight")
     decomposes = False
     single_heads = True
 
@@ -105,7 +105,7 @@ class AttentionRollout(AttentionWeights):
         tensor([[1., 0., 0.]])
     """
 
-    name, title, units = "rollout", "attention rollout", MapUnits("share of rollout")
+    name, units = "rollout", MapUnits("share of rollout")
     single_heads = False
 
     def __init__(self, model: Explainable, **options: Unpack[MeterOptions]) -> None:

@@ -77,11 +77,11 @@ class Explanation(Result):
     words_of_tokens: Sequence[Words] = ()
     beside: Sequence["Explanation"] = ()
 
-    added = MappingProxyType({"beside": []})
-    axes = MappingProxyType({"texts": ("B",), "tokens": ("B",), "real": ("BS",), "scores": ("BS",)})
+    _added = MappingProxyType({"beside": []})
+    _axes = MappingProxyType({"texts": ("B",), "tokens": ("B",), "real": ("BS",), "scores": ("BS",)})
 
     @classmethod
-    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
+    def _upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
         """Return the content of a file of an earlier version, in which an output had a name alone.
 
         In version 1 the numbers of layers are beside their maps, and a graph has one output.
@@ -91,7 +91,7 @@ class Explanation(Result):
         if "target" in content:
             target = content.pop("target")
             content["outputs"] = [] if target is None else named_alone([target] * len(content["texts"]))
-        content = super().upgraded(content, version)
+        content = super()._upgraded(content, version)
         if version > 1:
             return content
         graph = content.pop("graph")
@@ -99,7 +99,7 @@ class Explanation(Result):
         layers, maps = content.pop("layers"), content["maps"]
         if maps is not None:
             numbers = {name: layers for name in STACKS if maps[name] is not None}
-            content["maps"] = AttributionMaps.upgraded(maps, version) | {"layers": numbers}
+            content["maps"] = AttributionMaps._upgraded(maps, version) | {"layers": numbers}
         return content
 
     def __repr__(self) -> str:
@@ -215,7 +215,7 @@ class Explanation(Result):
             for index, (token, score) in enumerate(zip(single.tokens[0], single.scores[0].tolist(), strict=True))
         ]
 
-    def as_json(self) -> Any:
+    def _json(self) -> Any:
         """Return everything; of several texts a list."""
         every = [single._content() for single in self]
         return every[0] if len(self) == 1 else every

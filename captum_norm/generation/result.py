@@ -71,7 +71,7 @@ class GenerationResult(Result, LLMAttributionResult):
         graph: the routes to the R tokens, if they were requested; of an encoder–decoder model in both stacks.
     """
 
-    axes = MappingProxyType(
+    _axes = MappingProxyType(
         {
             "input_tokens": ("K",),
             "output_tokens": ("R",),
@@ -83,12 +83,12 @@ class GenerationResult(Result, LLMAttributionResult):
         }
     )
 
-    added = MappingProxyType({"graph": None, "outputs": []})
+    _added = MappingProxyType({"graph": None, "outputs": []})
 
     @classmethod
-    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
+    def _upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
         """Return the content of a file of an earlier version, without the model's name."""
-        content = super().upgraded(content, version)
+        content = super()._upgraded(content, version)
         return content | {"explained": {"model": "", "note": "", **content["explained"]}}
 
     def __init__(
@@ -217,7 +217,7 @@ class GenerationResult(Result, LLMAttributionResult):
             facts["convergence delta"] = f"{self.convergence_delta:.1e}"
         return facts
 
-    def as_json(self) -> Any:
+    def _json(self) -> Any:
         """Return everything."""
         return vars(self.explained) | {
             "outputs": [contents(output) for output in self.outputs],

@@ -53,15 +53,11 @@ _DAMAGED = (
 
 
 class Result:
-    """Base class of results.
+    """Base class of results."""
 
-    Attributes:
-        axes: of the class: the axes that fields may have, a letter each, in files; ``.`` for one of any size. Axes of
-            the same letter have the same size.
-    """
-
-    axes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    added: ClassVar[Mapping[str, Any]] = {}  # fields that files of earlier versions may lack, and what they hold then
+    # The axes that fields may have in files, a letter each; those of the same letter have the same size, "." has any.
+    _axes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    _added: ClassVar[Mapping[str, Any]] = {}  # fields that files of earlier versions may lack, and what they hold then
     __hash__: ClassVar[None]  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> bool:
@@ -130,7 +126,7 @@ class Result:
             ".html": lambda: make_file(self.page(), ".html"),
             **dict.fromkeys((".png", ".svg", ".pdf"), lambda: make_file(self.plot(), suffix.lower())),
             ".csv": lambda: csv_records(self.records()).encode(),
-            ".json": lambda: json_text(self.as_json()).encode(),
+            ".json": lambda: json_text(self._json()).encode(),
         }
         if suffix.lower() not in makers:
             raise InvalidInputError(
@@ -142,7 +138,7 @@ class Result:
         """Return the result as a table: a dictionary for each row, with the names of the columns."""
         raise NotImplementedError
 
-    def as_json(self) -> Any:
+    def _json(self) -> Any:
         """Return what a ``.json`` file holds, by default the records."""
         return self.records()
 
@@ -199,15 +195,15 @@ class Result:
                 f"cannot load {called}: it holds {other}; expected {cls.__name__}: read it by {other}.load"
             )
         with _refusing_damage(called):
-            content = cls.upgraded(json.loads(metadata["content"]), int(version))
+            content = cls._upgraded(json.loads(metadata["content"]), int(version))
             values = _fields(content, hints_of(cls), tensors)
             _check_axes(cls, values)
             return cls(**values)
 
     @classmethod
-    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
+    def _upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
         """Return the content of a file of an earlier version with the fields of this one."""
-        return content if version == VERSION else dict(cls.added) | content
+        return content if version == VERSION else dict(cls._added) | content
 
     def plot(self) -> "Figure":
         """Draw the result; a notebook shows the figure.
@@ -343,7 +339,7 @@ def _plain(value: Any, kind: Any, choices: Sequence[Any], tensors: Mapping[str, 
 
 def _check_axes(kind: type[Result], values: Mapping[str, Any]) -> None:
     sizes = dict[str, int]()
-    for name, patterns in kind.axes.items():
+    for name, patterns in kind._axes.items():
         value = values[name]
         found = (len(value),) if isinstance(value, list) else tuple(value.shape) if isinstance(value, Tensor) else None
         if found is None:

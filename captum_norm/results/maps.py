@@ -138,7 +138,7 @@ class AttributionMaps(StackResult):
     decoder_tokens: Sequence[Sequence[str]] | None = None
     layers: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
-    axes = MappingProxyType(
+    _axes = MappingProxyType(
         {
             "encoder": ("B...", "B...."),
             "decoder": ("B...", "B...."),
@@ -152,8 +152,8 @@ class AttributionMaps(StackResult):
             "modality": ("B",),
         }
     )
-    texts = MappingProxyType({"tokens": "S", "modality": "S", "decoder_tokens": "T"})
-    added = MappingProxyType({"decoder_tokens": None, "layers": {}})
+    _texts = MappingProxyType({"tokens": "S", "modality": "S", "decoder_tokens": "T"})
+    _added = MappingProxyType({"decoder_tokens": None, "layers": {}})
 
     def __post_init__(self) -> None:
         stacks = self._main | dict(self.towers)

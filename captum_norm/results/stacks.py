@@ -117,7 +117,7 @@ class Side(NamedTuple):
 class StackResult(Result):
     """Base class of results with maps of stacks of layers."""
 
-    texts: ClassVar[Mapping[str, str]]  # the fields with an entry for each position, and the letter of their positions
+    _texts: ClassVar[Mapping[str, str]]  # the fields with an entry for each position, and the letter of their positions
     segmented = False
 
     # Fields of all of them.
@@ -180,7 +180,7 @@ class StackResult(Result):
             return values
 
         fields: dict[str, Any] = {}
-        for name, letter in self.texts.items():
+        for name, letter in self._texts.items():
             rows = getattr(self, name)
             if rows is not None:
                 fields[name] = [kept_entries(rows[place], real[letter]) if letter in real else rows[place]]
@@ -204,11 +204,6 @@ class StackResult(Result):
 
     def __iter__(self) -> Iterator[Self]:
         return (self[example] for example in range(len(self)))
-
-    @property
-    def before(self) -> int:
-        """Number of keys before those of the inputs in a model with one stack."""
-        return self.virtual + self.cached
 
     def top(self, count: int = 10) -> list[Entry]:
         """Return the largest entries of the maps, largest first."""
@@ -243,7 +238,7 @@ class StackResult(Result):
         sides = self._sides()
         queries, keys = (sides.get(letter.upper(), Side()) for letter in letters)
         rows, columns = values.shape[-2:]
-        first = self.first_row(len(queries.texts[0]), rows) if queries.texts else None
+        first = self._first_row(len(queries.texts[0]), rows) if queries.texts else None
         return MapStack(
             name,
             unit,
@@ -256,10 +251,10 @@ class StackResult(Result):
             side,
         )
 
-    def first_row(self, tokens: int, rows: int) -> int | None:
+    def _first_row(self, tokens: int, rows: int) -> int | None:
         """Return the first of so many tokens that has a row; None if the only row is of all together."""
         first = tokens - rows
-        return None if self.segmented and first not in (0, self.cached, self.before) else first
+        return None if self.segmented and first not in (0, self.cached, self.cached + self.virtual) else first
 
     def _words(self, words: Mapping[str, Sequence[Words]], score: WordScore) -> Self:
         """Return the results of words, which are given for the positions of each letter in each example."""
@@ -269,7 +264,7 @@ class StackResult(Result):
         ]
         if len(parts) == 1:
             return parts[0]
-        starts = {part.before for part in parts}
+        starts = {part.cached + part.virtual for part in parts}
         if len(starts) > 1 and not self.segmented:
             raise InvalidInputError(
                 f"got examples with {' and '.join(map(str, sorted(starts)))} words before the first row; take one at a "
@@ -277,7 +272,7 @@ class StackResult(Result):
             )
         tensors = zip(*(part._tensors() for part in parts), strict=True)
         joined = parts[0]._changed(lambda _, axes: _stacked(next(tensors), sum(axis not in "BLHC" for axis in axes)))
-        texts = {name: _padded_texts([getattr(part, name) for part in parts]) for name in self.texts}
+        texts = {name: _padded_texts([getattr(part, name) for part in parts]) for name in self._texts}
         return parts[0]._with(**joined, **texts)
 
     def _words_of_example(self, words: Mapping[str, Words], score: WordScore) -> Self:
@@ -297,7 +292,7 @@ class StackResult(Result):
                         f"got the words of {len(numbers)} tokens for maps of {size} keys; expected as many"
                     )
                 if letter.islower():
-                    first = self.first_row(len(numbers), size)
+                    first = self._first_row(len(numbers), size)
                     # A word across the border has a row.
                     before = () if first is None else numbers[first - self.cached : first]
                     cached = len({*before} - {numbers[first or 0]})

@@ -62,7 +62,7 @@ def test_a_layer_has_the_vectors_of_every_scope(name: str, scope: Scope) -> None
     model, inputs = families.build(name, 0, torch.float64), families.inputs(name)
 
     class Vectors(cn.AttentionMapAttribution):
-        name, title, units = "vectors", "vectors", MapUnits("nothing")
+        name, units = "vectors", MapUnits("nothing")
 
         def layer_map(self, layer: Layer) -> Tensor:
             own = layer.at(scope)
@@ -108,7 +108,7 @@ def test_comparisons_know_it_by_name() -> None:
         cn.register_method(own_method())
         inputs = {"input_ids": ids, "attention_mask": mask}
         comparison = cn.compare(model, inputs, methods=["projection", "norm"], tokenizer=classifiers.TOKENIZER)
-    assert comparison.results["projection"].title == "projection on the output"
+    assert list(comparison.results) == ["projection", "norm"]
     assert "projection" not in METHODS
 
 

@@ -23,7 +23,7 @@ def own_method(function: Callable[[Layer], Any], **attributes: Any) -> Any:
         return function(layer)
 
     layer_map.__qualname__ = "Own.layer_map"
-    given = {"name": "own", "title": "own", "units": MapUnits("own"), "layer_map": layer_map}
+    given = {"name": "own", "units": MapUnits("own"), "layer_map": layer_map}
     return type("Own", (cn.AttentionMapAttribution,), given | attributes)
 
 

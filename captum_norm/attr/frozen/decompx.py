@@ -70,7 +70,7 @@ class DecompX(RelevanceAttribution):
         True
     """
 
-    name, title, target = "decompx", "DecompX", "optional"
+    name, target = "decompx", "optional"
     rules = DECOMPX
     mapped = True
     units = MapUnits("norm", "norm", aggregation="propagated", target="part of the output")

@@ -29,7 +29,7 @@ class CPLRP(RelevanceAttribution):
         True
     """
 
-    name, title = "cp-lrp", "CP-LRP"
+    name = "cp-lrp"
     rules = CP_LRP
 
 
@@ -60,7 +60,7 @@ class AttnLRP(RelevanceAttribution):
         torch.Size([1, 3])
     """
 
-    name, title = "attnlrp", "AttnLRP"
+    name = "attnlrp"
     rules = ATTN_LRP
 
 
@@ -87,5 +87,5 @@ class GIM(RelevanceAttribution):
         torch.Size([1, 3])
     """
 
-    name, title = "gim", "GIM"
+    name = "gim"
     rules = GIM_RULES

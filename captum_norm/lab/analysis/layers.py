@@ -132,7 +132,7 @@ def _read_affine_map(model: nn.Module, inputs: Mapping[str, Tensor], layer: int)
 class _ValueReader(AttentionMapAttribution):
     """Reads f of a layer from the derivatives of its values by what attention receives; its maps are of no use."""
 
-    name, title, units = "values", "values", MapUnits("weight")
+    name, units = "values", MapUnits("weight")
     received: Tensor | None = None
     affine: AffineMap | None = None
 

@@ -98,7 +98,6 @@ class MethodResult:
     """The result of one method.
 
     Attributes:
-        title: its title in tables.
         signature: its class and all its choices.
         scores: a score for each token, (B, S); 0 at padding.
         faithfulness: the faithfulness on each example.
@@ -106,7 +105,6 @@ class MethodResult:
         forward_ratio: the time divided by that of the plain forward pass of all examples.
     """
 
-    title: str
     signature: str
     scores: Tensor
     faithfulness: FaithfulnessScores
@@ -147,15 +145,17 @@ class Comparison(Result):
     forward_seconds: float
     signature: str
 
-    axes = MappingProxyType(
+    _axes = MappingProxyType(
         {"outputs": ("B",), "tokens": ("B",), "real": ("BS",), "removable": ("BS",), "agreement": ("MM",)}
     )
 
     @classmethod
-    def upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:  # noqa: ARG003
-        """Leave out the accuracy that earlier files have; their outputs have names alone."""
+    def _upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:  # noqa: ARG003
+        """Leave out the accuracy and the titles that earlier files have; their outputs have names alone."""
         if "targets" in content:
             content["outputs"] = named_alone(content.pop("targets"))
+        for result in content["results"].values():
+            result.pop("title", None)
         return {name: value for name, value in content.items() if name != "accuracy"}
 
     def __repr__(self) -> str:
@@ -253,7 +253,7 @@ class Comparison(Result):
         frame = data_frame(self.records(table))
         return frame.set_index("method") if table in ("methods", "agreement") else frame
 
-    def as_json(self) -> Any:
+    def _json(self) -> Any:
         """Return everything."""
         return {
             "model": self.model,

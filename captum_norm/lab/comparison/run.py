@@ -34,7 +34,6 @@ from captum_norm.lab.evaluation import (
     Perturbation,
     agreement,
 )
-from captum_norm.methods import METHODS
 from captum_norm.models import (
     Difference,
     Explainable,
@@ -161,7 +160,6 @@ def compare(
         removable=bound.to_user(removable).cpu(),
         results={
             name: MethodResult(
-                title=METHODS[name].title if named[name] == name else name,
                 signature=signature,
                 scores=bound.to_user(scores[name]).cpu(),
                 faithfulness=faithful[name],
