@@ -172,7 +172,9 @@ class GenerationResult(Result, LLMAttributionResult):
     def words(self, score: WordScore = "sum") -> "GenerationResult":
         """Return the same result by words: scores of words of the inputs, and a row for each word of the answer.
 
-        A row is the sum of those of its tokens, as the whole is the sum of all rows. Words have no outputs.
+        A row is the sum of those of its tokens, as the whole is the sum of all rows, and so explains the sum of their
+        logits, which is the value of the word's output. Its probability is the product of theirs: that of the word
+        after all that comes before it. Words of several tokens have no three likeliest.
 
         Args:
             score: how the score of an input's word comes from those of its tokens: ``"sum"``, ``"mean"`` or ``"max"``.
@@ -182,12 +184,15 @@ class GenerationResult(Result, LLMAttributionResult):
         if rows is not None:
             rows = outputs.scores(inputs.scores(rows, score).T, "sum").T
         first = [inputs.numbers.index(number) for number in range(len(inputs.texts))]
+        parts: list[list[NamedOutput]] = [[] for _ in outputs.texts]
+        for number, output in zip(outputs.numbers, self.outputs, strict=False):
+            parts[number].append(output)
         return self._with(
             input_tokens=list(inputs.texts),
             output_tokens=list(outputs.texts),
             seq_attr=inputs.scores(self.seq_attr, score),
             token_attr=rows,
-            outputs=(),
+            outputs=list(map(_together, outputs.texts, parts)) if self.outputs else (),
             prompt_length=len({*inputs.numbers[: self.prompt_length]}),
             template=[self.template[place] for place in first],
         )
@@ -195,8 +200,7 @@ class GenerationResult(Result, LLMAttributionResult):
     @property
     def probability(self) -> float | None:
         """The probability of all tokens explained after the prompt, the product of theirs; None where one has none."""
-        shares = [output.probability for output in self.outputs if output.probability is not None]
-        return math.prod(shares) if shares and len(shares) == len(self.outputs) else None
+        return _product(self.outputs)
 
     def _with(self, **changes: Any) -> "GenerationResult":
         """Change fields, without the graph, which is of all tokens together."""
@@ -248,3 +252,17 @@ class GenerationResult(Result, LLMAttributionResult):
             for row, text, chance, scores in rows
             for index, (token, score) in enumerate(zip(self.input_tokens, scores.tolist(), strict=True))
         ]
+
+
+def _product(outputs: Sequence[NamedOutput]) -> float | None:
+    """Return the probability of tokens that follow each other; None if one has none."""
+    shares = [output.probability for output in outputs if output.probability is not None]
+    return math.prod(shares) if shares and len(shares) == len(outputs) else None
+
+
+def _together(word: str, outputs: Sequence[NamedOutput]) -> NamedOutput:
+    """Return the output of a word from those of its tokens."""
+    if len(outputs) == 1:
+        return outputs[0]
+    value = math.fsum(output.value for output in outputs)
+    return NamedOutput(None, word, value, _product(outputs), explained=outputs[0].explained)

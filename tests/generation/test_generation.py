@@ -260,6 +260,32 @@ def test_the_result_is_captums() -> None:
 
 
 @pytest.mark.parametrize("per_token", [True, False])
+def test_words_of_an_answer_have_what_their_tokens_have_together(per_token: bool) -> None:
+    model, words = gpt2(), [" an", " ancient", " ring", "."]
+    pieces = [tokenizer()(word, add_special_tokens=False)["input_ids"] for word in words]
+    assert len(pieces[1]) > 2
+    answer = [token for piece in pieces for token in piece]
+    ids = torch.cat([encoded(PROMPT), torch.tensor([answer])], 1)
+    logits = model(ids).logits[0, -len(answer) - 1 : -1].detach().double()
+    chosen = torch.arange(len(answer)), torch.tensor(answer)
+    result = generation_of(cn.DecompX(model)).attribute(PROMPT, answer, per_token=per_token)
+    by_word = result.words()
+    assert [output.strip() for output in by_word.output_tokens] == [word.strip() for word in words]
+    for place, (values, chances) in enumerate(
+        zip(*(numbers[chosen].split([*map(len, pieces)]) for numbers in (logits, logits.softmax(-1))), strict=True)
+    ):
+        output = by_word.outputs[place]
+        assert output.value == pytest.approx(float(values.sum()), rel=1e-5)
+        assert output.probability == pytest.approx(float(chances.log().sum().exp()), rel=1e-5)
+        assert output.explained
+        if per_token:
+            assert by_word[place].outputs == (output,)
+            assert by_word[place].probability == pytest.approx(output.probability)
+    assert by_word.outputs[0] == result.outputs[0]
+    assert (by_word.outputs[1].name, by_word.outputs[1].top) == (by_word.output_tokens[1], ())
+
+
+@pytest.mark.parametrize("per_token", [True, False])
 def test_results_are_shown(per_token: bool) -> None:
     generation = generation_of(cn.DecompX(gpt2()))
     result = generation.attribute(PROMPT, ANSWER, segments="word", per_token=per_token)

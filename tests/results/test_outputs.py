@@ -217,7 +217,12 @@ def test_each_token_of_an_answer_has_its_probability(method: Any, outputs: Any) 
         assert result.probability == pytest.approx(
             float(torch.tensor([output.probability for output in result.outputs]).prod()), rel=1e-5
         )
-        assert result.words().outputs == ()
+        by_word = result.words()
+        assert by_word.probability == pytest.approx(result.probability)
+        assert [record["probability"] for record in by_word.records()[:: len(by_word.input_tokens)]] == [
+            by_word.probability,
+            *(output.probability for output in by_word.outputs),
+        ]
         assert result.explained.model == type(model).__name__
 
 
