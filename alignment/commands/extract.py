@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,13 @@ class _Deferred:
         self.counts = self._aligner.begun_lexicon()
         return self.counts
 
+    def write_page(self, page: Path, options: ExtractOptions, pairs: Pairs) -> None:
+        """Write the page of the first pairs, with the counts of the whole text."""
+        names = {"model": options.model, "reverse": options.reverse_model}
+        facts = {name: model for name, model in names.items() if model is not None}
+        settings: dict[str, Any] = {"min_score": options.min_score, "counts": self.counts}
+        write_outputs({page: aligners.page(self._aligner, pairs, facts, **settings)})
+
     def _ready(self, pairs: Pairs) -> "TextAligner":
         for part, _ in self._aligner.directions:
             on_device(part.model, self._device)
@@ -130,6 +138,7 @@ def _run(options: ExtractOptions) -> None:
         undecided = any(part.choice is None for part, _ in aligner.directions)
         deferred = _Deferred(aligner, device, report if undecided else None)
         identity |= aligners.identity(options, aligner) | {"output": str(form)}
+        page = options.page and options.page.absolute()  # workers may be in other folders
         counts = extract(
             inputs[0],
             inputs[1] if len(inputs) > 1 else None,
@@ -147,19 +156,15 @@ def _run(options: ExtractOptions) -> None:
             splits=splits,
             form=form,
             save_lexicon=options.save_lexicon,
+            at_end=None if page is None else partial(deferred.write_page, page, options, first),
         )
+        if page is not None and not page.exists():
+            raise InvalidInputError(
+                f"{options.out} is complete, but {page} is not there; give a folder that all workers reach, or align "
+                "the text anew with --overwrite"
+            )
         if aligner.corpus_statistics:
             report("the links hold corpus statistics: a lexicon counted from other sentences took part")
-        if options.page is not None:
-            names = {"model": options.model, "reverse": options.reverse_model}
-            facts = {name: model for name, model in names.items() if model is not None}
-            if aligner.count_text and deferred.counts is None:
-                raise InvalidInputError(
-                    f"{options.out} was complete, but not the page, which needs the counts of the whole text; align it "
-                    "anew with --overwrite"
-                )
-            settings: dict[str, Any] = {"min_score": options.min_score, "counts": deferred.counts}
-            write_outputs({options.page: aligners.page(aligner, first, facts, **settings)})
         report(str(counts))
 
 

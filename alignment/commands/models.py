@@ -1,5 +1,6 @@
 """Declares what commands that run a translation model share: the model, and the run over text of any size."""
 
+import gzip
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -248,11 +249,12 @@ def text_sources(options: ModelOptions, source: str, target: str | None) -> Iter
     shipped = _kind(options.model) == "a shipped model"
     codes = options.model.split("-") if shipped else (options.source_language, options.target_language)
     with TemporaryDirectory(prefix="norm-align-") as folder:
-        sides = [Path(folder, f"{side} of {Path(source).stem}") for side in ("source", "target")]
-        with sides[0].open("w", encoding="utf-8") as first, sides[1].open("w", encoding="utf-8") as second:
+        # Lines of compressed files travel with their blocks, to workers that do not reach this folder.
+        sides = [Path(folder, f"{side} of {Path(source).stem}.gz") for side in ("source", "target")]
+        with gzip.open(sides[0], "wb", 1) as first, gzip.open(sides[1], "wb", 1) as second:
             for pair in read_bitext(source, (codes[0], codes[1])):
                 for file, text in zip((first, second), pair, strict=True):
-                    file.write(f"{text}\n")
+                    file.write(f"{text}\n".encode())
         yield [str(side) for side in sides]
 
 

@@ -57,6 +57,7 @@ def extract(
     form: Output = _PHARAOH,
     writing: Writing | None = None,
     save_lexicon: str | PathLike[str] | None = None,
+    at_end: Callable[[], None] | None = None,
 ) -> ExtractionCounts:
     r"""Align parallel text of any size, line by line: line n of the output belongs to line n of the input.
 
@@ -94,6 +95,7 @@ def extract(
         form: what is written of each pair.
         writing: writes something else than links, in place of ``form``; not if the aligner counts the text's words.
         save_lexicon: where to write the word pairs of an aligner that counts the text's own (``count_text=True``).
+        at_end: called when all lines are aligned, before ``out`` appears; by one of the workers, if there are any.
 
     Returns:
         The counts of all lines.
@@ -126,8 +128,7 @@ def extract(
             "multiply"
         )
     links = LinkWriting(form)
-    counts = getattr(align, "count_text", False)
-    counting = Counting(align, links, save_lexicon) if counts else None
+    counting = Counting(align, links, save_lexicon) if getattr(align, "count_text", False) else None
     if save_lexicon is not None and counting is None:
         raise InvalidInputError("got save_lexicon and an aligner that counts nothing; give it count_text=True")
     rereadable = all(isinstance(side, str | PathLike) and is_regular_file(side) for side in inputs)
@@ -138,7 +139,7 @@ def extract(
         settings["save_lexicon"] = lexicon_file(save_lexicon, file, inputs, overwrite=overwrite, restart=restart)
     shown = sys.stderr.isatty() if progress is None else progress
     if file is not None and rereadable:
-        job = Extraction(file, inputs, aligner, settings, block_lines, counting, overwrite=overwrite)
+        job = Extraction(file, inputs, aligner, settings, block_lines, counting, overwrite=overwrite, at_end=at_end)
         if not restart and (done := job.tidied()) is not None:
             report(f"{file} is complete: the run before was killed at its end")
             return done
@@ -150,7 +151,10 @@ def extract(
         raise InvalidInputError("got a stream; several workers need files or URLs as input and output")
     report("a run from or to a stream cannot be resumed: if interrupted, it starts over")
     with bars.line_bar("aligning", source, shown=shown) as advance:
-        return _align_through(cut(inputs, block_lines), aligner, counting, file, out, report, advance)
+        counts = _align_through(cut(inputs, block_lines), aligner, counting, file, out, report, advance)
+    if at_end is not None:
+        at_end()
+    return counts
 
 
 class Extraction(Job):
@@ -168,10 +172,11 @@ class Extraction(Job):
         counting: Counting | None = None,
         *,
         overwrite: bool,
+        at_end: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(file, {**settings, "block_lines": block_lines, "max_words": aligner.max_words})
         self._inputs, self._aligner, self._block_lines, self._overwrite = inputs, aligner, block_lines, overwrite
-        self._counting = counting
+        self._counting, self._at_end = counting, at_end
 
     def blocks(self) -> Iterator[Block]:
         """Find the blocks of the text."""
@@ -203,6 +208,8 @@ class Extraction(Job):
             records = read() if self._counting is None else self._counting.reread(read)
             counts = _write(noted(records), partial(write_parts, file, suffix_of(self.output)))
             notes.update(counts=asdict(counts), text=_text_digest(digests))
+            if self._at_end is not None:
+                self._at_end()
         return counts
 
     def tidied(self) -> ExtractionCounts | None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from alignment import cli
+from alignment import cli, pipeline
 from alignment.aligner import BidirectionalAligner, WordAligner, without_head
 from alignment.commands import aligners, extract
 from alignment.corpora import load_alibi
@@ -17,7 +17,7 @@ from alignment.huggingface import HuggingFaceTokenizer
 from alignment.lexicon import Lexicon
 from alignment.normalization import tokenize
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution
-from captum_norm.runs import RayBackend
+from captum_norm.runs import Journal, RayBackend, cut
 from tests.alignment.commands.conftest import Refused
 from tests.alignment.commands.texts import ENGLISH, FRENCH, PAIRS, lines, set_stdin, write, write_texts
 from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
@@ -178,13 +178,32 @@ def test_a_run_is_continued_only_as_it_was_begun(
     assert lines("links") == lines("whole")
 
 
-def test_workers_give_the_output_of_one_process(monkeypatch: pytest.MonkeyPatch, ray: RayBackend) -> None:
+@pytest.mark.parametrize("options", [[PAPER], ["--save-lexicon"]], ids=["paper", "default"])
+def test_workers_give_the_output_of_one_process(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, ray: RayBackend
+) -> None:
+    """Of a TMX file, too, whose lines workers get with their blocks, and with a page, which one of them writes."""
     write("text", PAIRS * 5)
+    write_tmx("text.tmx", list(zip(FRENCH, ENGLISH, strict=True)) * 5)
     monkeypatch.setattr(extract, "_BLOCK_LINES", 2)
-    assert cli.main(["extract", "text", "--out=links", "--quiet", PAPER, f"--workers={ray.workers}"]) == 0
-    assert cli.main(["extract", "text", "--out=alone", "--quiet", PAPER]) == 0
-    assert lines("links") == lines("alone")
-    assert len(lines("links")) == 5 * len(PAIRS)
+    cut_lines = list[bool]()
+
+    def watched(*inputs: Any, **given: Any) -> Any:
+        blocks = cut(inputs[:2], 2) if given["backend"] != "local" else ()
+        cut_lines.extend(part.content is not None for block in blocks for part in block.parts)
+        return pipeline.extract(*inputs, **given)
+
+    monkeypatch.setattr(extract, "extract", watched)
+    for name, words in (("text", []), ("text.tmx", [f"--workers={ray.workers}"])):
+        given = [f"{option}={name}.lexicon" if option == "--save-lexicon" else option for option in options]
+        written = [f"--out={name}.links", f"--page={name}.html", "--quiet"]
+        assert cli.main(["extract", name, *words, *given, *written]) == 0
+    assert lines("text.tmx.links") == lines("text.links")
+    assert len(lines("text.links")) == 5 * len(PAIRS)
+    assert Path("text.tmx.html").read_bytes() == Path("text.html").read_bytes()
+    assert Path("text.tmx.lexicon").exists() == (options != [PAPER])
+    assert len(cut_lines) == 2 * 15
+    assert all(cut_lines)
 
 
 @pytest.mark.parametrize(
@@ -267,8 +286,31 @@ def test_a_page_has_the_links_of_the_file(lexicon: str, monkeypatch: pytest.Monk
     assert [example["inputs"]["texts"] for example in examples] == [line.split() for line in FRENCH]
 
 
-def interrupted(*_: object) -> None:
+def interrupted(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("options", [["--layer=0", "--head=2", "--reverse-head=0"], [PAPER]], ids=["default", "paper"])
+def test_links_appear_when_their_page_is_there(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(extract, "_BLOCK_LINES", 2)
+    words = ["extract", "pairs", *options]
+    assert cli.main([*words, "--out=whole", "--page=whole.html", "--quiet"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(aligners, "page", interrupted)
+        assert cli.main([*words, "--out=links", "--page=links.html", "--quiet"]) == 130
+    assert {path.name for path in Path().glob("links*")} == {"links.parts"}
+    capsys.readouterr()
+    assert cli.main([*words, "--out=links", "--page=links.html"]) == 0
+    assert "3 blocks are finished already" in capsys.readouterr().err
+    assert lines("links") == lines("whole")
+    assert Path("links.html").read_bytes() == Path("whole.html").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "remove", interrupted)
+        assert cli.main([*words, "--out=late", "--page=links.html", "--quiet"]) == 130
+    assert cli.main([*words, "--out=late", "--page=other.html", "--quiet"]) == 2
+    assert "late is complete, but " in capsys.readouterr().err
 
 
 def counted(lexicon: str) -> int:
@@ -417,12 +459,16 @@ def test_exchanged_sides_are_refused(
     assert cli.main(["extract", "fr", "en", *words, *options, "--quiet"]) == 0
 
 
+def write_tmx(name: str, texts: Sequence[tuple[str, str]], *others: str) -> None:
+    seg = '<tuv xml:lang="{}"><seg>{}</seg></tuv>'
+    units = [f"<tu>{seg.format('en-GB', english)}{seg.format('fr', french)}</tu>" for french, english in texts]
+    write(name, ['<tmx><header srclang="en-GB"/><body>', *units, *others, "</body></tmx>"])
+
+
 def test_tab_separated_text_tmx_and_xliff(capsys: pytest.CaptureFixture[str]) -> None:
     texts = list(zip(FRENCH, ENGLISH, strict=True))
     write("tabs", [*map("\t".join, texts), ""])
-    seg = '<tuv xml:lang="{}"><seg>{}</seg></tuv>'
-    units = [f"<tu>{seg.format('en-GB', english)}{seg.format('fr', french)}</tu>" for french, english in texts]
-    write("memory.tmx", ['<tmx><header srclang="en-GB"/><body>', *units, "<tu/></body></tmx>"])
+    write_tmx("memory.tmx", texts, "<tu/>")
     units = [
         f"<trans-unit><source>{french}</source><target>{english}</target></trans-unit>" for french, english in texts
     ]
