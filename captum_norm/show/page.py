@@ -232,8 +232,7 @@ class Page:
             path: the path or URL of an ``.html`` file; its folder must exist.
 
         Raises:
-            InvalidInputError: the name has another suffix.
-            OSError: the folder does not exist or cannot be written to.
+            InvalidInputError: the name has another suffix, or its folder does not exist or cannot be written to.
         """
         if PurePath(str(place_of(path))).suffix.lower() != ".html":
             raise InvalidInputError(f"got {quoted_name(os.fspath(path))}; expected a name that ends in .html")
