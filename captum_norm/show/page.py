@@ -69,6 +69,7 @@ class Tokens:
     texts: Sequence[str]
     words: Sequence[int] | None = None  # each token's word, from 0 without gaps, -1 for none; None: each is a word
     word_texts: Sequence[str] | None = None
+    likely: Sequence[str] | None = None  # what the model could have said instead of each token, with probabilities
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -359,7 +360,8 @@ def _content(value: Any, precision: Precision) -> Any:
     """Convert data to JSON: the dataclasses' fields under their names, arrays encoded, texts printable."""
     if isinstance(value, Tokens):
         words = None if value.words is None else [int(word) for word in value.words]
-        return {"texts": _spelled(value.texts), "words": words, "word_texts": _spelled(value.word_texts)}
+        names = ("texts", "word_texts", "likely")
+        return {"words": words} | {name: _spelled(getattr(value, name)) for name in names}
     if is_dataclass(value):
         content = {field.name: getattr(value, field.name) for field in fields(value)}
         if isinstance(value, Maps):

@@ -161,28 +161,27 @@ def _answer_page(result: GenerationResult) -> Page:
         first, last = graph.outputs[0], graph.outputs[-1]
         starts = {last.stack: len(result.input_tokens) - 1 - last.position}
         shown = flow_graph(graph, method, starts=starts, first=first.position)
+    words = words_of_text(result.input_tokens)
+    likely = [", ".join(f"“{name.strip() or name}” {share(p)}" for name, p in output.top) for output in result.outputs]
     example = Example(
         title=result.explained.answer,
-        inputs=tokens_of(words_of_text(result.input_tokens)),
-        outputs=tokens_of(words_of_text(result.output_tokens)),
+        inputs=tokens_of(words),
+        outputs=replace(tokens_of(words_of_text(result.output_tokens)), likely=likely or None),
         scores=[Scores(method, unit, scores, signed)],
         maps=[] if rows is None else [Maps(method, unit, rows[None], [0], "answer", signed)],
         graph=shown,
     )
     tables = []
+    subject = f"“{shortened(result.explained.answer.strip(), _TITLE)}”"
+    answer = answer_of(subject, words.texts, words.scores(scores, "sum"))
     if result.segments is not None and segments is not None:
+        answer = answer_of(subject, result.segments, segments)
         total = float(segments.abs().sum()) or 1.0
         shares = [share(value / total) for value in segments.tolist()]
         names = [shortened(name, _TITLE) for name in result.segments]
         cells = list(zip(range(len(shares)), names, shares, segments.tolist(), strict=True))
         columns = [Column("number", "number"), Column("segment"), Column("share", "number"), Column(unit, "signed")]
         tables.append(Table("Segments", columns, cells))
-    subject = f"“{shortened(result.explained.answer.strip(), _TITLE)}”"
-    if result.segments is not None and segments is not None:
-        answer = answer_of(subject, result.segments, segments)
-    else:
-        words = words_of_text(result.input_tokens)
-        answer = answer_of(subject, words.texts, words.scores(scores, "sum"))
     notes = [result.explained.note] if result.explained.note else []
     return Page(f"What does {subject} rest on?", result.facts(), [example], tables, notes=notes, answer=answer)
 
@@ -211,11 +210,9 @@ def _stack_examples(stacks: Sequence[MapStack]) -> list[Example]:
                 place = {layer: index for index, layer in enumerate(stack.layers)}
                 values = stack.of(example)[[place[layer] for layer in sorted(place)]]
                 maps.append(Maps(stack.name, stack.unit, values, sorted(place)))
-            entries = group[0].of(example)
-            mean = words.scores(entries.flatten(0, -3).mean(0), "sum")
-            answer = answer_of(
-                "The mean of all rows and layers", words.texts, row_words.scores(mean.T, "mean").mean(-1)
-            )
+            mean = words.scores(group[0].of(example).flatten(0, -3).mean(0), "sum")
+            mean = row_words.scores(mean.T, "mean").mean(-1)
+            answer = answer_of("The mean of all rows and layers", words.texts, mean)
             outputs = None if columns.texts == rows.texts else rows
             examples.append(Example(title, columns, outputs, maps=maps, answer=answer))
     return examples

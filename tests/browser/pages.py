@@ -117,7 +117,8 @@ def answer() -> Example:
     inputs = Tokens(["le", "chat", "<s>", "the"])
     scores = Scores("information-flow", "share of rollout", [0.8, 0.4, 0.3, 0.5])
     maps = Maps("information-flow", "share of rollout", [[[0.8, 0, 0.2, 0], [0, 0.4, 0.1, 0.5]]], [0], "answer")
-    return Example("the cat", inputs, Tokens(["the", "cat"]), scores=[scores], maps=[maps], graph=graph)
+    outputs = Tokens(["the", "cat"], likely=["“the” 71 %, “a” 20 %, “my” 2 %", "“cat” 55 %, “dog” 31 %, “ox” 4 %"])
+    return Example("the cat", inputs, outputs, scores=[scores], maps=[maps], graph=graph)
 
 
 def picture() -> Example:

@@ -40,9 +40,12 @@ def settle(tab: Tab) -> None:
     tab.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))")
 
 
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
 def overflow(tab: Tab) -> int:
     """By how many pixels the page is wider than the window."""
-    return int(tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+    return int(tab.evaluate(OVERFLOW))
 
 
 @every_page
@@ -82,12 +85,24 @@ def test_colours_are_those_that_the_reader_prefers_and_paper_is_light(visit: Vis
     assert tab.pdf()[:4] == b"%PDF"
 
 
+VS_CODE = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; img-src "
+    "'self' https: http: data:; font-src 'self' https:; connect-src https:; child-src https: data:"
+)
+NOTEBOOKS = {"JupyterLab": ("", 900), "VS Code": (VS_CODE, 640), "nbviewer": ("connect-src 'none'", 1140)}
+"""The content policies under which they show outputs, which frames inherit, and how wide outputs are there."""
+
+
 @every_page
-def test_pages_live_in_a_sandboxed_frame(visit: Visits, name: str) -> None:
-    """As in notebooks: of an origin of its own, without an address to keep the view in."""
-    tab = visit(f'<!doctype html><html lang="en"><title>notebook</title>{PAGES[name]()._repr_html_()}')
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_pages_live_in_the_frames_of_notebooks(visit: Visits, name: str, notebook: str) -> None:
+    """They have an origin of their own, without an address to keep the view in."""
+    policy, width = NOTEBOOKS[notebook]
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}"><title>notebook</title>'
+    tab = visit(f'<!doctype html><html lang="en">{head}{PAGES[name]()._repr_html_()}', width=width)
     frame = tab.frame_locator("iframe")
     expect(frame.get_by_role("heading", level=1)).to_have_count(1)
+    assert tab.frames[1].evaluate(OVERFLOW) == 0
     if PAGES[name]().examples:
         expect(frame.get_by_role("region").first).to_be_visible()
         choice = frame.get_by_role("combobox", name="Example", exact=True)

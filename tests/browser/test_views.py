@@ -2,6 +2,8 @@
 
 import re
 
+import numpy as np
+import pytest
 from playwright.sync_api import Locator, expect
 from playwright.sync_api import Page as Tab
 
@@ -46,6 +48,44 @@ def test_lines_of_a_map_are_the_strongest(visit: Visits) -> None:
     assert max(map(float, titles)) == float(f"{strongest:.4g}")
 
 
+def test_heads_lie_over_each_other_in_their_colours(visit: Visits) -> None:
+    example = pages.sentence()
+    tab = visit(render(Page("a", examples=[example])), fragment="words=0&layer=1&lines=12")
+    heads, links = example.maps[0].values[1].copy(), region(tab, "Links")
+    for head in ("1", "0"):
+        links.get_by_role("group", name="Heads in colours").get_by_role("button", name=head).click()
+    for values in heads:
+        np.fill_diagonal(values, 0)
+    titles = links.locator("svg path title").all_text_contents()
+    shares = [(value / heads[head].max(), value, head) for head in (0, 1) for value in heads[head].ravel()]
+    assert sorted(titles) == sorted(f"head {head}: {value:#.4g}" for _, value, head in sorted(shares)[-12:])
+    drawn = links.locator("svg path").evaluate_all(
+        "all => all.map(one => [one.textContent[5], getComputedStyle(one).stroke])"
+    )
+    assert len({color for _, color in drawn}) == len({tuple(pair) for pair in drawn}) == 2
+    again = visit(render(Page("a", examples=[example])), fragment=tab.url.partition("#")[2])
+    assert region(again, "Links").locator("svg path title").all_text_contents() == titles
+
+
+def test_lines_run_between_the_tokens_picked(visit: Visits) -> None:
+    example = pages.translation()
+    tab = visit(render(Page("a", examples=[example])), fragment="layer=1")
+    values, links = example.maps[0].values[1], region(tab, "Links")
+    links.get_by_role("searchbox", name="source").fill("CHAT le")
+    outputs = links.get_by_role("list", name="output tokens").get_by_role("button")
+    assert links.locator(".columns svg path").count() == 4  # three links, and the cross on the wrong one
+    links.get_by_role("button", name="Map").click()
+    links.get_by_role("searchbox", name="target").fill("cat")
+    expect(links.locator("svg path title")).to_have_count(2)
+    found = sorted(map(float, links.locator("svg path:not(.link) title").all_text_contents()))
+    assert found == pytest.approx(sorted(values[1, :2]), rel=1e-3)
+    faded = outputs.evaluate_all("all => all.map(one => one.classList.contains('apart'))")
+    assert faded == [True, False, True, True]
+    links.get_by_role("searchbox", name="target").fill("dog")
+    expect(links).to_contain_text("No line runs between these tokens.")
+    expect(links.get_by_role("searchbox", name="target")).to_be_focused()
+
+
 def test_a_flow_adds_up_its_routes_above_the_threshold(visit: Visits) -> None:
     tab = visit(render(Page("a", examples=[pages.flow()])), fragment="flow=0.1")
     flow = region(tab, "Flow")
@@ -64,12 +104,14 @@ def test_a_flow_adds_up_its_routes_above_the_threshold(visit: Visits) -> None:
 def test_a_pinned_output_is_followed(visit: Visits) -> None:
     tab = visit(render(Page("a", examples=[pages.answer()])), fragment="flow=0")
     flow, text = region(tab, "Flow"), region(tab, "Text")
+    expect(text.locator(".next")).to_have_text("Point at a token to see which ones were likely.")
     shares = flow.get_by_role("list").get_by_role("listitem")
     expect(flow).to_contain_text("What reaches all outputs together.")
     expect(shares).to_have_text([re.compile(text) for text in ("^40.*le$", "^20.*chat$", "^15.*<s>$", "^25.*the$")])
     pinned = text.get_by_role("group", name="Output, information-flow").get_by_role("button", name="cat")
     pinned.click()
     expect(flow).to_contain_text("What reaches “cat”.")
+    expect(text.locator(".next")).to_have_text("Likely there: “cat” 55 %, “dog” 31 %, “ox” 4 %")
     expect(shares).to_have_text([re.compile(text) for text in ("^le$", "^40.*chat$", "^10.*<s>$", "^50.*the$")])
     pinned.click()
     expect(flow).to_contain_text("What reaches all outputs together.")

@@ -357,6 +357,9 @@ def test_a_page_has_the_row_of_each_token_of_the_answer() -> None:
     result = generation_of(cn.DecompX(gpt2())).attribute(PROMPT, ANSWER)
     (example,) = result.page().examples
     assert "".join(example.outputs.word_texts or ()) == ANSWER.replace(" ", "")
+    first, (name, probability) = example.outputs.likely[0], result.outputs[0].top[0]
+    assert first.startswith(f"“{name.strip()}” {100 * probability:.1f} %, “")
+    assert len(example.outputs.likely) == len(result.outputs) == len(example.outputs)
     assert (example.maps[0].values[0] == result.token_attr.numpy()).all()
     assert (example.scores[0].values == result.seq_attr.numpy()).all()
     assert example.maps[0].signed is bool((result.token_attr < 0).any()) is True

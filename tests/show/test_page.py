@@ -64,7 +64,8 @@ def test_data_mirrors_the_dataclasses() -> None:
     assert found["facts"] == {"model": "m"}
     assert found["tables"][0]["rows"] == [[None]]
     (shown,) = found["examples"]
-    assert shown["inputs"] == {"texts": ["a", "∅", "b\\u200b"], "words": [0, -1, 1], "word_texts": ["a", "b"]}
+    texts = {"texts": ["a", "∅", "b\\u200b"], "words": [0, -1, 1], "word_texts": ["a", "b"], "likely": None}
+    assert shown["inputs"] == texts
     assert shown["row"] == 2
     assert shown["maps"][0] | {"values": None} == {
         "method": "norm", "unit": "norm", "values": None, "layers": [5], "stack": "encoder", "signed": True,

@@ -17,6 +17,9 @@ const KEPT = {
   words: { write: (value) => (value ? "1" : "0"), read: (text) => ({ 0: false, 1: true })[text] },
   heads: { write: (value) => (value ? "1" : "0"), read: (text) => ({ 0: false, 1: true })[text] },
   lines: { write: String, read: natural },
+  colored: { write: String, read: naturals },
+  from: { write: (value) => value, read: (text) => text },
+  to: { write: (value) => value, read: (text) => text },
   flow: { write: String, read: share },
   views: { write: (value) => value.join(","), read: (text) => text.split(",").filter((name) => /^[a-z]+$/.test(name)) },
 };
@@ -155,6 +158,11 @@ function readPlace(text) {
 /** @param {string} text */
 function natural(text) {
   return /^\d{1,6}$/.test(text) ? Number(text) : undefined;
+}
+
+/** @param {string} text */
+function naturals(text) {
+  return /^(\d{1,6}(,\d{1,6})*)?$/.test(text) ? text.split(",").filter(Boolean).map(Number) : undefined;
 }
 
 /** @param {string} text */

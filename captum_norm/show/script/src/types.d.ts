@@ -20,6 +20,7 @@ export interface Tokens {
   texts: string[];
   words: number[] | null;
   word_texts: string[] | null;
+  likely: string[] | null;
 }
 
 export type Stack = "encoder" | "decoder" | "cross" | "answer" | "links" | "vision";
@@ -167,6 +168,11 @@ export interface Values {
   heads: boolean;
   /** How many lines of a map are drawn, the strongest; 0: as many as suit the text. */
   lines: number;
+  /** The heads whose lines are drawn over each other, each in a colour; none: the lines of the map chosen. */
+  colored: number[];
+  /** Words of the tokens from which and to which lines run; none: all. */
+  from: string;
+  to: string;
   /** The importance that an edge must exceed, from 0 to 1. */
   flow: number;
   /** The names of the views shown, in the order of the page. */

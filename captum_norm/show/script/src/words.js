@@ -83,14 +83,16 @@ function withTexts(example) {
  * @param {Grouping} grouping
  * @returns {Tokens}
  */
-function wordsOf({ texts, words, word_texts }, { of, count }) {
+function wordsOf({ texts, words, word_texts, likely }, { of, count }) {
   /** @type {string[]} */
   const joined = Array(count).fill("");
   texts.forEach((text, index) => {
     const given = words && words[index] !== -1 ? word_texts?.[words[index]] : undefined;
     joined[of[index]] = given ?? joined[of[index]] + text;
   });
-  return { texts: joined, words: null, word_texts: null };
+  /** @type {(word: number) => string} */
+  const next = (word) => likely?.filter((_, index) => of[index] === word).join("; then ") ?? "";
+  return { texts: joined, words: null, word_texts: null, likely: likely && joined.map((_, word) => next(word)) };
 }
 
 /**

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { classified, counts, curve, mapLines } from "../src/layouts/links.js";
+import { classified, counts, curve, mapLines, overlaid, pickedTokens } from "../src/layouts/links.js";
 
 const MAP = [0.5, 0, -1, 0.25, 0.2, 0.75]; // 2 outputs, 3 inputs
 
@@ -46,6 +46,28 @@ test("a token's lines keep the scale of the whole map", () => {
     lines.map(({ share }) => share),
     [0.25, 0.5],
   );
+});
+
+test("lines of several maps are relative to the largest entry of each, the strongest of all", () => {
+  const maps = [MAP, [0, 20, 0, 0, -12, 0]].map((values) => mapLines(values, 3, 3));
+  const { lines, above, tops } = overlaid(maps, 3);
+  assert.deepEqual(
+    lines.map(({ map, input, output, share }) => [map, input, output, share]),
+    [
+      [0, 2, 1, 0.75],
+      [0, 2, 0, -1],
+      [1, 1, 0, 1],
+    ],
+  );
+  assert.deepEqual([above, tops], [7, [1, 20]]);
+  assert.deepEqual(overlaid(maps, 0).lines, []);
+});
+
+test("tokens are picked by the words that stand in them", () => {
+  const texts = ["The", "cat", "catches", "ΣΊΣΥΦΟΣ", "."];
+  assert.deepEqual(pickedTokens(texts, " CAT  the "), [true, true, true, false, false]);
+  assert.deepEqual(pickedTokens(texts, "σί"), [false, false, false, true, false]);
+  assert.deepEqual(pickedTokens(texts, " "), Array(5).fill(true));
 });
 
 test("where both sides are the same tokens, what a token gives to itself hides nothing", () => {

@@ -18,6 +18,9 @@ const DEFAULTS = {
   words: true,
   heads: false,
   lines: 40,
+  colored: [],
+  from: "",
+  to: "",
   views: [],
   theme: "light",
 };
@@ -36,6 +39,8 @@ test("what a fragment says comes back as it was", () => {
     ],
     words: false,
     lines: 12,
+    colored: [11, 0],
+    from: "cat & dog",
     views: ["maps"],
   };
   const fragment = writeFragment(values, DEFAULTS);
@@ -55,6 +60,7 @@ for (const hostile of [
   "#pins=output:1,input:2",
   "#pins=output:99999999",
   "#views=<script>",
+  "#colored=1,,2",
   "#hover=input:1&theme=dark",
   `#method=${"x".repeat(5000)}`,
   "#%E0%A4%A",

@@ -85,10 +85,12 @@ test("a word counts if one of its tokens does, and knows its tokens", () => {
   assert.equal(asWords(given).pieces, given);
 });
 
-test("without texts of words, those of their tokens are joined", () => {
-  const inputs = { texts: ["key", "s", "."], words: [0, 0, 1], word_texts: null };
+test("without texts of words, those of their tokens are joined, and what was likely there", () => {
+  const likely = ["key 0.9, dog 0.1", "s 0.7", ". 0.8"];
+  const inputs = { texts: ["key", "s", "."], words: [0, 0, 1], word_texts: null, likely };
   const bare = { ...example(), inputs, scores: [], maps: [], links: [], graph: null, row: null };
   assert.deepEqual(asWords(bare).inputs.texts, ["keys", "."]);
+  assert.deepEqual(asWords(bare).inputs.likely, ["key 0.9, dog 0.1; then s 0.7", ". 0.8"]);
 });
 
 test("an example of whole words keeps its arrays, and shows the words' texts", () => {

@@ -60,6 +60,35 @@ export function mapLines(values, columns, most, { wanted = () => true, own = tru
 }
 
 /**
+ * Lays the lines of several maps over each other, each relative to the largest entry of its own map.
+ *
+ * @param {ReturnType<typeof mapLines>[]} maps
+ * @param {number} most how many lines there are at most: the strongest
+ * @returns {{ lines: (MapLine & { map: number })[], above: number, tops: number[] }} `map` is the place of a line's map
+ */
+export function overlaid(maps, most) {
+  const lines = maps.flatMap(({ lines }, map) => lines.map((line) => ({ ...line, map })));
+  lines.sort((one, other) => Math.abs(one.share) - Math.abs(other.share));
+  return {
+    lines: lines.slice(Math.max(0, lines.length - most)),
+    above: maps.reduce((sum, { above }) => sum + above, 0),
+    tops: maps.map(({ top }) => top),
+  };
+}
+
+/**
+ * Says which tokens a reader picked: those in which one of the words typed stands; all, if there are none.
+ *
+ * @param {string[]} texts
+ * @param {string} typed words with spaces between them
+ * @returns {boolean[]}
+ */
+export function pickedTokens(texts, typed) {
+  const words = typed.toLocaleLowerCase().split(/\s+/).filter(Boolean);
+  return texts.map((text) => !words.length || words.some((word) => text.toLocaleLowerCase().includes(word)));
+}
+
+/**
  * Compares links with gold links; each link and each missed sure one once, in the order of inputs.
  *
  * @param {Iterable<[number, number, (number | null)?]>} links

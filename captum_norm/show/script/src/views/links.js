@@ -1,10 +1,10 @@
-/** @import { Example, Links, Place, Side, State, View } from "../types.js" */
+/** @import { Example, Links, Place, Side, Stack, State, View } from "../types.js" */
 /** @import { ClassedLink, MapLine } from "../layouts/links.js" */
 
 import { colorOf, css, inkOn } from "../colors.js";
 import { formatted, h, keepFocus, s, segmented } from "../dom.js";
-import { classified, counts, curve, mapLines } from "../layouts/links.js";
-import { gridOf } from "../grids.js";
+import { classified, counts, curve, mapLines, overlaid, pickedTokens } from "../layouts/links.js";
+import { gridOf, mapsOf } from "../grids.js";
 import { pointing } from "../pointing.js";
 
 /** The height of a row, and that where there are many. */
@@ -17,6 +17,9 @@ const MOST_ROWS = 40;
 const EACH = 2;
 const USUAL = 40;
 const MOST = 200;
+/** Heads drawn over each other, each in a colour of its own, side by side so many pixels apart. */
+const COLORS = 4;
+const APART = 3;
 
 const KINDS = /** @type {const} */ ({
   link: "links",
@@ -67,7 +70,6 @@ function createLinks(example, state) {
       draw();
     },
   );
-  const tools = h("div", { class: "tools" }, choice, sliding);
   /** The tokens that have rows. @type {Record<Side, Rows>} */
   let rows = { input: rowsOf([]), output: rowsOf([]) };
   /** @type {Record<Side, { list: HTMLElement, items: HTMLElement[] }>} */
@@ -75,12 +77,17 @@ function createLinks(example, state) {
     input: tokensOf(rows.input, texts.input, "input", state),
     output: tokensOf(rows.output, [], "output", state),
   };
+  const names = { input: h("span"), output: h("span") };
+  columns.append(picker(names.input, "from", state), h("div"), picker(names.output, "to", state));
+  columns.append(lists.input.list, drawing, lists.output.list);
+  const heads = h("div", { class: "segmented heads", role: "group", "aria-label": "Heads in colours" });
+  const overlay = h("div", { class: "choice" }, h("span", {}, "Heads in colours"), heads);
   let light = () => {};
 
   /** @param {Record<Side, number[]>} shown */
   const build = (shown) => {
-    if (columns.childElementCount && `${shown.input} ${shown.output}` === `${rows.input.tokens} ${rows.output.tokens}`)
-      return;
+    if (`${shown.input} ${shown.output}` === `${rows.input.tokens} ${rows.output.tokens}`) return;
+    const before = lists;
     rows = { input: rowsOf(shown.input), output: rowsOf(shown.output) };
     lists = {
       input: tokensOf(rows.input, texts.input, "input", state),
@@ -90,20 +97,21 @@ function createLinks(example, state) {
     const row = count > MANY ? LOW_ROW : ROW;
     columns.style.setProperty("--row", `${row}px`);
     drawing.setAttribute("height", String(row * count));
-    keepFocus(columns, () =>
-      columns.replaceChildren(...namesOf(example, state), lists.input.list, drawing, lists.output.list),
-    );
+    keepFocus(columns, () => {
+      before.input.list.replaceWith(lists.input.list);
+      before.output.list.replaceWith(lists.output.list);
+    });
   };
 
   const draw = () => {
-    const grid = gridOf(example, {
-      method: state.get("method"),
-      stack: state.get("stack"),
-      layer: state.get("layer"),
-      head: state.get("head"),
-    });
-    const found = linksOf(example, state.get("method"));
-    const soft = grid !== null && (!found || mode === "map");
+    const [method, stack, layer] = [state.get("method"), state.get("stack"), state.get("layer")];
+    const count = mapsOf(example, method, stack).heads?.values.shape[1] ?? 0;
+    const colored = state.get("colored").filter((head) => head < count);
+    const grids = (colored.length ? colored : [state.get("head")])
+      .map((head) => gridOf(example, { method, stack, layer, head }))
+      .filter((grid) => grid !== null);
+    const found = linksOf(example, method);
+    const soft = grids.length > 0 && (!found || mode === "map");
     const classed = found
       ? soft
         ? goldOf(found)
@@ -112,9 +120,21 @@ function createLinks(example, state) {
     const usual = Math.min(USUAL, EACH * Math.max(texts.input.length, texts.output.length));
     const most = Math.min(MOST, state.get("lines") || usual);
     const own = example.outputs !== null;
-    const { lines, above, top } = soft
-      ? mapLines(grid.values, grid.columns, most, { wanted: touching(state.get("pins")), own })
-      : { lines: [], above: 0, top: 0 };
+    const picked = {
+      input: pickedTokens(texts.input, state.get("from")),
+      output: pickedTokens(texts.output, state.get("to")),
+    };
+    /** @type {(places: Place[], which?: object, tops?: number[]) => ReturnType<typeof overlaid>} */
+    const linesAt = (places, which, tops = []) => {
+      const [wanted, count] = [touching(places, picked), which ? Math.max(most, USUAL) : most];
+      const maps = soft
+        ? grids.map(({ values, columns }, map) =>
+            mapLines(values, columns, count, { wanted, own, ...which, top: tops[map] }),
+          )
+        : [];
+      return overlaid(maps, count);
+    };
+    const { lines, above, tops } = linesAt(state.get("pins"));
     /** @param {Side} side */
     const shown = (side) => {
       const all = [...texts[side].keys()];
@@ -126,16 +146,9 @@ function createLinks(example, state) {
     build({ input: shown("input"), output: shown("output") });
     light = () => {
       const places = [state.get("hover"), ...state.get("pins")].filter((place) => place !== null);
-      const touches = touching(places);
-      const near =
-        soft && state.get("hover")
-          ? mapLines(grid.values, grid.columns, Math.max(most, USUAL), {
-              wanted: touches,
-              own,
-              among: { input: rows.input.tokens, output: rows.output.tokens },
-              top,
-            }).lines
-          : lines;
+      const among = { input: rows.input.tokens, output: rows.output.tokens };
+      const near = state.get("hover") ? linesAt(places, { among }, tops).lines : lines;
+      const touches = touching(places, picked);
       const linked = classed.filter(({ input, output }) => touches(input, output));
       const row =
         Number(drawing.getAttribute("height")) / Math.max(rows.input.tokens.length, rows.output.tokens.length, 1);
@@ -145,25 +158,31 @@ function createLinks(example, state) {
         row * ((rows.output.at.get(output) ?? 0) + 0.5),
       ];
       drawing.replaceChildren(
-        ...near.map((line) => softLine(line, ends(line), width, state)),
+        ...near.map((line) => softLine(line, ends(line), width, state, colored)),
         ...linked.flatMap((link) => linkLine(link, ends(link), width)),
       );
-      mark(lists, rows, near, linked, places, state);
+      mark(lists, rows, near, linked, places, picked, state);
     };
     light();
-    choice.hidden = !grid || !found;
+    choice.hidden = !grids.length || !found;
     sliding.hidden = !soft;
+    overlay.hidden = !soft || count < 2;
     tools.hidden = choice.hidden && sliding.hidden;
+    keepFocus(heads, () => heads.replaceChildren(...headButtons(count, colored, state)));
+    [names.input.textContent, names.output.textContent] = namesOf(example, stack);
     slider.value = String(most);
     limit.textContent = String(Math.min(most, above));
     legend.replaceChildren(...legendOf(classed));
     said.textContent = [
       soft && !example.outputs ? "What a token gives to itself has no line." : "",
       lines.length < above ? `Shown are the strongest ${lines.length} of ${above} lines.` : "",
+      soft && !above ? "No line runs between these tokens." : "",
+      colored.length > 1 ? "The widths of each head are relative to its largest entry." : "",
     ].join(" ");
   };
+  const tools = h("div", { class: "tools" }, choice, sliding, overlay);
   draw();
-  state.subscribe(["pins", "method", "stack", "layer", "head", "lines", "theme"], draw);
+  state.subscribe(["pins", "method", "stack", "layer", "head", "colored", "from", "to", "lines", "theme"], draw);
   state.subscribe(["hover"], () => light());
   new ResizeObserver(() => {
     if (!drawing.clientWidth || drawing.clientWidth === width) return;
@@ -181,26 +200,58 @@ function rowsOf(tokens) {
 }
 
 /**
- * Whether a line is from or to one of some places; every line, if there are none.
+ * Whether a line runs between tokens that were picked, and from or to one of some places, if there are any.
  *
  * @param {Place[]} places
+ * @param {Record<Side, boolean[]>} picked
  * @returns {(input: number, output: number) => boolean}
  */
-function touching(places) {
+function touching(places, picked) {
   return (input, output) =>
-    !places.length || places.some(({ side, index }) => index === (side === "input" ? input : output));
+    picked.input[input] &&
+    picked.output[output] &&
+    (!places.length || places.some(({ side, index }) => index === (side === "input" ? input : output)));
 }
 
 /**
  * The names over the columns.
  *
  * @param {Example} example
+ * @param {Stack} stack
+ */
+function namesOf(example, stack) {
+  if (!example.outputs) return ["from", "to"];
+  return example.links.length > 0 || stack === "cross" ? ["source", "target"] : ["input", "output"];
+}
+
+/**
+ * The field over a column, for words of the tokens between which lines run.
+ *
+ * @param {HTMLElement} name
+ * @param {"from" | "to"} key
  * @param {State} state
  */
-function namesOf(example, state) {
-  const translated = example.links.length > 0 || state.get("stack") === "cross";
-  const [left, right] = !example.outputs ? ["from", "to"] : translated ? ["source", "target"] : ["input", "output"];
-  return [h("div", { class: "quiet" }, left), h("div", {}), h("div", { class: "quiet" }, right)];
+function picker(name, key, state) {
+  const field = h("input", { type: "search", placeholder: "all tokens" });
+  field.value = state.get(key);
+  field.addEventListener("input", () => state.set({ [key]: field.value }));
+  return h("label", { class: "quiet" }, name, field);
+}
+
+/**
+ * @param {number} count
+ * @param {number[]} colored the heads that have a colour
+ * @param {State} state
+ */
+function headButtons(count, colored, state) {
+  return Array.from({ length: count }, (_, head) => {
+    const at = colored.indexOf(head);
+    const button = h("button", { type: "button", "aria-pressed": String(at >= 0), class: `head-${at}` }, String(head));
+    const others = colored.filter((other) => other !== head);
+    const next = at < 0 ? [...others.slice(0, COLORS - 1), head] : others;
+    button.addEventListener("click", () => state.set({ colored: next }));
+    return button;
+  });
 }
 
 /**
@@ -261,22 +312,25 @@ function tokensOf({ tokens }, texts, side, state) {
 }
 
 /**
- * @param {MapLine} line
+ * @param {MapLine & { map: number }} line
  * @param {[number, number]} ends their heights
  * @param {number} width
  * @param {State} state
+ * @param {number[]} colored the heads that have a colour
  */
-function softLine({ share, value }, [from, to], width, state) {
+function softLine({ share, value, map }, [from, to], width, state, colored) {
   const size = Math.abs(share);
+  const aside = APART * (map - (colored.length - 1) / 2);
   return s(
     "path",
     {
-      d: curve(0, from, width, to),
-      stroke: css(colorOf(Math.sign(share) * 0.55, state.get("theme"))),
+      ...(colored.length
+        ? { class: `head-${map}${share < 0 ? " below" : ""}`, d: curve(0, from + aside, width, to + aside) }
+        : { stroke: css(colorOf(Math.sign(share) * 0.55, state.get("theme"))), d: curve(0, from, width, to) }),
       "stroke-width": (0.75 + 4.5 * size).toFixed(2),
       "stroke-opacity": (0.12 + 0.88 * size).toFixed(2),
     },
-    s("title", {}, formatted(value)),
+    s("title", {}, colored.length ? `head ${colored[map]}: ${formatted(value)}` : formatted(value)),
   );
 }
 
@@ -302,9 +356,10 @@ function linkLine({ kind, probability }, [from, to], width) {
  * @param {MapLine[]} lines
  * @param {ClassedLink[]} links
  * @param {Place[]} places
+ * @param {Record<Side, boolean[]>} picked
  * @param {State} state
  */
-function mark(lists, rows, lines, links, places, state) {
+function mark(lists, rows, lines, links, places, picked, state) {
   for (const side of /** @type {Side[]} */ (["input", "output"])) {
     const strongest = new Map();
     if (places.length) {
@@ -320,7 +375,8 @@ function mark(lists, rows, lines, links, places, state) {
       const pinned = state.get("pins").some((place) => place.side === side && place.index === index);
       item.classList.toggle("pointed", pointed);
       item.setAttribute("aria-pressed", String(pinned));
-      item.classList.toggle("apart", places.length > 0 && !pointed && !strongest.has(index) && !linked.has(index));
+      const near = !places.length || pointed || strongest.has(index) || linked.has(index);
+      item.classList.toggle("apart", !near || !picked[side][index]);
       const share = pointed ? undefined : strongest.get(index);
       const ground = share === undefined ? null : colorOf(share, state.get("theme"));
       item.style.backgroundColor = ground ? css(ground) : "";

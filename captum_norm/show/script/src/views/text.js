@@ -2,7 +2,7 @@
 /** @import { Reading } from "../readings.js" */
 
 import { paint } from "../colors.js";
-import { direction, formatted, h } from "../dom.js";
+import { direction, formatted, h, isolated } from "../dom.js";
 import { legend } from "../legend.js";
 import { gridOf, largest, methodsOf, nameOf } from "../grids.js";
 import { percent } from "../layouts/numbers.js";
@@ -65,8 +65,10 @@ function passage(example, method, state, first) {
   const top = h("p", { class: "quiet", dir: "auto" });
   const label = h("div", { class: "method" }, h("h3", {}, method), what, top);
   const [outputs, inputs] = SIDES[state.get("stack")] ?? ["Output", "Input"];
+  const { likely } = example.outputs ?? {};
+  const next = h("p", { class: "quiet next", hidden: !likely });
   const lines = own.outputs
-    ? h("div", { class: "lines" }, side(outputs), own.outputs.element, side(inputs), own.inputs.element)
+    ? h("div", { class: "lines" }, side(outputs), own.outputs.element, next, side(inputs), own.inputs.element)
     : h("div", { class: "lines" }, own.inputs.element);
   /** @type {{ reading: Reading, shares: Float32Array, side: Side, top: number } | null} */
   let shown = null;
@@ -95,7 +97,11 @@ function passage(example, method, state, first) {
     const ranked = shown && counted ? shown.shares.map((value, at) => (counted[at] ? value : 0)) : shown?.shares;
     top.textContent = ranked ? topText(ranked, texts, NAMED, percent) : "";
     element.classList.toggle("chosen", method === state.get("method"));
-    return top.textContent ? `${method}: ${top.textContent}` : "";
+    const at = places.length === 1 && places[0].side === "output" ? likely?.[places[0].index] : undefined;
+    next.replaceChildren(...isolated(at ? `Likely there: ${at}` : "Point at a token to see which ones were likely."));
+    return [top.textContent ? `${method}: ${top.textContent}` : "", at ? next.textContent : ""]
+      .filter(Boolean)
+      .join(". ");
   };
   const element = h("div", { class: "passage", ...(first ? { "data-answer": "" } : {}) }, label, lines);
   return { element, read: readAt, draw };
