@@ -11,7 +11,7 @@ from sacrebleu.significance import PairedTest
 from alignment.formats import parse_pharaoh, parse_talp
 from alignment.links import Alignment, GoldAlignment
 from captum_norm import InvalidInputError
-from captum_norm.checks import check_choice
+from captum_norm.checks import check_choice, quoted
 
 
 class AERScore(Score):
@@ -115,8 +115,10 @@ class AER(Metric):
 
     def _cache_references(self, references: Sequence[Any]) -> list[dict[str, GoldAlignment]]:
         streams = [] if isinstance(references, str) else references
-        if len(streams) != 1 or isinstance(streams[0], str | GoldAlignment):
-            raise InvalidInputError("expected a list with one stream of gold alignments: [gold]")
+        if len(streams) != 1 or isinstance(streams[0], str | GoldAlignment) or not isinstance(streams[0], Sequence):
+            raise InvalidInputError(
+                f"got {quoted(references)}; expected a list with one stream of gold alignments: [gold]"
+            )
         return super()._cache_references(references)
 
     def _extract_corpus_statistics(

@@ -18,10 +18,10 @@ from alignment.recipes import DEFAULT_RECIPE, RECIPES, Recipe, read_recipe
 from alignment.selection import SETTINGS, Choice, Setting, highest_norm, most_consistent
 from alignment.symmetrization import COMBINATIONS, MAP_COMBINATIONS, SYMMETRIZATIONS
 from alignment.teacher_forcing import MapMethod, OnError, WordMaps, attention_maps, word_maps
-from alignment.tokenization import TranslationTokenizer, languages_of
+from alignment.tokenization import TranslationTokenizer, check_words, languages_of
 from alignment.word_maps import WordMap, normalize_rows, sinkhorn, smoothed_product
 from captum_norm import InvalidInputError, NormAttribution
-from captum_norm.checks import check_choice
+from captum_norm.checks import check_choice, quoted
 from captum_norm.models import explained_module
 
 Words = Sequence[str]
@@ -35,12 +35,9 @@ def sentence_pairs(sources: Sequence[Words], targets: Sequence[Words]) -> list[t
     """Pair source and target sentences."""
     if len(sources) != len(targets):
         raise InvalidInputError(f"got {len(sources)} source and {len(targets)} target sentences; expected equally many")
-    pairs = list(zip(sources, targets, strict=True))
-    for index, pair in enumerate(pairs):
-        for words in pair:
-            if isinstance(words, str):
-                raise InvalidInputError(f"pair {index}: got the string {words!r}, expected a sequence of words")
-    return pairs
+    check_words(sources)
+    check_words(targets)
+    return list(zip(sources, targets, strict=True))
 
 
 class TextAligner(ABC):
@@ -219,6 +216,11 @@ class WordAligner(TextAligner):
         check_choice("setting", setting, (*SETTINGS, "auto"))
         if isinstance(head, str) and head not in ("auto", "all"):
             raise InvalidInputError(f'got the head {head!r}, expected an index, "auto" or "all"')
+        if not hasattr(tokenizer, "encode_source"):
+            name = type(tokenizer).__name__
+            raise InvalidInputError(f"got a tokenizer {name}; wrap that of a model: HuggingFaceTokenizer(tokenizer)")
+        if isinstance(method, str | type):
+            raise InvalidInputError(f"got the method {quoted(method)}; make one, such as AttentionWeights(model)")
         recipe = read_recipe(recipe) if isinstance(recipe, str) else recipe
         super().__init__(recipe, lexicon, count_text=count_text, languages=languages_of(tokenizer))
         self.model = model
@@ -353,6 +355,9 @@ class BidirectionalAligner(TextAligner):
         lexicon: Lexicon | None = None,
         count_text: bool | None = None,
     ) -> None:
+        for one in (forward, reverse):
+            if not isinstance(one, WordAligner):
+                raise InvalidInputError(f"got {quoted(one)}; expected WordAligner(model, tokenizer) for each direction")
         if combine is None:
             combine = "grow-diag" if forward.recipe.null else "add"
         check_choice("combine", combine, COMBINATIONS)

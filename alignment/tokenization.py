@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from captum_norm import InvalidInputError
+from captum_norm.checks import quoted
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedSentence:
@@ -17,6 +20,14 @@ class EncodedSentence:
 
     ids: list[int]
     word_ids: list[int | None]
+
+
+def check_words(sentences: Sequence[Sequence[str]]) -> None:
+    """Refuse a text in place of sentences or of the words of one."""
+    for text in (sentences, *sentences):
+        if isinstance(text, str):
+            expected = "a list of sentences, each a list of words, such as [text.split()]"
+            raise InvalidInputError(f"got the string {quoted(text)}; expected {expected}")
 
 
 class TranslationTokenizer(Protocol):

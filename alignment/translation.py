@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from alignment.teacher_forcing import NO_LABEL, OnError, TeacherForcedBatch, teacher_forced_batches
-from alignment.tokenization import EncodedSentence, TranslationTokenizer
+from alignment.tokenization import EncodedSentence, TranslationTokenizer, check_words
 from captum_norm import InvalidInputError, UnsupportedModelError
 from captum_norm.models import check_sequence, evaluating, explained_module
 
@@ -63,6 +63,7 @@ def translate(
         raise InvalidInputError(f"got a {type(model).__name__}, which has no generate(); expected {expected}")
     if model.training:
         raise InvalidInputError("got a model in training mode, whose translations are random; call model.eval()")
+    check_words(sentences)
     translations: list[list[str]] = [[] for _ in sentences]
     full = [index for index, words in enumerate(sentences) if words]
 

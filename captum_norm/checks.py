@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from functools import partial
 from operator import index as integer
 from typing import Any, TypeVar
 
@@ -27,14 +28,14 @@ def quoted_name(name: str) -> str:
     return name if name and name.isprintable() else repr(name)
 
 
-def check_index(name: str, value: object) -> int:
-    """Convert any kind of integer except a boolean, within 64 bits."""
+def check_index(name: str, value: object, expected: str = "an integer") -> int:
+    """Convert any kind of integer except a boolean, within 64 bits; ``expected`` says which for the message."""
     try:
         number = None if isinstance(value, bool) else integer(value)  # type: ignore[arg-type]
     except (TypeError, RuntimeError):  # RuntimeError: a meta tensor
         number = None
     if number is None or not -(2**63) <= number < 2**63:
-        raise InvalidInputError(f"got {name} {quoted(value)}; expected an integer")
+        raise InvalidInputError(f"got {name} {quoted(value)}; expected {expected}")
     return number
 
 
@@ -47,9 +48,15 @@ def check_count(name: str, value: object, most: int | None = None) -> int:
     return number
 
 
+def check_layer(value: object) -> int:
+    """Convert the number of a layer."""
+    return check_index("layer", value, "its number: 0 for the first, -1 for the last")
+
+
 def check_indices(name: str, value: object) -> list[int]:
     """Convert a sequence, array or tensor of integers."""
-    return [check_index(name, entry) for entry in check_entries(f"{name}s", value, "integers")]
+    convert = check_layer if name == "layer" else partial(check_index, name)
+    return [convert(entry) for entry in check_entries(f"{name}s", value, "integers, such as [0, 1]")]
 
 
 def check_entries(name: str, value: object, what: str) -> list[Any]:

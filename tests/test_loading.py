@@ -152,9 +152,12 @@ def test_what_is_damaged_is_told_of(name: str, folder: Path) -> None:
         (" ", "cannot load a model: its name is empty"),
         ("./nope", "cannot load the model ./nope: there is no such folder"),
         (Path(__file__), f"cannot load the model {__file__}: it is a file"),
-        ("bad name!", "cannot load the model bad name! (no folder of that name here): Repo id"),
+        ("bad name!", "cannot load the model bad name!: Repo id"),
         ("x" * 300, f"cannot load the model {'x' * 300}: File name too long (xxx"),
-        ("captum-norm/no-such", "cannot load the model captum-norm/no-such (no folder of that name here): "),
+        (
+            "captum-norm/no-such",
+            "cannot load the model captum-norm/no-such: the Hugging Face hub cannot be reached, and the cache",
+        ),
     ],
 )
 def test_names_that_lead_to_no_model(name: object, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,8 @@ _BATCH = 32
 # Maps of single heads are computed for pages whose maps of layers, (B, L, S, S), have no more entries than that.
 _AXES_OF_LAYERS = 4
 _MOST_ENTRIES = 1_000_000
+_ANSWER_OPTIONS = ("contrast", "gen_args", "generate", "max_new_tokens", "segments")
+_OF_ANSWERS = "; GenerationAttribution(method, tokenizer) explains generated answers"
 LEAST_IMPORTANCE = 0.01
 """What the flow on a page can show at most; it begins with the authors' threshold."""
 
@@ -278,7 +280,7 @@ def _method(
         known = inspect.signature(entry.load()).parameters.keys() | MeterOptions.__annotations__.keys()
         for option in options.keys() - known:
             has = sorted(known - {"model", "options", "readout", "tokenizer", "unknown"})
-            hint = did_you_mean(option, has)
+            hint = _OF_ANSWERS if option in _ANSWER_OPTIONS else did_you_mean(option, has)
             raise InvalidInputError(f"the method {method} has no {option}; it has {', '.join(has)}{hint}")
     readout: Readout | None = None
     states = entry.target == "optional" and output.target is None and layer is not None
@@ -459,7 +461,7 @@ def _output_number(model: Any, tokenizer: Any, name: str) -> int:
     pieces = [name] if name in tokenizer.get_vocab() else tokenizer.tokenize(name)
     if len(pieces) != 1 or tokenizer.unk_token in pieces:
         raise InvalidInputError(
-            f"got the target {name}, which is no number and no single token of {kind}; give one token, such as "
-            f"{pieces[0] if tokenizer.unk_token not in pieces else 'the'}, or its number"
+            f"got the target {quoted(name)}, which is neither a number nor a single token of {kind}; give one token or "
+            "its number, or explain an answer of several tokens by GenerationAttribution"
         )
     return int(tokenizer.convert_tokens_to_ids(pieces[0]))

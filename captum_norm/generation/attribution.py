@@ -87,13 +87,15 @@ class GenerationAttribution(Attribution):
         explainer: Any = method
         model = getattr(explainer, "model", None)
         if not isinstance(explainer, Attribution) or not isinstance(model, nn.Module):
+            got = f"a {type(method).__name__}" if isinstance(method, nn.Module) else quoted(method)
             raise InvalidInputError(
-                f"got the method {quoted(method)}; expected one of captum_norm, such as NormAttribution(model), or "
+                f"got the method {got}; expected one of captum_norm, such as NormAttribution(model), or "
                 "TokenAttribution(model, ...) for a method of Captum"
             )
         self.tokenizer = tokenizer_of(method, tokenizer)
-        if self.tokenizer is None:
-            raise InvalidInputError("got no tokenizer; pass the model's: GenerationAttribution(method, tokenizer)")
+        if not callable(self.tokenizer):
+            got = "no tokenizer" if self.tokenizer is None else f"the tokenizer {quoted(self.tokenizer)}"
+            raise InvalidInputError(f"got {got}; pass the model's: GenerationAttribution(method, tokenizer)")
         if library_of(model) is not HUGGING_FACE:
             raise UnsupportedModelError(
                 f"got {type(model).__name__}, which is no Hugging Face model; call the method itself with the tokens "
@@ -234,7 +236,10 @@ class GenerationAttribution(Attribution):
             return read_answer(target, prompt, self.tokenizer, continued=self._continued)
         generate = getattr(self.model, "generate", None)
         if generate is None:
-            raise UnsupportedModelError(f"{type(self.model).__name__} cannot generate; pass the answer: target=")
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} cannot generate; take a language model with its head, such as "
+                "AutoModelForCausalLM loads, or pass the answer: target="
+            )
         self._check(prompt.ids, self.model, self._longest)
         if gen_args is not None and not isinstance(gen_args, Mapping):
             raise InvalidInputError(
@@ -246,8 +251,14 @@ class GenerationAttribution(Attribution):
             room = self._longest - len(prompt.ids) + 1 if self._continued else self._longest
             options["max_new_tokens"] = min(check_count("max_new_tokens", options["max_new_tokens"]), room)
         ids = self._tensor(prompt.ids)
-        with torch.no_grad(), evaluating(self.model):
-            generated = generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
+        try:
+            with torch.no_grad(), evaluating(self.model):
+                generated = generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
+        except (TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise InvalidInputError(
+                f"generate() of {type(self.model).__name__} refuses gen_args={quoted(gen_args)}: {reason[:300]}"
+            ) from error
         generated = getattr(generated, "sequences", generated)[0].tolist()
         answer: list[int] = generated[len(prompt.ids) :] if self._continued else generated[1:]
         stops = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)

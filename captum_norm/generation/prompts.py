@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from captum_norm.checks import check_entries, quoted
+from captum_norm.checks import check_entries, did_you_mean, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.text.words import Span, joined_spans, word_spans
 
@@ -81,7 +81,9 @@ def read_answer(answer: Any, prompt: Prompt, tokenizer: Any, *, continued: bool 
     else:
         raise InvalidInputError(f"got the answer {quoted(answer)}; expected a text, or its token ids, (R,)")
     if not ids:
-        raise InvalidInputError(f"got the answer {quoted(answer)}, which has no tokens; expected one or more")
+        raise InvalidInputError(
+            f"got the answer {quoted(answer)}, which has no tokens; give a text, or None to generate an answer"
+        )
     return ids
 
 
@@ -93,7 +95,9 @@ def check_ids(ids: Sequence[int], vocabulary: int, longest: int | None, model: s
             f"got the token id {wrong}, but {model} has {vocabulary} embeddings; take the model's own tokenizer"
         )
     if longest is not None and len(ids) > longest:
-        raise InvalidInputError(f"got {len(ids)} tokens, but {model} takes at most {longest}; shorten the prompt")
+        raise InvalidInputError(
+            f"got {len(ids)} tokens, but {model} takes at most {longest}; shorten the prompt or answer"
+        )
 
 
 def span_of(outputs: object, texts: Sequence[str], answer: str) -> Span:
@@ -227,7 +231,9 @@ def segments_of(prompt: Prompt, segmentation: Segmentation) -> tuple[Sequence[st
     if isinstance(segmentation, str) and segmentation == "message":
         names, spans = list(prompt.roles), list(prompt.messages)
         if not spans:
-            raise InvalidInputError('got segments="message" and no conversation; pass messages or chat=True')
+            raise InvalidInputError(
+                'got segments="message" and no conversation; pass messages, [{"role": "user", "content": "…"}]'
+            )
     else:
         spans = _segment_spans(prompt.text, prompt.messages or [(0, len(prompt.text))], segmentation)
         if isinstance(segmentation, str) and segmentation == "word":
@@ -249,7 +255,7 @@ def _segment_spans(text: str, parts: Sequence[Span], segmentation: Segmentation)
         if segmentation not in _BETWEEN:
             raise InvalidInputError(
                 f"got segments={quoted(segmentation)}; expected word, {', '.join(_BETWEEN)}, message, or a list of "
-                "their texts"
+                f"their texts{did_you_mean(segmentation, ('word', *_BETWEEN, 'message'))}"
             )
         for start, end in parts:
             matches = list(_BETWEEN[segmentation].finditer(text, start, end))

@@ -66,10 +66,10 @@ def model_location(name_or_path: str) -> str:
 def read_config(name_or_path: str) -> Any:
     """Read the configuration of a model."""
     folder = model_location(name_or_path)
-    absence = "" if Path(folder).is_dir() else " (no folder of that name here)"
+    absence = "" if Path(folder).is_dir() else "; no folder here has that name: check it, or give the path of a folder"
     import transformers
 
-    with quiet(), as_input_error(f"cannot load the model {name_or_path}{absence}"):
+    with quiet(), as_input_error(f"cannot load the model {name_or_path}", absence):
         if (file := file_at(folder, "config.json")) is not None:
             check_config(read_json(file))
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -100,7 +100,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def as_input_error(what: str) -> Iterator[None]:
+def as_input_error(what: str, remedy: str = "") -> Iterator[None]:
     """Convert any exception of transformers for a bad model into an InvalidInputError with one sentence."""
     try:
         yield
@@ -110,7 +110,7 @@ def as_input_error(what: str) -> Iterator[None]:
         # A panic in the Rust code of tokenizers is not an Exception, and its class cannot be imported.
         if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
             raise
-        raise InvalidInputError(f"{what}: {_first_sentence(error)}") from error
+        raise InvalidInputError(f"{what}: {_first_sentence(error)}{remedy}") from error
 
 
 def _first_sentence(error: BaseException) -> str:
@@ -125,6 +125,8 @@ def _message_of(error: BaseException) -> str:
     """The message of an exception, made a sentence if it is only a name or about Python types."""
     if isinstance(error, KeyError):
         return f"{error} is missing or unknown"
+    if "couldn't connect to" in str(error):
+        return "the Hugging Face hub cannot be reached, and the cache does not have it"
     if isinstance(error, AttributeError | TypeError | ZeroDivisionError):
         return f"its configuration or files do not fit: {error}"
     if isinstance(error, OSError) and error.strerror is not None:

@@ -249,13 +249,15 @@ class ModelCall:
             if _is_ours(error):
                 raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            name = type(self.model).__name__
             lacks_decoder = self.encoder is not None and not any(map(self.library.is_decoders, self.arguments))
             hint = f" ({self.library.without_decoder})" * lacks_decoder
             if "padding token" in reason:
                 hint = " (copies of one example are a batch, too; set model.config.pad_token_id)"
-            raise InvalidInputError(
-                f"the forward pass of {type(self.model).__name__} does not accept these inputs: {reason}{hint}"
-            ) from error
+            message = f"the forward pass of {name} does not accept these inputs: {reason}{hint}"
+            if lacks_decoder and not isinstance(error, TypeError):  # which names what is missing
+                message = f"got {name} without its decoder's inputs; {self.library.without_decoder}"
+            raise InvalidInputError(message) from error
 
     def note(self, output: Any) -> None:
         """Show the output that is explained to whoever watches."""

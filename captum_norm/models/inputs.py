@@ -33,6 +33,12 @@ def bind_inputs(
         inputs = tokenized(facts.module, inputs, tokenizer)
         texts = [tokenizer.convert_ids_to_tokens(ids) for ids in inputs["input_ids"].tolist()]
     main, arguments = _named(facts, inputs, additional_forward_args)
+    if "pixel_values" in facts.parameters and "input_ids" not in facts.parameters and main.dim() == 2:
+        kind = type(facts.module).__name__
+        raise InvalidInputError(
+            f"got inputs of shape {tuple(main.shape)} for {kind}, which reads pictures; expected pixel_values (batch, "
+            "channels, height, width), such as an image processor returns"
+        )
     if facts.hands_on_cache and "use_cache" not in arguments:
         arguments["use_cache"] = False
     given = (arguments.get(name) for name in library.decoder) if facts.decoder is not None else ()
@@ -48,7 +54,9 @@ def bind_inputs(
     if facts.decoder is not None and start is not None:
         decoder = _read_positions(facts, facts.decoder, start, arguments, prefix.past)
         if len(start) != len(main):
-            raise InvalidInputError(f"got {len(main)} examples for the encoder and {len(start)} for the decoder")
+            raise InvalidInputError(
+                f"got {len(main)} examples for the encoder and {len(start)} for the decoder; expected equally many"
+            )
     if positions.shift is not None or decoder.shift is not None:
         read = ((name, decoder if library.is_decoders(name) else positions) for name in arguments)
         arguments = {name: own.shift_left(arguments[name]) for name, own in read}
@@ -109,7 +117,10 @@ def _main_argument(
     for name in (*names, *parameters):
         if isinstance(inputs.get(name), Tensor):
             return inputs[name]  # type: ignore[no-any-return]
-    raise InvalidInputError(f"got inputs with the keys {sorted(inputs)}; expected {' or '.join(names)} as a tensor")
+    tensors = ': tokenizer(texts, return_tensors="pt") returns tensors' * ("input_ids" in inputs)
+    raise InvalidInputError(
+        f"got inputs with the keys {sorted(inputs)}; expected {' or '.join(names)} as a tensor{tensors}"
+    )
 
 
 def _texts_of_ids(ids: Tensor | None, tokenizer: Any) -> Sequence[Sequence[str]] | None:
@@ -173,7 +184,7 @@ def _check_sequence(reader: Reader, main: Tensor, before: int) -> int | None:
     if reader.longest is not None and before + main.shape[1] > reader.longest:
         behind = f" after {before} others" if before else ""
         raise InvalidInputError(
-            f"got a sequence of {main.shape[1]} positions{behind}; {name} allows at most {reader.longest}"
+            f"got a sequence of {main.shape[1]} positions{behind}; {name} allows at most {reader.longest}: shorten it"
         )
     return main.shape[1]
 

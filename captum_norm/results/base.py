@@ -130,7 +130,8 @@ class Result:
         }
         if suffix.lower() not in makers:
             raise InvalidInputError(
-                f"got a file name with the suffix {quoted(suffix)}; expected one of {', '.join(makers)}"
+                f"got a file name with the suffix {quoted(suffix)}; expected one of {', '.join(makers)}: name it as "
+                "result.html, for example"
             )
         return makers[suffix.lower()]()
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from captum_norm.checks import check_count, check_entries, check_index, quoted
+from captum_norm.checks import check_count, check_entries, check_index, check_layer, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.results.base import Result
 from captum_norm.text.characters import spelled_out
@@ -342,7 +342,7 @@ class StackResult(Result):
 
 def place_of_layer(name: str, layer: int, layers: Sequence[int]) -> int:
     """Return the place of a layer among those that there are, from −1 backwards in their order."""
-    number = check_index("layer", layer)
+    number = check_layer(layer)
     if number in layers:
         return layers.index(number)
     if -len(layers) <= number < 0:

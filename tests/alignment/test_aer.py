@@ -125,6 +125,7 @@ def test_paired_significance_between_systems(test_type: str) -> None:
         (["0-0"], ["0-0"], r"a list with one stream of gold alignments: \[gold\]"),
         (["0-0"], [["0-0"], ["0-0"]], "one stream"),
         (["0-0"], "0", "one stream"),
+        (["0-0"], [1], r"got \[1\]; expected a list with one stream"),
         (["0-0"], None, "got no gold alignments"),
         (["0-0"], [[None]], "got None as a gold alignment"),
         ([[(0, 0)]], [["0-0"]], r"got \[\(0, 0\)\] as a hypothesis"),

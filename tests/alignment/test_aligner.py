@@ -1,7 +1,8 @@
 """Sentence pairs to alignments, by one model or two opposite ones: what is read, chosen, combined and refused."""
 
 import random
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -206,8 +207,17 @@ def test_texts_and_unequal_numbers_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="got 2 source and 1 target sentences; expected equally many"):
         toy(1).align([["a"], ["b"]], [["A"]])
     for sources, targets in (([["a"], "a b"], [["A"], ["A"]]), ([["a"], ["a"]], [["A"], "a b"])):
-        with pytest.raises(InvalidInputError, match="pair 1: got the string 'a b', expected a sequence of words"):
+        with pytest.raises(InvalidInputError, match="got the string 'a b'; expected a list of sentences"):
             toy(1).align(sources, targets)
+    aligner, made = toy(1), partial(cast(Any, WordAligner), toy(1).model)
+    wrong: list[tuple[Callable[[], object], str]] = [
+        (lambda: made("fr-en"), r"got a tokenizer str; wrap that of a model: HuggingFaceTokenizer\(tokenizer\)"),
+        (lambda: made(aligner.tokenizer, "norms"), r"got the method 'norms'; make one, such as AttentionWeights\("),
+        (lambda: BidirectionalAligner(aligner, "en-fr"), r"got 'en-fr'; expected WordAligner\(model, tokenizer\) for"),  # type: ignore[arg-type]
+    ]
+    for make, message in wrong:
+        with pytest.raises(InvalidInputError, match=message):
+            make()
 
 
 def noisy(seed: int) -> ToyMethod:

@@ -111,7 +111,7 @@ def test_unusable_pairs_are_reported(tmp_path: Path) -> None:
         inspector.inspect([PAIRS[0][0], []], [PAIRS[0][1], ["the"]])
     with pytest.raises(InvalidInputError, match="got 1 source and 2 target sentences"):
         inspector.inspect([["das"]], [["the"], ["a"]])
-    with pytest.raises(InvalidInputError, match="pair 0: got the string 'das Haus'"):
+    with pytest.raises(InvalidInputError, match="got the string 'das Haus'"):
         inspector.inspect(["das Haus"], [["the"]])
 
 

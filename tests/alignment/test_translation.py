@@ -204,6 +204,9 @@ def test_numbers_below_one_are_refused(shipped: tuple[Any, Any], name: str) -> N
 
 def test_models_that_cannot_translate_are_refused(shipped: tuple[Any, Any]) -> None:
     model, tokenizer = shipped
+    for texts in ("le chat noir", ["le chat noir"]):
+        with pytest.raises(InvalidInputError, match="got the string 'le chat noir'; expected a list of sentences"):
+            translate(model, tokenizer, texts)
     with pytest.raises(InvalidInputError, match=r"got a MarianModel, which has no generate\(\); expected"):
         translate(model.model, tokenizer, FRENCH)
     model.train()

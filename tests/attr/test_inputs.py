@@ -87,7 +87,12 @@ def test_a_mask_that_the_cache_stands_before_still_comes_first() -> None:
         (lambda ids: {"inputs": ids, "position": "middle"}, 'the position "middle"; expected an index, "first"'),
         (lambda ids: {"inputs": ids, "position": 1.5}, "position 1.5; expected an integer"),
         (lambda ids: {"inputs": ids, "position": torch.tensor([True] * 3)}, "position True; expected an integer"),
-        (lambda ids: {"inputs": ids, "layer": 1.0}, "layer 1.0; expected an integer"),
+        (lambda ids: {"inputs": ids, "layer": 1.0}, "layer 1.0; expected its number: 0 for the first"),
+        (
+            lambda ids: {"inputs": ids, "layer": "last"},
+            "layer 'last'; expected its number: 0 for the first, -1",
+        ),
+        (lambda ids: {"inputs": {"input_ids": ids.tolist()}}, 'as a tensor: tokenizer.*return_tensors="pt"'),
         (lambda ids: {"inputs": ids, "layer": 2}, "layer 2; the model has 2: 0 to 1, or -2 to -1"),
     ],
 )
@@ -130,7 +135,14 @@ OPTIONS: list[tuple[Any, str]] = [
     (lambda model, ids: cn.ALTI(model).maps(ids, target=1), "the maps of ALTI depend on no output"),
     (lambda model, ids: cn.ALTI(model).maps(ids, position=1), "the maps of ALTI depend on no output"),
     (lambda model, ids: NORM(model).maps(ids, stacks=3), "^got stacks 3; expected a sequence of names"),
-    (lambda model, ids: NORM(model).maps(ids, layers=3), "^got layers 3; expected a sequence of integers"),
+    (
+        lambda model, ids: NORM(model).maps(ids, layers=3),
+        r"^got layers 3; expected a sequence of integers, such as \[0, 1\]",
+    ),
+    (
+        lambda _, ids: NORM(families.family.new("ViTModel", hidden_size=12)()).attribute(ids),
+        r"^got inputs of shape \(3, 11\) for ViTModel, which reads pictures; expected pixel_values \(batch",
+    ),
     (lambda model, ids: NORM(model).attribute(ids, position=2**70), f"^got position {2**70}; expected an integer"),
     (
         lambda model, ids: NORM(model).attribute(ids.to(torch.uint16)),

@@ -186,8 +186,8 @@ def test_tokens_are_no_labels_and_labels_no_tokens(
     assert said.startswith(f"got the target {token}, which is no number and no label")
     for wrong in ("LABEL_1", "dogs"):
         assert refused(capsys, *asked, wrong, "--model", gpt2) == (
-            f"got the target {wrong}, which is no number and no single token of GPT2LMHeadModel; give one token, such "
-            "as the, or its number"
+            f"got the target {wrong!r}, which is neither a number nor a single token of GPT2LMHeadModel; give one "
+            "token or its number, or explain an answer of several tokens by GenerationAttribution"
         )
     assert refused(capsys, *asked, "dog", "--model", bert) == (
         "got the target dog, but the outputs of BertModel are neither labels nor tokens; give the number of one"
@@ -201,7 +201,7 @@ def test_tokens_are_no_labels_and_labels_no_tokens(
         (["a dog", "--layer", "-3"], "got layer -3; the model has 2: 0 to 1, or -2 to -1"),
         (["a dog", "--position", "4"], "got position 4; the sequence has 4 positions"),
         (["a dog", "--position", "-5"], "got position -5; the sequence has 4 positions"),
-        (["a " * 11], "got a sequence of 13 positions; BertModel allows at most 12"),
+        (["a " * 11], "got a sequence of 13 positions; BertModel allows at most 12: shorten it"),
         (["\u200b"], "the text has no tokens that the model knows"),
         (["a dog", "--scope", "everything"], 'got the scope "everything"; NormAttribution has'),
         (["a dog", "--method", "weights", "--scope", "atb"], 'got the scope "atb"; AttentionWeights has'),
@@ -231,7 +231,7 @@ def test_a_long_text_is_refused_in_one_sentence_whatever_its_tokenizer_says(
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     said = refused(capsys, "explain", "a " * 13, "--model", str(tmp_path))
-    assert said == "got a sequence of 15 positions; BertModel allows at most 12"
+    assert said == "got a sequence of 15 positions; BertModel allows at most 12: shorten it"
     assert not caplog.records
 
 

@@ -187,6 +187,9 @@ def test_what_cannot_be_explained_is_one_sentence(bert: Any, classifier: Any, tm
     assert fails(TEXTS[0], *some, per_head=torch.ones(2)).startswith("got per_head")
     assert fails(TEXTS[0], *some, method="rollout", scope="attn").startswith("the method rollout has no scope; it has ")
     assert fails(TEXTS[0], *some, aggregaton="mean").endswith("; did you mean aggregation?")
+    assert fails(TEXTS[0], *some, generate=9).endswith(
+        "GenerationAttribution(method, tokenizer) explains generated answers"
+    )
     assert fails(TEXTS[0], *some, target=1).startswith("the method norm has no target; its scores depend on no output")
     assert fails(TEXTS[0], *some, method="gim", target=1).startswith("BertModel has no head, so it has no target")
     told = "got per_head=True; the method gim has no maps: leave per_head= out"

@@ -305,10 +305,16 @@ def test_results_are_shown(per_token: bool) -> None:
     ("options", "message"),
     [
         ({"target": ANSWER, "gen_args": {}}, "not generated"),
-        ({"prompt": "Anna owns a red boat. " * 20}, "takes at most 64; shorten the prompt"),
+        ({"prompt": "Anna owns a red boat. " * 20}, "takes at most 64; shorten the prompt or answer"),
         ({"prompt": torch.tensor([5, 9999])}, "the model's own tokenizer"),
         ({"gen_args": 0}, "got gen_args=0; expected a mapping"),
         ({"gen_args": {"max_new_tokens": "9"}}, "got max_new_tokens '9'; expected an integer"),
+        ({"gen_args": {"max_new_tokens": 0}}, "got max_new_tokens=0; expected at least 1"),
+        ({"gen_args": {"max_new": 9}}, r"generate\(\) of GPT2LMHeadModel refuses gen_args={'max_new': 9}: .*max_new"),
+        ({"prompt": ""}, "got the prompt ''; expected some words"),
+        ({"target": ""}, "got the answer '', which has no tokens; give a text, or None to generate"),
+        ({"segments": "sentences"}, "or a list of their texts; did you mean sentence"),
+        ({"segments": "message"}, r"and no conversation; pass messages, \["),
         ({"target": ANSWER, "segments": 3.5}, "got the segments 3.5; expected a sequence"),
         ({"target": ANSWER, "segments": np.array([1, 2])}, "the segment 1 is not in the prompt"),
         ({"target": ANSWER, "outputs": "green"}, "0 times in the answer"),
@@ -338,8 +344,12 @@ def test_methods_tokenizers_and_models_of_hugging_face_are_needed() -> None:
         generation_of(cn.NormAttribution(layer))
     with pytest.raises(cn.InvalidInputError, match="no tokenizer"):
         cn.GenerationAttribution(cn.NormAttribution(gpt2()))
-    with pytest.raises(cn.InvalidInputError, match="expected one of captum_norm"):
+    with pytest.raises(cn.InvalidInputError, match="got the tokenizer 'gpt2'; pass the model's"):
+        cn.GenerationAttribution(cn.NormAttribution(gpt2()), "gpt2")
+    with pytest.raises(cn.InvalidInputError, match="got the method a GPT2LMHeadModel; expected one of captum_norm"):
         generation_of(gpt2())
+    with pytest.raises(cn.UnsupportedModelError, match="GPT2Model cannot generate; take a language model"):
+        generation_of(cn.NormAttribution(gpt2().transformer)).attribute(PROMPT)
     own = cn.TokenAttribution(gpt2(), InputXGradient, tokenizer=tokenizer())
     assert cn.GenerationAttribution(own).tokenizer is tokenizer()
 
