@@ -29,12 +29,12 @@ def weights_digest(model: "nn.Module") -> str:
     """
     import torch
 
-    from captum_norm.models.offloading import loaded
+    from captum_norm.models.offloading import is_elsewhere, loaded
 
     digest = hashlib.blake2b(digest_size=16)
     for name, stored in model.state_dict().items():
         tensor = stored
-        if stored.is_meta:
+        if is_elsewhere(model, stored):
             path, _, attribute = name.rpartition(".")
             module: Any = model.get_submodule(path)
             with loaded(module):

@@ -14,11 +14,13 @@ import transformers
 
 from captum_norm.cli import main
 from captum_norm.errors import InvalidInputError
-from captum_norm.loading import load, load_model, load_poolings, load_sentence_transformer
+from captum_norm.loading import limits, load, load_model, load_poolings, load_sentence_transformer
 from tests.fuzzing import bounded, limited
 from tests.tiny import bert_config, edit_json, save_tiny
 
 POOLING = "sentence_transformers.sentence_transformer.modules.Pooling"
+# It tries all ways to share the letters among the groups.
+ENDLESS = r"(\w+\.?)+(\w+\.?)+!"
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +78,11 @@ LORA = {"target_modules": ["query"], "r": 1}
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
+        ({"target_modules": ENDLESS}, "its regular expressions take more than 1 s, "),
+        ({"exclude_modules": ENDLESS}, "its regular expressions take more than 1 s, "),
+        ({"rank_pattern": {ENDLESS: 1}}, "its regular expressions take more than 1 s, "),
+        ({"layers_to_transform": [0], "layers_pattern": ENDLESS}, "its regular expressions take more than 1 s, "),
+        ({"modules_to_save": [ENDLESS]}, "its regular expressions take more than 1 s, "),
         ({"init_lora_weights": "pissa_niter_1000000"}, "got 1000000 iterations of PiSSA; expected at most 99"),
         ({"loftq_config": {"loftq_iter": 10**6}}, "got loftq_iter=1000000 in its settings; expected at most 100"),
         ({"layer_replication": [[0, 10**9]]}, "got layer_replication layers=1000000000 in its settings; expected"),
@@ -86,7 +93,10 @@ LORA = {"target_modules": ["query"], "r": 1}
         ({"base_model_name_or_path": "/dev/zero"}, "/dev/zero: it is a file; expected a folder"),
     ],
 )
-def test_settings_of_an_adapter(base: Path, tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+def test_settings_of_an_adapter(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], expected: str
+) -> None:
+    monkeypatch.setattr(limits, "_MOST_SECONDS", 1)
     config: Any = peft.LoraConfig(**LORA)  # type: ignore[arg-type]
     assert expected in refusal(load_model, adapter(base, tmp_path / "adapter", config, **changes))
 

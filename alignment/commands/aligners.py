@@ -1,6 +1,6 @@
 """Declares how alignments are extracted from one translation model or two, and builds the aligner."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -278,3 +278,11 @@ def check_sides(aligner: "TextAligner", pairs: "Pairs") -> None:
             f"{as_exchanged:.2f} with source and target exchanged; exchange the files, or give --keep-sides if they "
             "are right"
         )
+
+
+def page(aligner: "TextAligner", pairs: "Pairs", facts: Mapping[str, str], **settings: Any) -> bytes:
+    """Render the page of the first sentence pairs; see :func:`alignment.pages.aligner_page`."""
+    from alignment.pages import aligner_page
+    from captum_norm.show import render_page
+
+    return render_page(aligner_page(aligner, pairs, facts=facts, **settings)).encode()

@@ -16,7 +16,7 @@ from alignment.pipeline.blocks import Pairs, Splits, read_lines
 from alignment.pipeline.extraction import lexicon_file, output_file
 from captum_norm import InvalidInputError
 from captum_norm.commands.program import Command, Options, argument, option
-from captum_norm.commands.shared import Workers, output_path, positive, share
+from captum_norm.commands.shared import Workers, output_path, positive, share, write_outputs
 from captum_norm.loading import on_device
 from captum_norm.runs import Journal, cut
 from captum_norm.versions import versions
@@ -103,12 +103,10 @@ class _Deferred:
 
     def write_page(self, page: Path, options: ExtractOptions, pairs: Pairs) -> None:
         """Write the page of the first pairs, with the counts of the whole text."""
-        from alignment.pages import aligner_page
-
         names = {"model": options.model, "reverse": options.reverse_model}
         facts = {name: model for name, model in names.items() if model is not None}
         settings: dict[str, Any] = {"min_score": options.min_score, "counts": self.counts}
-        aligner_page(self._aligner, pairs, facts=facts, **settings).save(page)
+        write_outputs({page: aligners.page(self._aligner, pairs, facts, **settings)})
 
     def _ready(self, pairs: Pairs) -> "TextAligner":
         for part, _ in self._aligner.directions:

@@ -14,9 +14,8 @@ from captum_norm import InvalidInputError
 from captum_norm.bars import to_stderr
 from captum_norm.checks import did_you_mean
 from captum_norm.commands.program import Command, option
-from captum_norm.commands.shared import output_folder, positive, resamples
+from captum_norm.commands.shared import output_folder, positive, resamples, write_outputs
 from captum_norm.results.tables import csv_records
-from captum_norm.text.files import write_whole
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,17 +75,15 @@ class SweepOptions(models.ModelOptions, _OwnCorpus):
 
 
 def _run(options: SweepOptions) -> None:
-    from alignment.pages import sweep_page
     from alignment.sweep import corpora_tables, records, tables
     from captum_norm.commands.terminal import Terminal
-    from captum_norm.show.page import Page
 
     if options.gold is None and (options.source is not None or options.target is not None):
         raise InvalidInputError("got --source or --target without --gold; give the gold alignments of these sentences")
     texts = _corpora(options.corpus or ["alibi"]) if options.gold is None else [_own(options, options.gold)]
     console = Terminal(width=_WIDTH)
     model, tokenizer = models.load(options)
-    rows, pages = list[dict[str, Any]](), dict[Path, Page]()
+    rows, outputs = list[dict[str, Any]](), dict[Path, bytes]()
     of_directions: dict[str, list[Sweep]] = {}
     for text in texts:
         swept = _swept(model, tokenizer, text, options)
@@ -96,7 +93,7 @@ def _run(options: SweepOptions) -> None:
         rows += [{"model": options.model, **record} for record in records(swept)]
         if options.out is not None:
             name = swept.corpus.name.lower().replace(" ", "-")
-            pages[options.out / f"{name}.html"] = sweep_page(swept, options.model)
+            outputs[options.out / f"{name}.html"] = _page(swept, options.model)
         # Maps are large and no longer needed.
         of_directions.setdefault(direction, []).append(replace(swept, maps={}))
     for direction, several in of_directions.items():
@@ -104,9 +101,7 @@ def _run(options: SweepOptions) -> None:
             _print(console, f"{len(several)} corpora {direction}; AER in %", corpora_tables(several))
     if options.out is not None:
         options.out.mkdir(exist_ok=True)
-        for path, page in pages.items():
-            page.save(path)
-        write_whole(options.out / "sweep.csv", csv_records(rows).encode())
+        write_outputs(outputs | {options.out / "sweep.csv": csv_records(rows).encode()})
 
 
 def _own(options: SweepOptions, path: str) -> ParallelGold:
@@ -149,6 +144,13 @@ def _swept(model: "nn.Module", tokenizer: TranslationTokenizer, text: ParallelGo
         ways = f"the model translates {'–'.join(map(str, direction))}, {turned.name} is read as {'–'.join(languages)}"
         to_stderr(f"{ways}; --swapped exchanges source and target")
     return swept
+
+
+def _page(swept: "Sweep", model: str) -> bytes:
+    from alignment.pages import sweep_page
+    from captum_norm.show.page import render
+
+    return render(sweep_page(swept, model)).encode()
 
 
 def _direction_of(turned: ParallelGold) -> str:

@@ -16,7 +16,7 @@ from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.bars import line_bar
 from captum_norm.commands.program import Command, argument, option
-from captum_norm.commands.shared import output_path, positive
+from captum_norm.commands.shared import output_path, positive, write_outputs
 from captum_norm.text.characters import spelled_lines
 from captum_norm.text.lines import error_at, scan_lines
 
@@ -74,10 +74,8 @@ def _run(options: TranslateOptions) -> None:
                 shown = shown or [pair for pair in pairs if all(pair)]
                 advance(len(block), bad_here)
         if options.page is not None and aligner is not None:
-            from alignment.pages import aligner_page
-
             aligners.choose(aligner, shown, report)
-            aligner_page(aligner, shown, facts={"model": options.model}).save(options.page)
+            write_outputs({options.page: aligners.page(aligner, shown, {"model": options.model})})
         report(f"{lines:,} lines; {bad:,} bad lines")
 
 

@@ -26,6 +26,7 @@ from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.session import MeterOptions
 from captum_norm.models.blocks import Block
+from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.objects import Explainable
@@ -145,6 +146,8 @@ class ALTILogit(OutputAttribution):
 
     def _traced(self, call: ModelCall, values: OutputValues, *, maps: bool) -> Tracing:
         self.session.refuse_mixing(call)
+        if maps:
+            refuse_chains(call.prefix.cached)
         with gradients_on():
             call = call.outside_inference()
         return self.session.explain(lambda: self._run(call, values, maps=maps))

@@ -106,7 +106,9 @@ class AttentionTimesGradient(AttentionMapAttribution):
             gradients = self._gradients(number, weights)
             given = iter(gradients)
             maps = {
-                role: [(index, self._map(layer, next(given), per_head=request.per_head)) for index, layer in layers]
+                role: [
+                    (index, self._map(layer, next(given), call, per_head=request.per_head)) for index, layer in layers
+                ]
                 for role, layers in kept.items()
             }
         answers = {
@@ -129,12 +131,13 @@ class AttentionTimesGradient(AttentionMapAttribution):
                 f"dequantized model, or a method without gradients: {WITHOUT}"
             ) from error
 
-    def _map(self, weights: Tensor, gradient: Tensor | None, *, per_head: bool) -> Tensor:
+    def _map(self, weights: Tensor, gradient: Tensor | None, call: ModelCall, *, per_head: bool) -> Tensor:
         """(B, [H,] Q, K)."""
         if gradient is None:
+            cached = '; the cache holds what it reads of the encoder: pass stacks=["decoder", "cross"]'
             raise UnsupportedModelError(
                 f"the output of {type(self.model).__name__} does not depend on the attention weights that its "
-                "attention function returns"
+                f"attention function returns{cached * (call.prefix.cached > 0 and call.encoder is not None)}"
             )
         dtype = accumulation_dtype(weights.dtype)
         positive = (weights.to(dtype) * gradient.to(dtype)).clamp(min=0)

@@ -26,6 +26,7 @@ from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, as_layers, as_segments, refuse_towers
 from captum_norm.forward.segments import Segments
 from captum_norm.forward.session import MeterOptions, Session, refuse_unknown
+from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.layers import see_at_length
@@ -254,13 +255,13 @@ class AttentionMapAttribution(Attribution, ABC):
             aggregate: combine all layers; False explains the only layer in ``maps``.
 
         Returns:
-            (B, K): those of :meth:`attribute`, and before them those of virtual tokens or of positions without rows; a
+            (B, K): those of :meth:`attribute`, and before them those of virtual tokens or cached positions, if any; a
             :class:`captum_norm.results.maps.SourceAndPrefix` for maps of an encoder–decoder model.
 
         Raises:
             InvalidInputError: for a position outside the sequence or in padding, no position if the head reads neither
-                one position nor the mean, several layers without ``aggregate``, a product of maps without all rows, or
-                maps of an encoder–decoder model that the aggregation cannot combine.
+                one position nor the mean, several layers without ``aggregate``, a product of maps over a cache, or maps
+                of an encoder–decoder model that the aggregation cannot combine.
             UnsupportedModelError: if layers are aggregated of a model that mixes positions outside attention, too.
         """
         if not isinstance(maps, AttributionMaps):
@@ -292,8 +293,10 @@ class AttentionMapAttribution(Attribution, ABC):
         """
         call, request = self.call_of(inputs, additional_forward_args, Request())
         self.session.refuse_mixing(call)
-        rows, few = call.of_last(check_count("last", last)), self.any_rows and self.aggregation == "mean"
-        maps = self.session.explain(self.maps_of, rows if few else call, request)
+        rows, chains = call.of_last(check_count("last", last)), self.aggregation != "mean"
+        if chains:
+            refuse_chains(call.without_rows)
+        maps = self.session.explain(self.maps_of, rows if self.any_rows and not chains else call, request)
         with torch.set_grad_enabled(self.session.differentiable):
             scores = scores_of_inputs(call, self._scores_of_rows(maps, last))
         delta = None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
@@ -411,10 +414,7 @@ class AttentionMapAttribution(Attribution, ABC):
         if maps.segmented:
             raise InvalidInputError("got maps of segments, whose rows are scores: read them, or take layers' mean(1)")
         if chains and maps.cached:
-            raise InvalidInputError(
-                f"got maps without rows of the first {maps.cached} positions (last=), which a product of the layers' "
-                'maps needs; leave last= out, or explain one layer (layer=) or the mean (aggregation="mean")'
-            )
+            refuse_chains(maps.cached)
         if maps.cross is not None and maps.decoder_real is not None:
             _, decoder, cross = maps.of_three_stacks
             both = self.chain(maps) if aggregate else SourceAndPrefix(only_layer(cross), only_layer(decoder))
@@ -465,6 +465,8 @@ class AttentionMapAttribution(Attribution, ABC):
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Compute the scores of the position explained, (B, S), and the completeness error, (B,)."""
         aggregate = request.layers is None
+        if aggregate and self.aggregation != "mean" and call.prefix.cache is not None:
+            refuse_chains(call.without_rows)
         maps = self.session.explain(self.maps_of, call, request)
         self._see_head(call, maps)
         if aggregate and call.facts.excerpt.mixing is not None:

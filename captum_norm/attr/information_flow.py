@@ -94,7 +94,8 @@ class InformationFlow(AttentionMapAttribution):
             a graph for each example.
 
         Raises:
-            InvalidInputError: for a threshold outside 0 to 1, virtual tokens, or no position if the head reads several.
+            InvalidInputError: for a threshold outside 0 to 1, virtual tokens or cached positions, or no position if the
+                head reads several.
             UnsupportedScopeError: if a layer's feed-forward block is not understood.
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
         """
@@ -105,7 +106,10 @@ class InformationFlow(AttentionMapAttribution):
         call, _ = self.call_of(inputs, additional_forward_args, Request())
         self.session.refuse_mixing(call)
         if call.prefix.past or call.prefix.virtual:
-            raise InvalidInputError("got virtual tokens, which have no streams to follow; take attribute() or maps()")
+            raise InvalidInputError(
+                "got virtual tokens or cached positions, which have no streams to follow; pass the whole sequence, or "
+                "take attribute() or maps()"
+            )
         return self.session.explain(partial(self._graphs, call, position, limit, per_head=per_head))
 
     def layer_map(self, layer: Layer) -> Tensor:

@@ -181,7 +181,7 @@ def maps_of_call(
     (queries, _), read = call.positions_of(source), None if target is None else call.positions_of(target)[0]
     tokens = call.texts_of(source if call.facts.decoder is not None else "self")
     decoder_tokens = call.texts_of("decoder") if target == "decoder" else None
-    virtual, cached, pictures = call.prefix.virtual + call.prefix.past, call.without_rows, call.pictures
+    virtual, cached, pictures = call.prefix.virtual_tokens, call.without_rows, call.pictures
     if count is None:
         count = queries.length or cast(Tensor, cross).shape[-1]
     patches = pictures.patches_among(count) if pictures.patches else ()
@@ -234,7 +234,7 @@ def of_last_rows(call: ModelCall, maps: AttributionMaps) -> AttributionMaps:
 
 
 def scores_of_inputs(call: ModelCall, scores: Any) -> Any:
-    """Drop the scores of virtual tokens, which come before those of the inputs."""
+    """Drop the scores of virtual tokens and cached positions, which come before those of the inputs."""
     if isinstance(scores, SourceAndPrefix):
         return SourceAndPrefix(call.positions.last(scores.source), call.decoder.last(scores.prefix))
     return call.positions.last(scores)

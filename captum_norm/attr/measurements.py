@@ -234,7 +234,7 @@ def assemble(
         crosses=role == "cross",
         tokens=call.texts_of("encoder" if role == "cross" and call.encoder is not None else role),
         query_tokens=call.texts_of("self" if call.encoder is None else "decoder") if role == "cross" else None,
-        virtual=call.prefix.virtual + call.prefix.past,
+        virtual=call.prefix.virtual_tokens,
         cached=call.without_rows,
         baseline=baseline,
         layer_names=tuple(block.name for block in blocks),

@@ -204,12 +204,15 @@ class RelevanceAttribution(OutputAttribution):
         raise NotImplementedError
 
     def _prepared(self, call: ModelCall) -> ModelCall:
-        """Take the call out of inference mode; refuse models whose layers cannot be chained, and tuned prefixes."""
+        """Take the call out of inference mode; refuse models whose layers cannot be chained, and caches."""
         self.session.refuse_mixing(call)
-        if call.prefix.past:
+        before = call.prefix
+        if before.past:
+            keys = "cached positions" if before.cached else "virtual tokens of a tuned prefix"
+            way = "pass the whole sequence without a cache, or take" if before.cached else "take"
             raise InvalidInputError(
-                f"got {call.prefix.past} virtual tokens of a tuned prefix, keys and values without the input vectors "
-                f"that {type(self).__name__} attributes to; take another method, such as norm or alti"
+                f"got {before.past} {keys}, keys and values without the input vectors that {type(self).__name__} "
+                f"attributes to; {way} another method, such as norm or alti"
             )
         with gradients_on():
             return call.outside_inference()

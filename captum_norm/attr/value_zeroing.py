@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import LongTensor, Tensor, nn
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.layer_maps import TOLERANCE, LayerMap, of_last_rows, stacked_maps
@@ -21,6 +19,7 @@ from captum_norm.forward.session import check_seen
 from captum_norm.functional import cosine_distance, length
 from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall
+from captum_norm.models.caches import copied, of_first_copy, selected
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import End, Hook, Received, evaluating, first_argument, first_tensor, hooked
 from captum_norm.models.layers import layer_of, not_run
@@ -31,8 +30,6 @@ from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
 
 # Memory that a running layer takes, in units of its output, wide intermediate tensors included.
 LAYER_COPIES = 16
-
-_PARTS = ("self_attention_cache", "cross_attention_cache")  # of an encoder–decoder model's cache
 
 _Path = tuple[int | str, ...]
 """Path to a tensor in nested arguments."""
@@ -224,7 +221,7 @@ class _LayerCall:
 
         def select(place: _Path, leaf: Tensor | Cache) -> Tensor | Cache:
             if isinstance(leaf, Cache):
-                return _of_example(leaf, index, ran)
+                return selected(leaf, torch.tensor([index], device="cpu"), ran)
             return leaf[row] if place in batched else leaf
 
         return replace(self, arguments=_mapped(select, self.arguments), output=self.output[row])
@@ -235,7 +232,7 @@ class _LayerCall:
 
         def repeat(_: _Path, leaf: Tensor | Cache) -> Tensor | Cache:
             if isinstance(leaf, Cache):
-                return _of_first_copy(leaf, ran)
+                return of_first_copy(leaf, ran)
             if leaf is stream:
                 return leaf.expand(copies, *leaf.shape[1:]).contiguous()
             is_sequence = leaf.dim() == 3 and len(leaf) == 1 and leaf.is_floating_point()
@@ -274,7 +271,7 @@ def _recorded(layers: set[nn.Module], calls: list[_LayerCall]) -> Iterator[None]
     def enter(layer: nn.Module, received: Received) -> None:
         # The layer extends its cache, in which one run again must not find its own keys.
         ran = _cached_layers(layer)
-        opened[layer] = _mapped(lambda _, leaf: _copied(leaf, ran) if isinstance(leaf, Cache) else leaf, received)
+        opened[layer] = _mapped(lambda _, leaf: copied(leaf, ran) if isinstance(leaf, Cache) else leaf, received)
 
     def leave(layer: nn.Module, stream: Tensor | None) -> None:
         if stream is not None:
@@ -300,43 +297,3 @@ def _cached_layers(layer: nn.Module) -> set[int] | None:
     """Return which layers of a cache the modules of a model's layer extend; None if they do not tell."""
     indices = (getattr(module, "layer_idx", None) for module in layer.modules())
     return {index for index in indices if isinstance(index, int)} or None
-
-
-def _copied(cache: Cache, ran: set[int] | None) -> Cache:
-    """Copy a cache and those of its layers that are run, which replace their tensors."""
-    made = copy(cache)
-    if isinstance(made, EncoderDecoderCache):
-        for name in _PARTS:
-            setattr(made, name, _copied(getattr(made, name), ran))
-        made.is_updated = dict(made.is_updated)
-    else:
-        made.layers = [copy(layer) if ran is None or at in ran else layer for at, layer in enumerate(made.layers)]
-    return made
-
-
-def _parts(cache: Cache) -> list[Cache]:
-    return [getattr(cache, name) for name in _PARTS] if isinstance(cache, EncoderDecoderCache) else [cache]
-
-
-def _of_example(cache: Cache, index: int, ran: set[int] | None) -> Cache:
-    """Copy one example of a cache."""
-    made = _copied(cache, ran)
-    for part in _parts(made):
-        for place, layer in enumerate(part.layers):
-            if ran is None or place in ran:
-                layer.reorder_cache(cast(LongTensor, torch.tensor([index], device="cpu")))
-    return made
-
-
-def _of_first_copy(cache: Cache, ran: set[int] | None) -> Cache:
-    """Copy a cache of one example for a pass over copies of it: all get the keys and values of the first."""
-    made = _copied(cache, ran)
-    for part in _parts(made):
-        vars(part)["update"] = partial(_update_by_first, part.update)
-    return made
-
-
-def _update_by_first(update: Any, keys: Tensor, values: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    every = update(keys[:1], values[:1], *args, **options)
-    first, second = (heads.expand(len(keys), *heads.shape[1:]) for heads in every)
-    return first, second

@@ -14,6 +14,7 @@ from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.session import MeterOptions, refuse_unknown
+from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.objects import Explainable
 from captum_norm.models.stacks import StackName
@@ -114,6 +115,7 @@ class AttentionRollout(AttentionWeights):
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the rollouts up to the layers requested."""
+        refuse_chains(call.prefix.cached)
         asked, call = call, replace(call, last=None)
         layers, requested = request.layers, request.stacks
         # A decoder's rollout goes through all three stacks.

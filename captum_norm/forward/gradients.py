@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.hooks import End, Hook, Received, first_argument, first_tensor, hooked, with_argument
+from captum_norm.models.offloading import is_sharded
 
 WITHOUT = "norms, ALTI, value zeroing or occlusion"
 """What explains a model without gradients, for messages."""
@@ -56,7 +57,7 @@ def _may_hold_integers(module: nn.Module) -> bool:
     own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     packed = (value for part in (module, *module.children()) for value in vars(part).values())
     known = (Tensor, nn.Parameter)
-    foreign = (type(tensor) not in known or tensor.dtype in _INTEGERS for tensor in own)
+    foreign = ((type(tensor) not in known and not is_sharded(module)) or tensor.dtype in _INTEGERS for tensor in own)
     return any(foreign) or any(isinstance(value, torch.ScriptObject) for value in packed)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _MOST_BYTES = 1 << 28  # the largest file of settings or words
+_MOST_SECONDS = 10  # how long an adapter's regular expressions may take
 _READ = re.compile(r"(?!train).*\.(json|txt|model|spm|vocab)")
 # Largest numbers in a configuration, by the ends of their names; the first are loops that build modules.
 _MOST = (
@@ -25,6 +28,21 @@ _MOST_EXPERTS = 1 << 17
 _VALUES_PER_BYTE, _SPARE_VALUES = 16, 1 << 27
 _MOST_BUFFER_BYTES = 1 << 32
 
+_UNBOUNDED = re.compile(r"[*+?{|(]")
+# As PEFT matches them: whole, behind a prefix, before or behind a layer's number, or anywhere.
+_MATCHING = r"""
+import json, re, sys
+patterns, names = json.load(sys.stdin)
+for form in ("{}", r"(.*\.)?({})$", r"(^|.*\.){}($|\..*)", r"(?:^|.*?\.){}\.(?P<idx>\d+)\."):
+    for pattern in patterns:
+        try:
+            expression = re.compile(form.replace("{}", pattern))
+        except re.error:
+            continue
+        for name in names:
+            expression.match(name)
+            expression.fullmatch(name)
+"""
 # Largest numbers in an adapter's configuration: what it repeats, builds, draws or scales with, and other sizes.
 _MOST_OF_ADAPTER = (
     (re.compile(r"iter|(terms|depth|tasks|ranks)$"), 100),
@@ -75,8 +93,8 @@ def check_size(empty: "nn.Module", stored: int) -> None:
         raise ValueError(f"its settings have tables of {tables:,} bytes, but its files {stored:,}")
 
 
-def check_adapter(content: Mapping[str, Any], weights: "Mapping[str, Tensor]") -> None:
-    """Refuse the settings of a PEFT adapter that import other code, do not fit its tensors, or have huge numbers."""
+def check_adapter(content: Mapping[str, Any], model: "nn.Module", weights: "Mapping[str, Tensor]") -> None:
+    """Refuse the settings of a PEFT adapter that import other code, do not fit its tensors, or would not end."""
     if content.get("megatron_config") is not None:
         raise ValueError("its megatron_config imports Megatron, with which nothing is explained")
     if niter := _NITER.match(str(content.get("init_lora_weights"))):
@@ -91,6 +109,7 @@ def check_adapter(content: Mapping[str, Any], weights: "Mapping[str, Tensor]") -
     values = prod(content[name] for name in sizes if content.get(name))
     if content.get("num_virtual_tokens") and values > 4 * sum(tensor.numel() for tensor in weights.values()):
         raise ValueError(f"its virtual tokens have {values:,} values, but its files fewer")
+    _check_patterns(content, [name for name, _ in model.named_modules()])
 
 
 def _check_numbers(numbers: Sequence[tuple[str, int]], limits: Sequence[tuple[re.Pattern[str], int]]) -> None:
@@ -99,6 +118,25 @@ def _check_numbers(numbers: Sequence[tuple[str, int]], limits: Sequence[tuple[re
         most = next((most for pattern, most in limits if pattern.search(name)), number)
         if number > most:
             raise ValueError(f"got {quoted_name(name)}={quoted(number)} in its settings; expected at most {most:,}")
+
+
+def _check_patterns(content: Mapping[str, Any], names: list[str]) -> None:
+    """Match an adapter's regular expressions with the modules' names in a process of their own, which can be ended."""
+    fields = {name: value for name, value in content.items() if re.search("modules|pattern|parameters", name)}
+    patterns = [text for text in _texts(fields) if _UNBOUNDED.search(text)]
+    if not patterns:
+        return
+    try:
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _MATCHING],
+            input=json.dumps([patterns, names]).encode(),
+            timeout=_MOST_SECONDS,
+            check=False,
+            capture_output=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        longest = quoted(max(patterns, key=len))
+        raise ValueError(f"its regular expressions take more than {_MOST_SECONDS} s, {longest} for one") from error
 
 
 def _numbers(content: Any, name: str = "") -> Iterator[tuple[str, int]]:
@@ -111,3 +149,16 @@ def _numbers(content: Any, name: str = "") -> Iterator[tuple[str, int]]:
             yield from _numbers(value, name)
     elif type(content) is int or (type(content) is float and content.is_integer()):
         yield name, int(content)
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """The texts of a configuration, those that name its fields too."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Mapping):
+        yield from map(str, content)
+        for value in content.values():
+            yield from _texts(value)
+    elif isinstance(content, list):
+        for value in content:
+            yield from _texts(value)

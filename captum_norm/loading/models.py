@@ -228,7 +228,7 @@ class _Adapter:
         """Put it onto the model, which becomes part of what is returned."""
         from peft import PeftModel, get_peft_model_state_dict
 
-        check_adapter(self.settings, weights)
+        check_adapter(self.settings, model, weights)
         # Nothing is initialised that the adapter's file then replaces, unless the base model changes with it.
         empty = self.settings.get("init_lora_weights") in _INITIAL_WEIGHTS
         adapted = PeftModel.from_pretrained(model, self.place, low_cpu_mem_usage=empty)

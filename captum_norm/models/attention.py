@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 EagerAttention = Callable[..., tuple[Tensor, Tensor]]
 """From a module, queries, keys, values and a mask to output, (B, Q, H, d), and weights, (B, H, Q, K)."""
@@ -79,6 +80,34 @@ class AttentionCall:
     def whole(self) -> "AttentionCall":
         """Return the call with its mask made for all queries, without what the model itself does."""
         return self.part(Part(slice(None), slice(None)))
+
+    def over_keys(self, count: int) -> "AttentionCall":
+        """Return the call over ``count`` keys, the queries' own last: fewer of a static cache, or more, masked ones."""
+        held = self.key.shape[2]
+        missing = count - held
+        if missing == 0:
+            return self
+
+        def sized(option: Any, fill: float = 0) -> Any:
+            if not isinstance(option, Tensor) or option.dim() < 3 or option.shape[-1] != held:
+                return option
+            return functional.pad(option, (missing, 0), value=fill) if missing > 0 else option[..., :count]
+
+        def mask_of(rows: slice) -> Tensor | None:
+            mask = self.own.mask(rows) if self.own is not None else self.mask
+            if mask is None and missing > 0:
+                mask = self.query.new_zeros(1, 1, 1, held)
+            return sized(mask, torch.finfo(mask.dtype).min) if mask is not None else None
+
+        # Where a product takes the weights for queries, they have one column for each key.
+        query = sized(self.query) if self.key is self.value else self.query
+        key, value = (
+            functional.pad(heads, (0, 0, missing, 0)) if missing > 0 else heads[:, :, :count]
+            for heads in (self.key, self.value)
+        )
+        options = {name: sized(option) for name, option in self.options.items()}
+        own = OwnAttention(lambda: (self.output(), None), mask_of)
+        return replace(self, query=query, key=key, value=value, own=own, options=options)
 
     def part(self, part: Part, keys: slice = slice(None)) -> "AttentionCall":
         """Restrict the call to some queries of some examples, and to some keys."""

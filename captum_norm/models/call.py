@@ -10,14 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache
 
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.models.attention import AttentionCall, AttentionFunction
+from captum_norm.models.caches import CACHE, copied, selected
 from captum_norm.models.hooks import evaluating, modules_of
 from captum_norm.models.libraries.library import Library, forward_parameters
 from captum_norm.models.model import Model, no_attention
 from captum_norm.models.pictures import PIXELS, Pictures, gathering_chunks, of_examples, read_pictures
-from captum_norm.models.stacks import ROWED, Role, Stacks
+from captum_norm.models.stacks import EXTENDED, ROWED, Role, Stacks
 from captum_norm.models.wrappers import config_of
 
 FEW = "logits_to_keep"
@@ -46,7 +48,7 @@ class Positions:
         return int(self.real.sum(1).max()) > 1
 
     def last(self, scores: Tensor) -> Tensor:
-        """Drop scores, (B, [R,] K), of the virtual tokens before these positions."""
+        """Drop scores, (B, [R,] K), of what comes before these positions: virtual tokens or cached positions."""
         return scores if self.length is None else scores[..., max(0, scores.shape[-1] - self.length) :]
 
     def shift_left(self, value: Any) -> Any:
@@ -55,12 +57,16 @@ class Positions:
             return value
         return self._rolled(value, self.shift, 1) if value.shape[:2] == (len(self.shift), self.length) else value
 
-    def after(self, count: int) -> "Positions":
-        """Return these positions after ``count`` others, all of them real."""
+    def after(self, count: int, real: Tensor | None = None) -> "Positions":
+        """Return these positions after ``count`` others, all of them real unless ``real`` tells, (B, count)."""
         if count == 0 or self.length is None:
             return self
-        real = None if self.real is None else torch.cat([self.real.new_ones(len(self.real), count), self.real], dim=1)
-        return Positions(self.length + count, real, self.shift, self.before + count)
+        both = None
+        some = self.real if real is None else real
+        if some is not None:
+            masks = (real, count), (self.real, self.length)
+            both = torch.cat([some.new_ones(len(some), size) if mask is None else mask for mask, size in masks], dim=1)
+        return Positions(self.length + count, both, self.shift, self.before + count)
 
     def shift_back(self, rows: Tensor, axis: int) -> Tensor:
         """Shift results back to their positions in the user's inputs, along an axis of length S."""
@@ -94,15 +100,46 @@ class Positions:
 
 @dataclass(frozen=True)
 class Prefix:
-    """The virtual tokens that an adapter puts before the inputs."""
+    """What comes before the inputs: cached positions, or an adapter's virtual tokens."""
 
-    past: int = 0  # those with keys alone, before the inputs' in self-attention, a decoder's if there is one
-    virtual: int = 0  # those with queries and keys, before the inputs', an encoder's if there is one
+    cache: Cache | None = None  # the user's, of which each forward pass gets a copy
+    past: int = 0  # keys before the inputs' in self-attention, a decoder's if there is one: of a cache or tuned prefix
+    past_real: Tensor | None = None  # True at the real ones of these, (B, past); None if all are
+    virtual: int = 0  # virtual tokens, with queries and keys, before the inputs', an encoder's if there is one
+
+    @property
+    def cached(self) -> int:
+        """Number of positions in the cache."""
+        return 0 if self.cache is None else self.past
+
+    @property
+    def virtual_tokens(self) -> int:
+        """Number of virtual tokens, those of a tuned prefix included."""
+        return self.virtual + self.past - self.cached
 
     def texts(self, *, encoder: bool = False, decoder: bool = False) -> list[str]:
-        """Return what stands for these tokens in one stack of layers, or in one half of two."""
-        count = self.virtual * (not decoder) + self.past * (not encoder)
-        return [f"[virtual {place}]" for place in range(1, count + 1)]
+        """Return what stands for these positions' tokens in one stack of layers, or in one half of two."""
+        virtual = self.virtual * (not decoder) + (self.past - self.cached) * (not encoder)
+        kinds = {"virtual": virtual, "cached": self.cached * (not encoder)}
+        return [f"[{kind} {place}]" for kind, count in kinds.items() for place in range(1, count + 1)]
+
+    def passed(self, arguments: dict[str, Any], mask: str) -> dict[str, Any]:
+        """Return a model's arguments with a copy of the cache, and with a mask over its positions, too."""
+        if self.cache is None:
+            return arguments
+        passed, new = {**arguments, CACHE: copied(self.cache)}, arguments.get(mask)
+        if isinstance(new, Tensor):
+            old = new.new_ones(len(new), self.past) if self.past_real is None else self.past_real.to(new)
+            passed[mask] = torch.cat([old, new], dim=1)
+        return passed
+
+    def of_examples(self, examples: Sequence[int]) -> "Prefix":
+        """Return the same for some examples, which may repeat."""
+        if self.cache is None:
+            return self
+        index = torch.tensor(examples, dtype=torch.long, device="cpu")
+        real = None if self.past_real is None else self.past_real[index.to(self.past_real.device)]
+        return replace(self, cache=selected(self.cache, index), past_real=real)
 
 
 @dataclass(frozen=True)
@@ -158,12 +195,12 @@ class ModelCall:
     def stacks(self) -> Stacks:
         """Create the checks of a forward pass's attention calls."""
         facts, prefix = self.facts, self.prefix
-        several = prefix.virtual > 0 or self.positions.several
+        several, grows = prefix.virtual > 0 or self.positions.several, prefix.cached > 0
 
         def see(role: Role, attention: AttentionCall) -> None:
             self.seen[role] = _tower_positions(attention)
 
-        return Stacks(facts.role_of, towers=bool(facts.towers), several=several, see=see, past=prefix.past)
+        return Stacks(facts.role_of, towers=bool(facts.towers), several=several, see=see, past=prefix.past, grows=grows)
 
     @contextmanager
     def attention_through(self, function: AttentionFunction) -> Iterator[None]:
@@ -172,6 +209,8 @@ class ModelCall:
             if self.facts.towers:
                 watched = [tower for name, tower in self.facts.towers.items() if name in self.facts.watched]
                 function = self._watching(stack.enter_context(gathering_chunks(watched, function)))
+            if self.prefix.past:
+                function = self._over_all_keys(function)
             stack.enter_context(self.facts.attention_through(function))
             yield
 
@@ -184,6 +223,16 @@ class ModelCall:
     def _watching(self, function: AttentionFunction) -> AttentionFunction:
         role_of = self.facts.role_of
         return lambda call: function(call) if role_of(call) in self.facts.watched else call.output()
+
+    def _over_all_keys(self, function: AttentionFunction) -> AttentionFunction:
+        """Hand on self-attention over all past keys and the queries' own, however many a layer's cache holds."""
+        role_of = self.facts.role_of
+
+        def attend(call: AttentionCall) -> Tensor:
+            extends = not call.cross and role_of(call) in EXTENDED
+            return function(call.over_keys(self.prefix.past + call.query.shape[2]) if extends else call)
+
+        return attend
 
     def positions_of(self, role: Role) -> tuple[Positions, Positions]:
         """Positions of a stack's queries that have rows, and of its keys."""
@@ -198,7 +247,7 @@ class ModelCall:
         queries = self.decoder if role in ("decoder", "cross") else first
         if role in ("encoder", "cross"):
             return queries, first
-        return queries, queries.after(self.prefix.past)
+        return queries, queries.after(self.prefix.past, self.prefix.past_real)
 
     def of_last(self, count: int) -> "ModelCall":
         """The same call, of which only the last positions have rows in the maps."""
@@ -220,9 +269,9 @@ class ModelCall:
 
     @property
     def without_rows(self) -> int:
-        """Number of keys without rows: those before the last if only these have rows."""
+        """Number of keys without rows: cached ones, and those before the last if only these have rows."""
         length = self.output_positions.length
-        return 0 if self.last is None or length is None else length - self.last
+        return self.prefix.cached + (0 if self.last is None or length is None else length - self.last)
 
     def texts_of(self, role: Role) -> Sequence[Sequence[str]] | None:
         """Return the texts of the keys of a stack's self-attention, if those of their tokens are known."""
@@ -235,6 +284,13 @@ class ModelCall:
         return tokens and [[*before, *texts] for texts in tokens]
 
     @property
+    def passed(self) -> dict[str, Any]:
+        """What the model is called with."""
+        library = self.facts.library
+        mask = library.mask if self.facts.decoder is None else library.decoder_mask
+        return self.prefix.passed(self.arguments, str(mask))
+
+    @property
     def output_positions(self) -> Positions:
         """Positions of the outputs: those of the decoder's inputs in an encoder–decoder model."""
         return self.positions if self.facts.decoder is None else self.decoder
@@ -242,7 +298,7 @@ class ModelCall:
     def run(self) -> Any:
         """Run the model; errors of its own code become :class:`~captum_norm.InvalidInputError`."""
         try:
-            return self.model(**self.arguments)
+            return self.model(**self.passed)
         except (CaptumNormError, torch.OutOfMemoryError):
             raise
         except (LookupError, ValueError, RuntimeError, TypeError, AttributeError, AssertionError) as error:
@@ -275,13 +331,16 @@ class ModelCall:
         return replace(self, arguments=given | {FEW: 1 if WATCH.get() is None else self.last})
 
     def excerpt(self, length: int) -> "ModelCall":
-        """The first ``length`` positions of the first example."""
+        """The first ``length`` positions of the first example, without a cache."""
         arguments = self._map_arguments(lambda name, value: self._positions_for(name).cut(value, self.batch, length))
         positions, decoder = (
             replace(old, length=old.length and min(old.length, length), real=old.cut(old.real, self.batch, length))
             for old in (self.positions, self.decoder)
         )
-        return replace(self, arguments=arguments, batch=1, positions=positions, decoder=decoder, last=None)
+        if self.prefix.cached:
+            arguments.pop("cache_position", None)  # places behind those of the cache
+        call = replace(self, arguments=arguments, batch=1, positions=positions, decoder=decoder, last=None)
+        return replace(call, prefix=Prefix()) if self.prefix.cached else call
 
     def example(self, index: int) -> "ModelCall":
         """One example alone."""
@@ -342,7 +401,8 @@ class ModelCall:
         positions, decoder = (
             replace(old, real=changed(old.real), shift=changed(old.shift)) for old in (self.positions, self.decoder)
         )
-        return replace(self, arguments=arguments, batch=len(examples), positions=positions, decoder=decoder)
+        prefix, batch = self.prefix.of_examples(examples), len(examples)
+        return replace(self, arguments=arguments, batch=batch, positions=positions, decoder=decoder, prefix=prefix)
 
     def _map_arguments(self, change: Callable[[str, Any], Any]) -> dict[str, Any]:
         """Apply a function to every argument; a tensor with several names, such as query and key, stays one tensor."""

@@ -193,6 +193,10 @@ class _Undone:
         self._modules, self._first = modules, next(numbers)
         own = [(vars(module), name) for module in modules for name in SWITCHES]
         self.switched = [(held, name, held[name]) for held, name in own if held.get(name)]
+        # Where parameters of FullyShardedDataParallel are the original ones, a gradient of inputs alone leaves views.
+        wrapped = any(type(module).__name__ == "FullyShardedDataParallel" for module in modules)
+        sharded = [module for module in modules if wrapped and getattr(module, "_fsdp_use_orig_params", False)]
+        self._parameters = [(module, dict(module._parameters)) for module in sharded]
         lazy = _lazy(modules) if "bitsandbytes" in sys.modules else []
         self._lazy = [(vars(held), dict(vars(held))) for held in lazy]
         self._data = [(held, held.data) for held in lazy if isinstance(held, nn.Parameter)]
@@ -215,6 +219,10 @@ class _Undone:
         for parameter, data in self._data:
             if (parameter.dtype, parameter.data_ptr()) != (data.dtype, data.data_ptr()):
                 parameter.data = data
+        for module, parameters in self._parameters:
+            module._parameters.update(parameters)
+            for name in parameters.keys() & vars(module).keys():
+                del vars(module)[name]
         _undo(self._modules, self._first)
 
 

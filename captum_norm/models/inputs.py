@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.models.caches import CACHE, STATES, past_length, taken_cache
 from captum_norm.models.call import ModelCall, Positions, Prefix, TokenTexts, rolled
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.libraries.library import SequencesSeen
 from captum_norm.models.model import Model, Reader, longest_sequence, understand
 from captum_norm.models.objects import Texts, are_texts, tokenized
+from captum_norm.models.offloading import expect_same_inputs
 from captum_norm.models.wrappers import tokens_of_adapter
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Any] | Texts
@@ -27,6 +29,8 @@ def bind_inputs(
     """Bind inputs to a model; left-padded examples are shifted to begin at position 0, as they would alone."""
     facts = understand(model) if isinstance(model, nn.Module) else model
     library = facts.library
+    if facts.processes is not None:
+        expect_same_inputs(facts.processes, inputs, additional_forward_args)
     encodings = getattr(inputs, "encodings", None)  # of a fast tokenizer's output
     texts: TokenTexts = [list(encoding.tokens) for encoding in encodings] if encodings else None
     if not isinstance(inputs, Tensor) and are_texts(inputs):
@@ -43,16 +47,17 @@ def bind_inputs(
         arguments["use_cache"] = False
     given = (arguments.get(name) for name in library.decoder) if facts.decoder is not None else ()
     start = next((value for value in given if isinstance(value, Tensor)), None)
-    prefix = _read_prefix(facts, arguments)
+    prefix = _read_prefix(facts, arguments, main, main if start is None else start)
     if library.sequences is not None:
         check_shape(main)
         call = ModelCall(facts, arguments, len(main), Positions(texts=texts), Positions())
         return _with_positions_seen(call, main, library.sequences)
     before = prefix.virtual + (prefix.past if facts.decoder is None else 0)
-    positions = _read_positions(facts, facts.reader, main, arguments, before)
+    positions = _read_positions(facts, facts.reader, main, arguments, before, fixed=prefix.cache is not None)
     decoder = Positions()
     if facts.decoder is not None and start is not None:
-        decoder = _read_positions(facts, facts.decoder, start, arguments, prefix.past)
+        past, fixed = prefix.past, prefix.cache is not None
+        decoder = _read_positions(facts, facts.decoder, start, arguments, past, fixed=fixed)
         if len(start) != len(main):
             raise InvalidInputError(
                 f"got {len(main)} examples for the encoder and {len(start)} for the decoder; expected equally many"
@@ -158,7 +163,7 @@ def check_sequence(part: nn.Module, embeddings: nn.Module | None, main: Tensor, 
         part: what reads it: a model, its encoder or its decoder.
         embeddings: the token embeddings of ``part``, if any.
         main: the input.
-        before: number of virtual tokens before the input's positions.
+        before: number of positions before the input's, of a cache or of virtual tokens.
 
     Returns:
         the length of a sequence; None for an image.
@@ -208,27 +213,56 @@ def check_shape(main: Tensor) -> None:
         raise InvalidInputError(f"got empty inputs of shape {shape}; expected at least one example and one position")
 
 
-def _read_prefix(facts: Model, arguments: dict[str, Any]) -> Prefix:
-    """Count the virtual tokens, refuse caches, and ask for none."""
-    for name in ("past_key_values", "cache_params"):
-        if arguments.get(name) is not None:
-            raise InvalidInputError(
-                f"got {name} of type {type(arguments[name]).__name__}; expected the whole sequence as input, and no "
-                f"{name}: maps(..., last=N) computes the rows of the last N positions alone"
-            )
-    number, attend = (facts.adapted and tokens_of_adapter(facts.adapted)) or (0, True)
-    if not attend:
-        return Prefix(past=number)
-    # A cache is of use to nobody here, but where positions restart its absence tells transformers to see several
-    # sequences in one: then the model's own default decides.
-    unset = arguments.get("use_cache") is None and arguments.get("position_ids") is None
-    if "use_cache" in facts.parameters and unset:
-        arguments["use_cache"] = False
-    return Prefix(virtual=number)
+def _read_prefix(facts: Model, arguments: dict[str, Any], main: Tensor, continued: Tensor) -> Prefix:
+    """Take the cache, which belongs to the input ``continued``, out of the arguments; count the virtual tokens."""
+    module, library = facts.module, facts.library
+    virtual = None if facts.adapted is None else tokens_of_adapter(facts.adapted)
+    given = arguments.get(CACHE) is not None or arguments.get(STATES) is not None
+    cache = taken_cache(arguments, len(main) if main.dim() else 0) if given else None
+    if cache is None:
+        number, attend = virtual or (0, True)
+        if not attend:
+            return Prefix(past=number)
+        # A cache is of use to nobody here, but where positions restart its absence tells transformers to see several
+        # sequences in one: then the model's own default decides.
+        unset = arguments.get("use_cache") is None and arguments.get("position_ids") is None
+        if "use_cache" in facts.parameters and unset:
+            arguments["use_cache"] = False
+        return Prefix(virtual=number)
+    if virtual is not None:
+        raise InvalidInputError(
+            f"got past_key_values for {type(module).__name__}, which puts its virtual tokens before the inputs of "
+            "every call; expected the whole sequence, and no past_key_values"
+        )
+    mask = library.mask if continued is main else library.decoder_mask
+    if mask is None or library.sequences is not None:
+        raise InvalidInputError(
+            f"got past_key_values for {type(module).__name__}; caches are supported for Hugging Face models: expected "
+            "the whole sequence, and no past_key_values"
+        )
+    past = past_length(cache)
+    return Prefix(cache, past, _split_mask(arguments, mask, past, continued))
 
 
-def _read_positions(facts: Model, reader: Reader, main: Tensor, arguments: Mapping[str, Any], before: int) -> Positions:
-    """Read the positions of one input; each example is shifted to begin at position 0."""
+def _split_mask(arguments: dict[str, Any], name: str, past: int, new: Tensor) -> Tensor | None:
+    """Cut a mask over cached and new positions to the new ones; return where the cached ones are real, (B, past)."""
+    mask = arguments.get(name)
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        return None
+    expected = (len(new), past + new.shape[1])
+    if tuple(mask.shape) != expected:
+        raise InvalidInputError(
+            f"got {name} of shape {tuple(mask.shape)} for {past} cached and {new.shape[1]} new positions; expected "
+            f"{expected}"
+        )
+    arguments[name] = mask[:, past:]
+    return None if mask[:, :past].all() else mask[:, :past].bool()
+
+
+def _read_positions(
+    facts: Model, reader: Reader, main: Tensor, arguments: Mapping[str, Any], before: int, *, fixed: bool
+) -> Positions:
+    """Read the positions of one input; each example is shifted to begin at position 0, unless a cache fixes it."""
     library = facts.library
     mask = library.decoder_mask if reader is facts.decoder else library.mask
     given = None if mask is None else arguments.get(mask)
@@ -245,7 +279,7 @@ def _read_positions(facts: Model, reader: Reader, main: Tensor, arguments: Mappi
         return Positions(length)
     _check_some_real(real, "the padding id" if mask is None else "the attention mask")
     shift = real.to(torch.int8).argmax(1)
-    if not shift.any():
+    if fixed or not shift.any():
         return Positions(length, None if real.all() else real)
     real = rolled(real, shift, 1)
     return Positions(length, None if real.all() else real, shift)

@@ -16,6 +16,7 @@ from captum_norm.models.libraries.fairseq import FAIRSEQ
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.libraries.library import AttentionThrough, Library, forward_parameters
 from captum_norm.models.libraries.torch_nn import TORCH_NN
+from captum_norm.models.offloading import note_sharded, processes_of
 from captum_norm.models.stacks import TEXT_STACKS, Role, Sizes, stack_reader
 from captum_norm.models.wrappers import config_of, is_peft, refuse_spread, unwrapped
 
@@ -63,6 +64,7 @@ class Model:
     watched: Watched
     hands_on_cache: bool  # whether a model with towers hands ``use_cache`` on to the one that reads the tokens
     adapted: nn.Module | None  # the adapter of PEFT that may put virtual tokens before the inputs
+    processes: Any  # that have its shards; None if it is in this one alone
     role_of: Callable[[AttentionCall], Role]
     attention_through: AttentionThrough
     intercepted: bool  # whether attention is intercepted in the model's own code, not observed where it is looked up
@@ -98,6 +100,7 @@ def understand(module: nn.Module, watched: Watched = frozenset()) -> Model:
 
 def _read(module: nn.Module, state: tuple[object, ...], watched: Watched) -> Model:
     refuse_spread(module)
+    note_sharded(module)
     library = library_of(module)
     towers, halves = library.towers(module), library.halves(module)
     text, others = (module, {}) if towers is None else towers
@@ -121,6 +124,7 @@ def _read(module: nn.Module, state: tuple[object, ...], watched: Watched) -> Mod
         watched=(watched or frozenset(TEXT_STACKS)) if towers is not None else frozenset(),
         hands_on_cache=towers is not None and takes_all and "use_cache" in forward_parameters(text),
         adapted=next(filter(is_peft, module.modules()), None),
+        processes=processes_of(module),
         role_of=stack_reader(None if halves is None else halves[0], others),
         attention_through=library.observer(module),
         intercepted=library.intercepts(module),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from captum_norm.models.hooks import modules_of, unobserved
-from captum_norm.models.offloading import loaded
+from captum_norm.models.offloading import is_shard, loaded
 from captum_norm.models.precision import EIGHT_BITS, accumulation_dtype
 
 FAILURES = (LookupError, ValueError, RuntimeError, TypeError, AttributeError, AssertionError)
@@ -47,9 +47,11 @@ def copy_with(module: nn.Module, parameters: Mapping[str, Tensor], like: Tensor)
         copy = _unhooked(module)
         attributes = vars(copy)
         for tensors in ("_parameters", "_buffers"):
+            # While a sharded module runs, torch keeps whole parameters among its plain attributes.
+            present = {name: attributes.pop(name, value) for name, value in attributes[tensors].items()}
             attributes[tensors] = {
                 name: value.to(like) if value is not None and value.is_floating_point() else value
-                for name, value in attributes[tensors].items()
+                for name, value in present.items()
             }
     for name, value in parameters.items():
         holder = next((tensors for tensors in ("_parameters", "_buffers") if name in attributes[tensors]), None)
@@ -82,6 +84,9 @@ def may_be_affine(module: nn.Module) -> bool:
     """Whether a module without exactly one plain matrix may still be an affine map."""
     # A sequence's elements are looked at one by one.
     if isinstance(module, (nn.Linear, nn.Embedding, Conv1D, nn.modules.conv._ConvNd, nn.Sequential)):
+        return False
+    # Called while it runs, it would lose its weights.
+    if is_shard(module):
         return False
     owners = [part for part in modules_of(module) if any(True for _ in _tensors(part))]
     # Running statistics would change.

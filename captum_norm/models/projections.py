@@ -23,7 +23,7 @@ from captum_norm.functional import Normalization, normalize
 from captum_norm.functional.feed_forward import Elementwise
 from captum_norm.models.hooks import evaluation, unobserved
 from captum_norm.models.layouts import Site
-from captum_norm.models.offloading import loaded_tensors, tensor_of, version_of, versions_of
+from captum_norm.models.offloading import is_sharded, loaded_tensors, tensor_of, version_of, versions_of
 from captum_norm.models.precision import accumulation_dtype, epsilon_of, least_precise
 from captum_norm.models.probes import (
     FAILURES,
@@ -104,7 +104,7 @@ def plain_matrix(module: nn.Module) -> Tensor | None:
     """Return a module's ``weight`` if it is a matrix of floating-point numbers, None if it is quantised."""
     weight = tensor_of(module, "weight")
     # What a subclass of Tensor holds, and what its products compute, is its own affair.
-    plain = type(weight) in (Tensor, nn.Parameter)
+    plain = type(weight) in (Tensor, nn.Parameter) or is_sharded(module)
     return weight if weight is not None and plain and weight.is_floating_point() and weight.dim() == 2 else None
 
 
@@ -126,7 +126,8 @@ def _stored_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> Pr
         # Only where summands cancel, their magnitudes matter.
         fits = reproduces(computed, outputs) or reproduces(computed, outputs, inputs.to(dtype).abs() @ matrix.abs())
         if fits and _is_linear(module, matrix, biased=bias is not None, transposed=transposed):
-            version = partial(versions_of, module)
+            # Shards change, and the memory of whole weights is used again.
+            version = object if is_sharded(module) else partial(versions_of, module)
             return Projection(module, outputs.shape[-1], stored.dtype, stored.dtype, read, version, transposed)
     return None
 

@@ -21,7 +21,7 @@ attends to another's positions.
 """
 TEXT_STACKS: tuple[Role, ...] = ("self", "cross")
 EXTENDED: tuple[Role, ...] = ("self", "decoder")
-"""The stacks whose keys a tuned prefix extends."""
+"""The stacks whose keys a cache or a tuned prefix extends."""
 ROWED: tuple[Role, ...] = ("self", "decoder", "cross")
 """The stacks whose queries are the positions that a model has outputs at, or a decoder's."""
 
@@ -83,6 +83,7 @@ class Stacks:
         several: bool,  # whether any example has more than one real position; else weights cannot show causality
         see: Callable[[Role, AttentionCall], object],  # told of the first call of each stack that reads no tokens
         past: int = 0,  # number of keys before the queries' own in the stacks EXTENDED
+        grows: bool = False,  # whether these are a cache, which only a causal model reads
     ) -> None:
         self.sizes: dict[Role, StackSize] = {}
         self.queries: dict[nn.Module, int] = {}
@@ -91,7 +92,7 @@ class Stacks:
         self._role, self._towers = role, towers
         self._several = several
         self._see = see
-        self._past = past
+        self._past, self._grows = past, grows
         self._directed = False
 
     def enter(self, call: AttentionCall) -> Place:
@@ -116,7 +117,8 @@ class Stacks:
         if not role.endswith("cross") and keys != past + queries:
             raise UnsupportedModelError(
                 f"{attends} positions; expected {past + queries} keys in self-attention, one for each position of the "
-                "inputs: attention to chunks or to compressed positions is not supported"
+                f"inputs{' and of past_key_values' if past else ''}: attention to chunks or to compressed positions is "
+                "not supported"
             )
         if self._towers and role != "self" and role not in self.sizes:
             self._see(role, call)
@@ -153,6 +155,8 @@ class Stacks:
         elif self._towers:
             # The patches of an image, or a whole prompt with images, may attend ahead in a decoder.
             causal = causal or declared
+        # A padded first query attends anywhere, and one behind a cache may be padded.
+        causal = causal or self._grows
         if self._directed and causal != self.causal:
             raise UnsupportedModelError(
                 f"{type(module).__name__} is {'causal' if causal else 'not causal'}, unlike the attention layers "

@@ -24,6 +24,8 @@ _WRAPPERS: Mapping[str, _Wrapper] = {
     "DataParallel": ("torch", lambda model: model.module, lambda _: True),
     "DistributedDataParallel": ("torch", lambda model: model.module, lambda _: True),
     "OptimizedModule": ("torch", lambda model: model._orig_mod, lambda _: True),
+    # It gathers the weights.
+    "FullyShardedDataParallel": ("torch", lambda model: model._fsdp_wrapped_module, lambda _: False),
     "SentenceEncoder": ("captum_norm", lambda model: model.transformer, lambda _: False),
     "PeftModel": ("peft", lambda model: model.get_base_model(), _is_of_weights_alone),
     "PeftMixedModel": ("peft", lambda model: model.base_model.model, _is_of_weights_alone),
@@ -35,7 +37,6 @@ _OPAQUE: Mapping[str, str] = {
     "torch.export.": "an exported program (torch.export)",
 }
 """What runs code of its own instead of a model's layers, by the module of its class."""
-_SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
 
 
 def explained_module(model: object) -> nn.Module:
@@ -78,8 +79,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def class_of(model: nn.Module) -> type[nn.Module]:
-    """Return the class of the model inside all wrappers."""
-    return type(unwrapped(model))
+    """Return the class of the model inside all wrappers; torch's ``fully_shard`` puts one of its own over it."""
+    found = type(unwrapped(model))
+    while any(base.__name__ in ("FSDPModule", "ReplicateModule") for base in found.__bases__):
+        found = found.__bases__[-1]
+    return found
 
 
 def _wrapper(model: nn.Module) -> _Wrapper | None:
@@ -99,13 +103,12 @@ def _is_changed(model: nn.Module) -> bool:
 
 
 def refuse_spread(model: nn.Module) -> None:
-    """Refuse a model that runs copies of itself on several devices, or whose weights torch shards."""
+    """Refuse a model that runs copies of itself on several devices, or has its weights in several processes."""
     for module in model.modules():
-        if not _SHARDED.isdisjoint(base.__name__ for base in type(module).__mro__):
+        if type(module).__name__ == "FullyShardedDataParallel" and module.sharding_strategy.name != "NO_SHARD":  # type: ignore[union-attr]
             raise UnsupportedModelError(
-                f"torch shards the weights of {type(module).__name__} (fully_shard, FullyShardedDataParallel), so no "
-                "layer has them whole; load the model's checkpoint in one process, a large one with "
-                'device_map="auto"'
+                f"FullyShardedDataParallel has the weights of {class_of(module).__name__} in {module.world_size} "
+                "processes; explain the model in one process, or shard it with torch's fully_shard"
             )
         devices = getattr(module, "device_ids", None) or ()
         if isinstance(module, nn.DataParallel) and len(devices) > 1:

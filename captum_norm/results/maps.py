@@ -89,8 +89,8 @@ class AttributionMaps(StackResult):
     A notebook shows the maps as a page.
 
     Rows are queries (receiving positions), columns are keys (contributing positions). Entries at padded queries and
-    keys are exactly 0. Keys of virtual tokens come first, those of the inputs last: a query's own key is the one K − Q
-    further, also if only the last positions have rows.
+    keys are exactly 0. Keys of virtual tokens and of a cache come first, those of the inputs last: a query's own key is
+    the one K − Q further, also if only the last positions have rows.
 
     Attributes:
         encoder: (B, L, Q, K), or (B, L, H, Q, K) per head; None if the model has no bidirectional stack.
@@ -102,9 +102,9 @@ class AttributionMaps(StackResult):
             stacks, encoder first, for models with towers those of the stack that reads the tokens, or of the towers if
             only these were requested; None for methods without one.
         real: (B, Q), True at real (unpadded) input positions.
-        tokens: the texts of the keys of each example, if the inputs have their tokens; with ``[virtual 1]``, … before
-            these. Of an encoder–decoder model those of the source, if the tokenizer is known, unless the decoder alone
-            is explained.
+        tokens: the texts of the keys of each example, if the inputs have their tokens; with ``[virtual 1]``, … or
+            ``[cached 1]``, … before these. Of an encoder–decoder model those of the source, if the tokenizer is known,
+            unless the decoder alone is explained.
         decoder_real: ``real`` for the decoder's positions of an encoder–decoder model, else None.
         towers: the maps of a model's towers that were requested, by name: ``"vision"``, (N, L, [H,] Q, K), with the N
             pictures (images, tiles) that the tower reads instead of the examples. Pictures packed into one sequence
@@ -115,7 +115,8 @@ class AttributionMaps(StackResult):
         virtual: the number of virtual tokens of a prompt-learning adapter (PEFT). Those of prompt tuning have rows and
             columns, before the encoder's in an encoder–decoder model; those of prefix tuning columns alone, before the
             decoder's.
-        cached: the number of positions without rows: those before the last ones if only these were requested.
+        cached: the number of positions without rows, columns of the decoder alone: those in the cache passed, and those
+            before the last ones if only these were requested.
         segmented: whether columns are segments of keys, (B, L, Q, G), and rows may be one for all queries together.
         decoder_tokens: the texts of the keys of the decoder's self-attention in an encoder–decoder model.
         layers: the numbers of the L layers of each stack and tower, from 0; 0 to L − 1 if they are not given.

@@ -1,4 +1,4 @@
-"""ALTI-Logit and direct logit attribution against sums written out by hand, in float64; batches, refusals."""
+"""ALTI-Logit and direct logit attribution against sums written out by hand, in float64; batches, caches, refusals."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -333,6 +333,21 @@ def test_what_cannot_be_explained_is_refused() -> None:
         ALTILogit(classifier()).decompose(families.inputs("bert"), 1, position=SEVERAL)
     with pytest.raises(UnsupportedScopeError, match="no feed-forward network was understood"):
         ALTILogit(families.build("xmod"), readout=head_of_means).attribute(families.inputs("xmod"), 1)
+
+
+def test_behind_a_cache_there_are_updates_and_no_scores() -> None:
+    model, ids = families.build("gpt2", dtype=torch.float64), families.inputs("gpt2")
+    method = ALTILogit(model)
+    with torch.no_grad():
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+    inputs = {"input_ids": ids[:, 4:], "past_key_values": cache}
+    for found, expected in zip(method.logit_updates(inputs, 5), method.logit_updates(ids, 5), strict=True):
+        if found is None or expected is None:
+            assert found is expected
+        else:
+            assert (found - expected).abs().max() < 1e-10
+    with pytest.raises(InvalidInputError, match="cache"):
+        method.decompose(inputs, 5)
 
 
 def test_layers_may_have_different_numbers_of_heads() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from torch import Tensor
 
 import captum_norm as cn
@@ -68,7 +69,7 @@ def test_a_mask_that_the_cache_stands_before_still_comes_first() -> None:
         (lambda ids: {"inputs": ids.numpy()}, "got inputs of type ndarray; expected a tensor"),
         (
             lambda ids: {"inputs": {"input_ids": ids, "past_key_values": 3}},
-            "past_key_values of type int; expected the whole sequence as input",
+            "past_key_values of type int; expected a cache",
         ),
         (lambda ids: {"inputs": {"ids": ids}}, r"the keys \['ids'\]; expected input_ids"),
         (
@@ -208,6 +209,14 @@ def test_a_fault_of_ours_is_not_blamed_on_the_inputs(bert: Any, ids: Tensor, mon
     monkeypatch.setattr("captum_norm.forward.record.ACCUMULATED_BYTES", None)
     with pytest.raises(TypeError, match="not supported between"):
         cn.AttentionWeights(bert).maps(ids)
+
+
+def test_an_empty_cache_is_of_no_account_and_stays_empty() -> None:
+    model, ids = families.build("llama", dtype=torch.float32), families.inputs("llama")
+    method, cache = cn.NormAttribution(model), hf.DynamicCache(config=model.config)
+    maps = method.maps({"input_ids": ids, "past_key_values": cache, "use_cache": True})
+    torch.testing.assert_close(maps.decoder, method.maps(ids).decoder)
+    assert cache.get_seq_length() == 0
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "mixtral"])

@@ -11,6 +11,8 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined] # not exported, but documented
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from captum_norm import TokenAttribution, UnsupportedModelError
@@ -26,6 +28,8 @@ WARNINGS = [
     pytest.mark.filterwarnings(f"ignore:{begin}")
     for begin in (
         "Setting forward, backward hooks",
+        "FSDP is switching to use `NO_SHARD`",
+        "The `NO_SHARD` sharding strategy",
         "The .grad attribute of a Tensor that is not a leaf",
         "`is_gradient_checkpointing` is deprecated",
     )
@@ -78,6 +82,24 @@ def compiled_forward(model: Any) -> Any:
     return model
 
 
+def sharded(model: Any, *, originals: bool) -> nn.Module:
+    def shard(module: nn.Module) -> nn.Module:
+        return FullyShardedDataParallel(module, use_orig_params=originals, device_id=torch.device("cpu"))
+
+    layers = layers_of(model)
+    for index, layer in enumerate(layers):
+        layers[index] = shard(layer)
+    return shard(model)
+
+
+def sharded_in_place(model: Any) -> Any:
+    """The parts of the first layer on their own, the other layer as a whole, the rest with the model."""
+    mesh, (first, second) = init_device_mesh("cpu", (1,)), layers_of(model)
+    for part in (*first.children(), first, second, model):
+        fully_shard(part, mesh=mesh)
+    return model
+
+
 def offloaded(how: str) -> Callable[[Any], Any]:
     def offload(model: Any) -> Any:
         accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -92,6 +114,9 @@ FOLDER: list[Path] = []
 WRAP: dict[str, Callable[[Any], Any]] = {
     "DataParallel": nn.DataParallel,
     "DistributedDataParallel": DistributedDataParallel,
+    "FSDP": lambda model: sharded(model, originals=False),
+    "FSDP, original parameters": lambda model: sharded(model, originals=True),
+    "fully_shard": sharded_in_place,
     "offloaded to memory": offloaded("memory"),
     "offloaded to disk": offloaded("disk"),
     "compiled": lambda model: torch.compile(model, backend="eager"),

@@ -39,7 +39,7 @@ from captum_norm.models.networks import (
     routing_of,
     stacked_maps,
 )
-from captum_norm.models.offloading import tensor_of
+from captum_norm.models.offloading import is_elsewhere, tensor_of
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.probes import FAILURES, affine_test, may_be_affine
 from captum_norm.models.projections import NormReader, Projection, read_step, reproduces
@@ -509,7 +509,7 @@ class FrozenNetwork(TorchFunctionMode):
             self.modules.precisions.add(step.precision)
         if isinstance(step, Projection):
             stored, bias = tensor_of(module, "bias"), step.read()[1]
-            if bias is not None and bias is stored:
+            if bias is not None and bias is stored and not is_elsewhere(module, bias):
                 step = bias
         if step is not None:
             self.modules.steps[module] = step

@@ -18,7 +18,6 @@ from alignment.lexicon import Lexicon
 from alignment.normalization import tokenize
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution
 from captum_norm.runs import Journal, RayBackend, cut
-from captum_norm.show.page import Page
 from tests.alignment.commands.conftest import Refused
 from tests.alignment.commands.texts import ENGLISH, FRENCH, PAIRS, lines, set_stdin, write, write_texts
 from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
@@ -299,7 +298,7 @@ def test_links_appear_when_their_page_is_there(
     words = ["extract", "pairs", *options]
     assert cli.main([*words, "--out=whole", "--page=whole.html", "--quiet"]) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(Page, "save", interrupted)
+        patch.setattr(aligners, "page", interrupted)
         assert cli.main([*words, "--out=links", "--page=links.html", "--quiet"]) == 130
     assert {path.name for path in Path().glob("links*")} == {"links.parts"}
     capsys.readouterr()
