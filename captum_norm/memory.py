@@ -10,6 +10,7 @@ from captum_norm.functional.vectors import CACHED_ELEMENTS
 
 SHARE = 4  # the default budget is the free memory divided by this
 SMALL = 2**26  # the bytes that a CPU always has for a piece, without checking
+ACCELERATOR_BYTES = 2**28  # the most that a tensor of a piece takes on an accelerator, which more makes no faster
 WORKING_TENSORS = 16  # the tensors as large as a piece's hidden states that exist while a layer is finished
 UNKNOWN_FREE = 4 * 2**30  # the free memory assumed if it is unknown
 _MEMINFO = Path("/proc/meminfo")
@@ -49,11 +50,10 @@ class MemoryBudget(dict[torch.device, int]):
         return min(size, self[device])
 
     def piece_elements(self, like: Tensor) -> int:
-        """Number of elements that each tensor of a piece may have: what fits the budget and, on a CPU, its cache."""
+        """Number of elements that each tensor of a piece may have: what fits the budget and is fast."""
         size = WORKING_TENSORS * like.element_size()
-        if like.device.type == "cpu":
-            return self.granted(like.device, CACHED_ELEMENTS * size) // size
-        return self[like.device] // size
+        fast = CACHED_ELEMENTS * size if like.device.type == "cpu" else ACCELERATOR_BYTES * WORKING_TENSORS
+        return self.granted(like.device, fast) // size
 
 
 def readable(size: int) -> str:

@@ -10,10 +10,12 @@ import transformers as hf
 
 from benchmarks.norms import peak_bytes
 from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribution, NormMeter, memory
-from captum_norm.forward.record import WORKING_COPIES, parts_of
+from captum_norm.forward.record import WORKING_COPIES, Layer, parts_of
 from captum_norm.memory import SHARE, UNKNOWN_FREE, MemoryBudget, free_bytes, readable
 from captum_norm.models.attention import Part
 from tests import families, tiny
+from tests.families import FAMILIES
+from tests.test_matrix import SCOPES
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -114,3 +116,29 @@ def test_no_part_is_larger_than_the_budget(kind: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr("captum_norm.forward.record.parts_of", noting)
     kind(model, memory_budget=4 * 40 * 4 * WORKING_COPIES * 5).maps(inputs)
     assert {part.rows.stop - part.rows.start for part in seen if part.rows.stop > 16} == {5}
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "mistral"])
+def test_keys_that_no_row_attends_to_are_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts of single rows; one example has padding."""
+    model, inputs = families.build(name), families.inputs(name)
+    mask = torch.ones_like(inputs)
+    mask[1, :4] = 0
+    asked: Any = {"scopes": SCOPES[FAMILIES[name].style], "weights": True, "head_norms": True}
+    (expected,) = NormMeter(model).measure(inputs, mask, **asked).values()
+    kept: list[Part] = []
+
+    def attended(self: Layer, part: Part, mask: Any) -> Part:
+        kept.append(attended_keys(self, part, mask))
+        return kept[-1]
+
+    attended_keys = Layer._attended
+    monkeypatch.setattr(Layer, "_attended", attended)
+    (measured,) = NormMeter(model, memory_budget=1).measure(inputs, mask, **asked).values()
+    ends = {part.rows.stop: part.keys.stop for part in kept if part.examples.start != 1}
+    assert ends == {row: row if name != "bert" and row < 11 else None for row in range(1, 12)}
+    for scope in asked["scopes"]:
+        torch.testing.assert_close(measured.norms[scope], expected.norms[scope], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(measured.mixing_ratio[scope], expected.mixing_ratio[scope], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(measured.weights, expected.weights, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(measured.head_norms, expected.head_norms, rtol=1e-5, atol=1e-6)

@@ -105,7 +105,7 @@ def layer_norms(
             partial(carried_rows, layer.block, carry, heads),
             *products,
             *forms,
-            values.new_empty(batch, queries, keys) if with_maps else None,
+            values.new_zeros(batch, queries, keys) if with_maps else None,
             values.new_empty(batch, queries),
             values.new_empty(batch, queries),
             values.new_empty(batch, queries, 1),
@@ -114,14 +114,14 @@ def layer_norms(
     formed_weights = values.new_empty(batch, heads, queries)
     if per_head:
         results.transformed_norms = pairs[Carry().norms].transformed()
-        results.head_norms = values.new_empty(batch, heads, queries, keys) if with_maps else None
+        results.head_norms = values.new_zeros(batch, heads, queries, keys) if with_maps else None
     for part, weights, gated in layer.parts():
         alphas = gated.to(layer.dtype)
         for pair in pairs.values():
             pair.fill(part, alphas)
         if results.head_norms is not None and results.transformed_norms is not None:
-            transformed = results.transformed_norms[part.examples]
-            results.head_norms[part.examples, :, part.rows] = head_norms(alphas, transformed)
+            transformed = results.transformed_norms[part.examples, :, part.keys]
+            results.head_norms[part.examples, :, part.rows, part.keys] = head_norms(alphas, transformed)
         index = formed_keys[part.rows].expand(*alphas.shape[:2], -1).unsqueeze(3)
         formed_weights[part.examples, :, part.rows] = alphas.gather(3, index).squeeze(3)
         if consume is not None:
@@ -264,7 +264,8 @@ def _refine_ends(
     mine, others = (values.new_zeros(batch, heads, len(positions), width) for _ in range(2))
     for part, _, gated in layer.parts(advancing=False):
         inside = ((positions >= part.rows.start) & (positions < part.rows.stop)).nonzero().squeeze(1)
-        alphas, heard = gated[:, :, positions[inside] - part.rows.start].double(), values[part.examples]
+        alphas = gated[:, :, positions[inside] - part.rows.start].double()
+        heard = values[part.examples, :, part.keys]
         if not layer.call.cross:
             key = positions[inside] + keys - queries
             index = key.expand(*alphas.shape[:2], -1).unsqueeze(3)
@@ -346,14 +347,17 @@ class _Pairs:
         """Compute the norms of a part from its attention weights."""
         if self.maps is None:
             return
-        values, sizes = self.values[part.examples], self.sizes[part.examples]
+        values, sizes = self.values[part.examples, part.keys], self.sizes[part.examples, :, part.keys]
         if self.form is None:
             rows = self.rows(weights.dtype).flatten(0, 1)
             norms = length((weights * values.permute(0, 2, 3, 1)).permute(0, 2, 3, 1) @ rows)
             exact = partial(self.rows, torch.float64)
             self.maps[part] = refined_channel_norms(norms, weights, values, sizes, exact)
         else:
-            norms, exact = summed_norms(weights, self.form[part.examples]), partial(self.rows, torch.float64)
+            norms, exact = (
+                summed_norms(weights, self.form[part.examples, ..., part.keys]),
+                partial(self.rows, torch.float64),
+            )
             self.maps[part] = refined_summed_norms(norms, weights, values, sizes, self.suspects, exact)
 
     def divided(self, scope: Scope) -> Tensor:

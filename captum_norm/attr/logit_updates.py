@@ -156,8 +156,8 @@ def block_updates(layer: Layer, reading: HeadReading, directions: tuple[Tensor, 
         for n, (example, position) in enumerate(places):
             if first <= example < first + len(weights) and start <= position < start + weights.shape[2]:
                 row = weights[example - first, :, position - start].to(device, dtype)
-                updates = row * (layer.values[example].to(device) @ inner[n].unsqueeze(-1)).squeeze(-1)
-                heads[n], keys[n] = updates.sum(1), updates.sum(0)
+                updates = row * (layer.values[example, :, part.keys].to(device) @ inner[n].unsqueeze(-1)).squeeze(-1)
+                heads[n], keys[n, part.keys] = updates.sum(1), updates.sum(0)
     feed_forward, behind = None, block.feed_forward
     if behind is not None and tensors.behind is not None:
         written = at(tensors.behind.written)

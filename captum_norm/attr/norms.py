@@ -321,10 +321,10 @@ def _collecting(layer: Layer, results: LayerResults, *, per_head: bool) -> Calla
     shape = [*own.query.shape[:3], own.key.shape[2]]
     if not per_head:
         del shape[1]
-    kept = results.weights = own.value.new_empty(shape, dtype=accumulation_dtype(own.value.dtype))
+    kept = results.weights = own.value.new_zeros(shape, dtype=accumulation_dtype(own.value.dtype))
 
     def collect(part: Part, weights: Tensor) -> None:
-        kept[part.examples, ..., part.rows, :] = weights if per_head else weights.mean(1, dtype=kept.dtype)
+        kept[part.examples, ..., part.rows, part.keys] = weights if per_head else weights.mean(1, dtype=kept.dtype)
 
     return collect
 

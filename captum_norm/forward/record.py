@@ -21,7 +21,7 @@ from captum_norm.errors import NotEnoughMemoryError, UnsupportedModelError
 from captum_norm.functional import Carry, Scales, length, own_keys, relative_error
 from captum_norm.functional.feed_forward import Baseline
 from captum_norm.functional.vectors import DIRECTIONS, random_directions
-from captum_norm.memory import MemoryBudget, free_bytes, readable
+from captum_norm.memory import ACCELERATOR_BYTES, MemoryBudget, free_bytes, readable
 from captum_norm.models.attention import AttentionCall, Part
 from captum_norm.models.blocks import Block, FeedForwardBlock, fold_gate, multiplied
 from captum_norm.models.call import WATCH, ModelCall
@@ -202,7 +202,7 @@ class Layer:
         return replace(call, query=call.query.contiguous(), key=call.key.mT.contiguous().mT)
 
     def parts(self, *, advancing: bool = True) -> Iterator[tuple[Part, Tensor, Tensor]]:
-        """Yield the attention weights of some rows at a time, (examples, H, rows, K), without and with a gate.
+        """Yield the attention weights of some rows at a time, (examples, H, rows, keys), without and with a gate.
 
         Args:
             advancing: tell the progress bar.
@@ -218,11 +218,14 @@ class Layer:
         attention = replace(self.attention, value=self.attention.value[..., :0])
         parts = list(parts_of(self.attention, self.options.budget, self.call.query.shape[1]))
         values = replace(self.call, value=values).values_by_head
-        for part in parts:
+        for whole in parts:
+            part = whole
             if self.made is None:
                 # Its parameters (sinks) may have been offloaded since.
                 with loaded(attention.module) if attention.module._parameters else nullcontext():
-                    _, weights = attention.part(part).run()
+                    some = attention.part(whole)
+                    part = self._attended(whole, some.mask)
+                    _, weights = some.part(Part(keys=part.keys)).run()
             else:
                 weights = self.made[part.examples, :, part.rows]
             gated = weights
@@ -230,10 +233,11 @@ class Layer:
                 factors = self.gate[part.examples, ..., part.rows]
                 gated = (weights.to(factors.dtype).unsqueeze(2) * factors.unsqueeze(-1)).flatten(1, 2)
             # With so few columns, the transposed product is several times faster.
-            output = (values[part.examples].mT @ gated.detach().to(dtype).mT).permute(0, 3, 1, 2)
-            seen = attended[part]
-            error[part] = torch.linalg.vector_norm(output - seen, dim=(2, 3))
-            size[part] = torch.linalg.vector_norm(seen, dim=(2, 3))
+            output = (values[part.examples, :, part.keys].mT @ gated.detach().to(dtype).mT).permute(0, 3, 1, 2)
+            queries = part[:2]
+            seen = attended[queries]
+            error[queries] = torch.linalg.vector_norm(output - seen, dim=(2, 3))
+            size[queries] = torch.linalg.vector_norm(seen, dim=(2, 3))
             if part.rows.start == 0 and self.first == 0:
                 ahead = weights[:, :, 0, self.past + 1 :].detach().any()
                 self.ahead = ahead if part.examples.start == 0 or self.ahead is None else self.ahead | ahead
@@ -241,12 +245,23 @@ class Layer:
             if advancing:
                 self.advance(weights.shape[0] * weights.shape[2])
 
+    def _attended(self, part: Part, mask: Tensor | None) -> Part:
+        """Leave out the keys behind the last row's own if no row attends to them, as under a causal mask."""
+        keys = self.call.key.shape[2]
+        end = keys - self.call.query.shape[2] + part.rows.stop
+        if mask is None or mask.shape[-1] != keys or self.cross or end >= keys:
+            return part
+        least = torch.finfo(mask.dtype).min
+        # Where a row attends to nothing, a function may spread its weights over all keys.
+        hidden = (mask[..., end:].amax() <= least) & (mask[..., :end].amax(-1).amin() > least)
+        return part._replace(keys=slice(end)) if hidden else part
+
     @cached_property
     def weights(self) -> Tensor:
         """Attention weights α, (B, H, Q, K), times the gate if there is one."""
-        made = self.values.new_empty(*self.call.query.shape[:3], self.call.key.shape[2])
+        made = self.values.new_zeros(*self.call.query.shape[:3], self.call.key.shape[2])
         for part, _, gated in self.parts():
-            made[part.examples, :, part.rows] = gated.to(self.dtype)
+            made[part.examples, :, part.rows, part.keys] = gated.to(self.dtype)
         return made
 
     @cached_property
@@ -431,7 +446,7 @@ class _Recorder(Generic[Result]):
         first = 0 if self.model_call.last is None or place.role not in ROWED else queries - self.model_call.last
         layer = None
         if self.chosen is None or self.chosen(place):
-            noted = call.part(Part(slice(None), slice(first, queries))) if first else call
+            noted = call.part(Part(rows=slice(first, queries))) if first else call
             made = None if call.own is None or call.own.weights is None else call.own.weights[:, :, first:]
             real = self.model_call.positions_of(place.role)[0].real
             attended = output[:, first:].detach() if not torch.is_grad_enabled() else output[:, first:]
@@ -580,10 +595,9 @@ def _rows(block: Block, layer: Layer, tensor: Tensor) -> Tensor:
 def rows_at_once(query: Tensor, row: int, budget: MemoryBudget) -> int:
     """Number of queries, of ``row`` attention weights each, to treat at a time: fast, and within the budget."""
     size = row * max(query.element_size(), ACCUMULATED_BYTES) * WORKING_COPIES
-    if query.device.type == "cpu":
-        rows = max(CHUNK_ROWS, CHUNK_BYTES // (row * ACCUMULATED_BYTES))
-        return max(1, budget.granted(query.device, rows * size) // size)
-    return max(1, budget[query.device] // size)
+    fast = CHUNK_BYTES if query.device.type == "cpu" else ACCELERATOR_BYTES
+    rows = max(CHUNK_ROWS, fast // (row * ACCUMULATED_BYTES))
+    return max(1, budget.granted(query.device, rows * size) // size)
 
 
 def parts_of(call: AttentionCall, budget: MemoryBudget, heads: int | None = None) -> Iterator[Part]:
@@ -602,8 +616,8 @@ def parts_are_independent(call: AttentionCall) -> bool:
     """Whether attention over a part equals that part of attention over all, tried on a corner."""
     corner, examples = min(8, call.query.shape[2]), min(2, len(call.query))
     keys = slice(0, corner)
-    whole, _ = call.part(Part(slice(0, examples), keys), keys).run()
-    part, _ = call.part(Part(slice(examples - 1, examples), slice(corner // 2, corner)), keys).run()
+    whole, _ = call.part(Part(slice(0, examples), keys, keys)).run()
+    part, _ = call.part(Part(slice(examples - 1, examples), slice(corner // 2, corner), keys)).run()
     expected = whole[-1:, corner // 2 :].detach().float()
     error, size = (float(length(tensor.flatten())) for tensor in (part.detach().float() - expected, expected))
     accepted = torch.finfo(part.dtype).eps ** 0.5

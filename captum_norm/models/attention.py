@@ -13,10 +13,11 @@ EagerAttention = Callable[..., tuple[Tensor, Tensor]]
 
 
 class Part(NamedTuple):
-    """A slice of examples and a slice of their queries."""
+    """A slice of examples, one of their queries and one of their keys, outside of which nothing is attended to."""
 
-    examples: slice
-    rows: slice
+    examples: slice = slice(None)
+    rows: slice = slice(None)
+    keys: slice = slice(None)
 
 
 @dataclass(eq=False)
@@ -79,7 +80,7 @@ class AttentionCall:
 
     def whole(self) -> "AttentionCall":
         """Return the call with its mask made for all queries, without what the model itself does."""
-        return self.part(Part(slice(None), slice(None)))
+        return self.part(Part())
 
     def over_keys(self, count: int) -> "AttentionCall":
         """Return the call over ``count`` keys, the queries' own last: fewer of a static cache, or more, masked ones."""
@@ -109,8 +110,9 @@ class AttentionCall:
         own = OwnAttention(lambda: (self.output(), None), mask_of)
         return replace(self, query=query, key=key, value=value, own=own, options=options)
 
-    def part(self, part: Part, keys: slice = slice(None)) -> "AttentionCall":
+    def part(self, part: Part) -> "AttentionCall":
         """Restrict the call to some queries of some examples, and to some keys."""
+        keys = part.keys
 
         def cut(option: Any) -> Any:
             """Cut a mask or bias over ([B, H,] Q, K); return anything else unchanged."""
@@ -156,11 +158,11 @@ def scaled_dot_product(
     scaled = query.to(dtype) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     scores = scaled @ key.to(dtype).transpose(-1, -2)
     for summand in (mask, position_bias):
-        scores = scores if summand is None else scores + summand
+        scores = scores if summand is None else scores.add_(summand)
     weights = scores.softmax(-1)
-    if mask is not None:
+    if mask is not None and (alone := mask.isneginf().all(-1, keepdim=True)).any():
         # The kernels give nothing to a query whose keys are all masked.
-        weights = weights.masked_fill(mask.isneginf().all(-1, keepdim=True), 0)
+        weights = weights.masked_fill(alone, 0)
     # In memory as the kernels leave it, which models rely on.
     output = (weights @ value.to(dtype)).transpose(1, 2).contiguous()
     return output.to(value.dtype), weights

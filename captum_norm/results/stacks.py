@@ -254,7 +254,7 @@ class StackResult(Result):
     def _first_row(self, tokens: int, rows: int) -> int | None:
         """Return the first of so many tokens that has a row; None if the only row is of all together."""
         first = tokens - rows
-        return None if self.segmented and first not in (0, self.cached, self.cached + self.virtual) else first
+        return None if self.segmented and first not in (self.cached, self.cached + self.virtual) else first
 
     def _words(self, words: Mapping[str, Sequence[Words]], score: WordScore) -> Self:
         """Return the results of words, which are given for the positions of each letter in each example."""

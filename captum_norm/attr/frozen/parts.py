@@ -95,7 +95,7 @@ class PartsNetwork(FrozenNetwork):
                 'separated from earlier ones; expected its linear maps inside, or bias="apart"'
             )
         self._expect_copies(call.value)
-        _, output, weights = self.stacks.attend(call.part(Part(slice(1), slice(None))))
+        _, output, weights = self.stacks.attend(call.part(Part(slice(1))))
         heads = call.value[1:].repeat_interleave(weights.shape[1] // call.value.shape[1], dim=1)
         return torch.cat([output, (weights @ heads.to(weights.dtype)).transpose(1, 2).to(output.dtype)])
 
