@@ -8,18 +8,22 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tqdm import tqdm
 
-from alignment import Alignment
+from alignment import Alignment, Lexicon
+from alignment.decoding import argmax
+from alignment.links import ScoredAlignment
 from alignment.pipeline import extract
+from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError
 
 Batch = Sequence[tuple[list[str], list[str]]]
@@ -45,6 +49,27 @@ def align(pairs: Batch, delay: float = 0.0) -> list[Alignment | InvalidInputErro
         InvalidInputError("got a word that is refused") if "refused" in source else Alignment(links(source, target))
         for source, target in pairs
     ]
+
+
+class CountingAligner:
+    """Links each target word by a map of letters and by what the whole text links."""
+
+    count_text = scored = True
+
+    def map_each(self, pairs: Batch) -> Iterator[tuple[int, WordMap]]:
+        for index, (source, target) in enumerate(pairs):
+            yield index, np.array([[1 + zlib.crc32(f"{a} {b}".encode()) % 9 for a in source] for b in target]) / 9
+
+    def counted(self, word_map: WordMap) -> WordMap:
+        return word_map
+
+    def begun_lexicon(self) -> Lexicon:
+        return Lexicon()
+
+    def read(
+        self, word_map: WordMap, source: Sequence[str], target: Sequence[str], lexicon: Lexicon, counted: WordMap
+    ) -> ScoredAlignment:
+        return ScoredAlignment(argmax(lexicon.applied(word_map, source, target, counted), null=False))
 
 
 def text(lines: int, seed: int = 0) -> list[tuple[str, str]]:
@@ -113,9 +138,9 @@ def start(source: Path, out: Path, **options: Any) -> ForkServerProcess:
     return process
 
 
-def run_until_killed(source: Path, out: Path, operation: int) -> bool:
+def run_until_killed(source: Path, out: Path, operation: int, **options: Any) -> bool:
     """Runs in a process that is killed just before its n-th file operation; False if it has fewer and finishes."""
-    process = _CONTEXT.Process(target=_run_until, args=(source, out, operation))
+    process = _CONTEXT.Process(target=_run_until, args=(source, out, operation, options))
     process.start()
     process.join()
     assert process.exitcode in {0, -signal.SIGKILL}
@@ -137,7 +162,7 @@ def _run_and_say(speaker: Connection, source: Path, out: Path, options: dict[str
     run(source, out, **options)
 
 
-def _run_until(source: Path, out: Path, operation: int) -> None:
+def _run_until(source: Path, out: Path, operation: int, options: dict[str, Any]) -> None:
     left = operation
     tqdm.set_lock(threading.RLock())
 
@@ -150,7 +175,7 @@ def _run_until(source: Path, out: Path, operation: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(count)
-    run(source, out)
+    run(source, out, **options)
 
 
 def _ignore(_: str) -> None:

@@ -4,11 +4,14 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 
+from alignment import Lexicon
 from captum_norm import InvalidInputError
 from captum_norm.runs import Journal, cut
 from captum_norm.text.files import Local
@@ -29,6 +32,30 @@ def test_killed_before_any_file_operation_it_goes_on(tmp_path: Path) -> None:
         if not out.exists():
             run(source, out)
         check_result(source, out, pairs)
+    assert operation > 30
+
+
+@pytest.mark.long
+def test_the_files_beside_the_links_are_there_before_these(tmp_path: Path) -> None:
+    """The lexicon of a text that counts its own words, and a page."""
+    pairs = extractions.text(2 * extractions.BLOCK_LINES - 1)
+    source = write_text(tmp_path / "text", pairs)
+    operation, killed, expected_files = 0, True, list[bytes]()
+    while killed:
+        folder = tmp_path / str(operation)
+        folder.mkdir()
+        out, lexicon, page = (folder / name for name in ("out", "lexicon", "page"))
+        options: dict[str, Any] = {"align": extractions.CountingAligner(), "save_lexicon": lexicon}
+        options["at_end"] = partial(page.write_text, "<!doctype html>")
+        killed = operation > 0 and extractions.run_until_killed(source, out, operation, **options)
+        assert not out.exists() or (lexicon.exists() and page.exists())
+        if not out.exists() or any((folder / "out.parts").glob("*")):
+            run(source, out, **options)
+        files = [path.read_bytes() for path in (out, page)]
+        expected_files = expected_files or files
+        assert files == expected_files
+        assert Lexicon.load(lexicon).sentence_pairs == sum(bool(line) for line in out.read_text().splitlines())
+        killed, operation = killed or operation == 0, operation + 1
     assert operation > 30
 
 
