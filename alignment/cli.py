@@ -18,7 +18,7 @@ _COMMANDS = (
     transfer_tags.COMMAND,
 )
 
-main = Program("norm-align", "Word alignments from translation models, and their error rates.", _COMMANDS).main
+main = Program("norm-align", "Align words by translation models, and score alignments.", _COMMANDS).main
 """Run ``norm-align``; see :meth:`captum_norm.commands.program.Program.main`."""
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ class DirectionOptions(Options, title="the second model, of the opposite directi
 
 
 @dataclass(frozen=True, kw_only=True)
-class LexiconOptions(Options, title="the lexicon; the links then hold statistics of other sentences"):
+class LexiconOptions(Options, title="the lexicon: links then depend on other sentences, too"):
     """The lexicon of another text."""
 
     use_lexicon: str | None = option(

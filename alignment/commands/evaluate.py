@@ -103,7 +103,7 @@ class EvaluateOptions(GoldOptions):
         nargs="+",
     )
     source: str | None = option(
-        "the tokenised source sentences, one a line; used to check that every link lies inside; tsv files have them",
+        "the tokenised source sentences, one per line; used to check that every link lies inside; tsv files have them",
         metavar="FILE",
     )
     target: str | None = option("the tokenised target sentences, likewise", metavar="FILE")

@@ -47,7 +47,7 @@ class _Written(Options, title="what is written"):
         "pharaoh",
     )
     scores: bool = option(
-        "also write how probable each link is, i-j:p; for the recipe hmm, in both directions by add or multiply",
+        "also write the probability of each link, i-j:p; for the recipe hmm, in both directions by add or multiply",
         False,
     )
     page: Path | None = option(
@@ -63,10 +63,10 @@ class ExtractOptions(_Written, AlignerOptions, _Counted, Workers):
     """The options of ``norm-align extract``."""
 
     source: str = argument(models.SOURCE, metavar="SOURCE")
-    target: str | None = argument("the tokenised target sentences, one a line", metavar="TARGET", nargs="?")
+    target: str | None = argument("the tokenised target sentences, one per line", metavar="TARGET", nargs="?")
     out: str | None = option(
-        "where to write the links; i-j, source first, from 0, line n for line n of the input. From files to a file, a "
-        "killed run continues where it stopped (default: standard output)",
+        "where to write the links; i-j, source first, from 0, one line for each line of the input. From files to a "
+        "file, a killed run continues where it stopped (default: standard output)",
         metavar="FILE",
     )
     overwrite: bool = option("replace FILE if it exists", False)
@@ -75,7 +75,7 @@ class ExtractOptions(_Written, AlignerOptions, _Counted, Workers):
         "split raw text into words, for the shipped models; as Moses does, and --format tsv shows the words", False
     )
     block_lines: int | None = option(
-        f"lines that are read, aligned and written together (default: {_BLOCK_LINES:,})",
+        f"the number of lines that are read, aligned and written together (default: {_BLOCK_LINES:,})",
         parse=positive,
         metavar="N",
     )

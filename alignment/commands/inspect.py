@@ -45,14 +45,17 @@ class InspectOptions(_Measures, models.ModelOptions, models.RunOptions):
     """The options of ``norm-align inspect``."""
 
     source: str = argument(models.SOURCE, metavar="SOURCE")
-    target: str | None = argument("their translations, tokenised, one a line", metavar="TARGET", nargs="?")
+    target: str | None = argument("their translations, tokenised, one per line", metavar="TARGET", nargs="?")
     tokenize: bool = models.tokenize_option()
     flagged: bool = option(
         "write only the lines that raise a flag; a negation or a single wrong word raises none", False
     )
     format: Literal["tsv", "json"] = option("a table with a header, or a line of JSON for each line of text", "tsv")
     block_lines: int = option(
-        "lines that are read and inspected together (default: %(default)s)", 2048, parse=positive, metavar="N"
+        "the number of lines that are read and inspected together (default: %(default)s)",
+        2048,
+        parse=positive,
+        metavar="N",
     )
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from alignment.normalization import Language
 
 SOURCE = (
-    "the tokenised source sentences, one a line, or both sides with ||| or a tab between, or a TMX or XLIFF file; a "
+    "the tokenised source sentences, one per line, or both sides with ||| or a tab between, or a TMX or XLIFF file; a "
     "path or URL; .gz, .xz and .bz2 are decompressed, - is standard input"
 )
 
@@ -77,8 +77,10 @@ class ModelOptions(Options, title="the translation model"):
         "twice for source and target, or none if the words are already pieces",
         metavar="FILE",
     )
-    source_language: str | None = option("for a multilingual model, such as deu_Latn; of Hugging Face", metavar="CODE")
-    target_language: str | None = option("as --source-language", metavar="CODE")
+    source_language: str | None = option(
+        "the source language of a multilingual model, such as deu_Latn; of Hugging Face", metavar="CODE"
+    )
+    target_language: str | None = option("the target language, likewise", metavar="CODE")
     source_prefix: str | None = option(
         "text in front of each source sentence of a Hugging Face model, such as '>>fra<<'", metavar="TEXT"
     )

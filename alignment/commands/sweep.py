@@ -46,8 +46,8 @@ def corpora(text: str) -> list[ParallelGold]:
 @dataclass(frozen=True, kw_only=True)
 class _OwnCorpus(GoldOptions, title="a corpus of your own, instead of --corpus"):
     gold: str | None = option("gold alignments, source first", metavar="FILE")
-    source: str | None = option("the tokenised source sentences, one a line", metavar="FILE")
-    target: str | None = option("the tokenised target sentences, one a line", metavar="FILE")
+    source: str | None = option("the tokenised source sentences, one per line", metavar="FILE")
+    target: str | None = option("the tokenised target sentences, one per line", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,7 @@ def _print(console: "Terminal", heading: str, tables: "Sequence[Table]") -> None
 
 COMMAND = Command(
     "sweep",
-    "alignment error rate by method, setting, layer, head and recipe",
+    "measure error rates by method, setting, layer, head and recipe",
     SweepOptions,
     _run,
     "norm-align sweep --corpus alibi=blue-beard --no-gradients --out sweep",

@@ -57,8 +57,8 @@ class TransferOptions(AlignerOptions):
     """The options of ``norm-align transfer-tags``."""
 
     source: str = argument(
-        "the source sentences with tags of XML or HTML, raw text, one a line; .gz, .xz and .bz2 are decompressed, - is "
-        "standard input",
+        "the source sentences with tags of XML or HTML, raw text, one per line; .gz, .xz and .bz2 are decompressed, - "
+        "is standard input",
         metavar="SOURCE",
     )
     target: str | None = argument(

@@ -35,14 +35,14 @@ class TranslateOptions(OneModelOptions):
     """The options of ``norm-align translate``."""
 
     source: str = argument(
-        "the sentences, one a line, tokenised as in the model's training; .gz, .xz and .bz2 are decompressed "
+        "the sentences, one per line, tokenised as in the model's training; .gz, .xz and .bz2 are decompressed "
         "(default: -, standard input)",
         "-",
         metavar="FILE",
         nargs="?",
     )
     tokenize: bool = models.tokenize_option()
-    beam: int = option("beam size", 5, parse=positive, metavar="N")
+    beam: int = option("the beam size", 5, parse=positive, metavar="N")
     max_length: int = option("the maximum number of pieces in a translation", 200, parse=positive, metavar="N")
     alignments: bool = option("also print the word alignment: translation ||| i-j ..., source first, from 0", False)
     page: Path | None = option(

@@ -169,7 +169,7 @@ def _talp_link(number: int, token: str) -> _RawLink:
 
 
 def _line_pairs(path: TextSource, format: str) -> list[_RawPair]:  # noqa: A002
-    """The pairs of a file with one a line: talp, alibi or tsv."""
+    """The pairs of a file with one per line: talp, alibi or tsv."""
     pairs, ids = list[_RawPair](), set[str]()
     for number, line in read_lines(path):
         with located(path, number):

@@ -85,7 +85,7 @@ def format_pharaoh(alignment: Alignment) -> str:
 
 
 def read_pharaoh(source: TextSource) -> Iterator[Alignment]:
-    r"""Yield the alignments in a file or open stream, one a line.
+    r"""Yield the alignments in a file or open stream, one per line.
 
     Args:
         source: path (``.gz``, ``.xz`` and ``.bz2`` are decompressed) or open stream of text or bytes.
@@ -104,7 +104,7 @@ def read_pharaoh(source: TextSource) -> Iterator[Alignment]:
 
 
 def write_pharaoh(path: str | PathLike[str], alignments: Iterable[Alignment]) -> None:
-    """Write alignments, one a line in ascending order; if anything fails, the file is left unchanged.
+    """Write alignments, one per line in ascending order; if anything fails, the file is left unchanged.
 
     Args:
         path: the file to create or replace; ``.gz`` and ``.xz`` are compressed.
@@ -132,9 +132,9 @@ def read_parallel(
     r"""Yield the sentence pairs of a parallel text, without leading and trailing spaces and tabs.
 
     Args:
-        source: the source sentences, one a line; without ``target``, both sides with ``|||`` or a tab between them.
+        source: the source sentences, one per line; without ``target``, both sides with ``|||`` or a tab between them.
             Path or URL (``.gz``, ``.xz`` and ``.bz2`` are decompressed) or open stream.
-        target: the target sentences, one a line.
+        target: the target sentences, one per line.
         on_error: called with the error of each invalid pair (not UTF-8, one side); ("", "") is yielded in its place,
             so the n-th pair is always that of the n-th line. None raises the error instead.
         first: the number of the first line.

@@ -74,9 +74,9 @@ def extract(
     aligner. A blank line, without a word on either side, has no links and is not bad.
 
     Args:
-        source: the source sentences, one a line; without ``target``, both sides with ``|||`` or a tab between them.
+        source: the source sentences, one per line; without ``target``, both sides with ``|||`` or a tab between them.
             Path or URL (``.gz``, ``.xz`` and ``.bz2`` are decompressed) or open stream.
-        target: the target sentences, one a line.
+        target: the target sentences, one per line.
         align: a :class:`~alignment.WordAligner`; or a function of the good pairs of a block, as words, and of nothing
             else.
         out: path or URL (``.gz``, ``.xz`` and ``.bz2`` are compressed) or open stream of bytes, such as

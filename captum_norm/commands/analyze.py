@@ -43,7 +43,7 @@ class AnalyzeOptions(Options):
     )
     limit: int | None = option("read only the first N texts", parse=positive, metavar="N")
     out: Path | str | None = option(
-        "write the results there at the end, in a folder or at a URL: numbers, tables, figures and a page",
+        "the folder or URL to write the results to: numbers, tables, figures and a page",
         parse=partial(output_folder, urls=True),
         metavar="FOLDER",
     )
@@ -52,7 +52,7 @@ class AnalyzeOptions(Options):
         "the share of ordinary tokens to mask (default: 0.12 for mixing-ratio, else 0)", metavar="SHARE"
     )
     batch_tokens: int = option(
-        "the largest number of tokens in a batch, padding included", 4096, parse=positive, metavar="N"
+        "the maximum number of tokens in a batch, including padding", 4096, parse=positive, metavar="N"
     )
     device: str = device_option()
 

@@ -35,7 +35,7 @@ class CompareOptions(Subject):
     """The options of ``captum-norm compare``."""
 
     examples: str | None = argument(
-        "a text, a file with one on each line, which ends at a tab, or - to read such lines from standard input "
+        "a text, a file with one text per line, which ends at a tab, or - to read such lines from standard input "
         "(default: six captions)",
         metavar="TEXT|FILE",
         nargs="?",
@@ -56,7 +56,7 @@ class CompareOptions(Subject):
         metavar="N|first|last",
     )
     removal: Literal["mask", "pad", "delete", "mean", "zero"] | None = option(
-        "what replaces a removed token, also the baseline of Captum's methods; delete removes it from the text "
+        "what replaces a removed token, and the baseline of Captum's methods; delete removes it from the text "
         "(default: the first of mask, pad and mean that the model has)"
     )
     limit: int | None = option("read only the first N lines", parse=positive, metavar="N")

@@ -30,12 +30,12 @@ _NOT_OF_ANSWERS = ("against", "layer", "position", "scope", "aggregation", "word
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers(Options, title="generated text: the text is a prompt, and what a language model answers is explained"):
+class Answers(Options, title="generated text: the text is a prompt, and the answer of a language model is explained"):
     """The answer that is explained."""
 
     generate: int | None = option("generate an answer of at most N tokens, greedily", parse=positive, metavar="N")
     chat: Path | None = option(
-        'a conversation for the prompt, [{"role": "user", "content": "…"}, …], instead of the text',
+        'a conversation to use as the prompt instead of the text, [{"role": "user", "content": "…"}, …]',
         metavar="FILE.json",
     )
     segments: Literal["word", "sentence", "line", "paragraph", "message"] | None = option(

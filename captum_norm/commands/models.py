@@ -27,8 +27,8 @@ class ModelsOptions(Options):
     """The options of ``captum-norm models``."""
 
     check: str | None = option(
-        "run a model (a folder or a name on the Hugging Face hub, of a model or a PEFT adapter) once and show the "
-        "structure of each layer and how exactly its vectors sum to the output (default: list the models in the tests)",
+        "run a model or a PEFT adapter (a folder, or a name on the Hugging Face hub) once and show the structure of "
+        "each layer and how exactly its vectors sum to the output (default: list the models in the tests)",
         metavar="NAME_OR_PATH",
     )
     quantize: Quantization | None = quantize_option()

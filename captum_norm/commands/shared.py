@@ -134,7 +134,7 @@ def device_option() -> Any:
 def quantize_option() -> Any:
     """Declare ``--quantize``, a :data:`captum_norm.loading.Quantization`."""
     return option(
-        "quantise the weights of a Hugging Face model with bitsandbytes as it is loaded, but not its head (default: "
+        "quantise the weights of a Hugging Face model with bitsandbytes while it is loaded, except its head (default: "
         "the weights as they are)"
     )
 
@@ -144,7 +144,7 @@ class Subject(Options, title="the model and the output"):
     """The model and the output that is explained."""
 
     model: str = option(
-        "a folder or a name on the Hugging Face hub, of a model or a PEFT adapter",
+        "a model or a PEFT adapter: a folder, or a name on the Hugging Face hub",
         DEFAULT_MODEL,
         metavar="NAME_OR_PATH",
     )
@@ -155,8 +155,8 @@ class Subject(Options, title="the model and the output"):
     )
     target: str | None = option(
         "the output to explain, for attention-gradient, alti-logit, decompx, cp-lrp, attnlrp, gim and the methods of "
-        "Captum: its number, a label of a classifier or tagger, a token of a language model, or an answer, with the "
-        "space in front; for a sentence encoder a text, whose similarity is explained (default: what the model "
+        "Captum: its number, a label of a classifier or tagger, a token of a language model, or an answer, with its "
+        "leading space; for a sentence encoder a text, whose similarity is explained (default: what the model "
         "predicts)",
         metavar="N|LABEL|TOKEN|TEXT",
     )
