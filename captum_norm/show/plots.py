@@ -164,12 +164,11 @@ def _draw_heat(figure: Figure, axes: "Axes", table: Table, plot: Plot) -> None:
     low, high = (min(0.0, float(known.min())), float(known.max())) if known.size else (0.0, 0.0)
     if high <= low:
         high = low + 1.0
-    scale = color_map(signed=False)
     image = axes.pcolormesh(
         np.arange(len(columns) + 1) - 0.5,
         np.arange(len(rows) + 1) - 0.5,
         values,
-        cmap=scale,
+        cmap=color_map(signed=False),
         vmin=low,
         vmax=high,
         edgecolors="face",  # avoids seams in viewers
@@ -185,7 +184,7 @@ def _draw_heat(figure: Figure, axes: "Axes", table: Table, plot: Plot) -> None:
     bar = figure.colorbar(image, ax=axes)
     bar.set_label(_wrapped(table.label(plot.value), height), parse_math=False)
     for (row, column), text in zip(np.argwhere(~np.isnan(values)), _short(known), strict=True):
-        red, green, blue, _ = scale((values[row, column] - low) / (high - low), bytes=True)
+        red, green, blue, _ = image.to_rgba(values[row, column], bytes=True)
         ink = hex_of(ink_on((int(red), int(green), int(blue))))
         axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=6.5)
 

@@ -127,6 +127,7 @@ def test_offsets_tell_what_stood_close_together() -> None:
     encoding = found.encodings[0]
     words = words_of_tokens(encoding.tokens, encoding.special_tokens_mask, encoding.offsets)
     assert words.texts == ("[CLS]", "don't", "e.g", ".", "stop", "!", "[SEP]")
+    assert words_of_tokens(["some", "where", "else"], None, [(0, 4), (4, 9), (10, 14)]).texts == ("somewhere", "else")
 
 
 @pytest.mark.parametrize("seed", range(8))

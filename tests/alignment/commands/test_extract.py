@@ -328,6 +328,9 @@ def test_two_directions_by_default_and_a_lexicon(
     assert lines("links") == list(map(format_pharaoh, expected))
     told = capsys.readouterr().err.splitlines()
     assert told[:2] == [f"forward: chose {forward.choice}", f"reverse: chose {reverse.choice}"]
+    assert cli.main(["extract", "fr", "en", "--format=naacl", "--out=numbered", "--quiet"]) == 0
+    numbers = [str(number) for number, links in enumerate(expected, 1) for _ in links.links]
+    assert [line.split()[0] for line in lines("numbered")] == numbers
     each = BidirectionalAligner(forward, reverse, count_text=False).align(sources, targets)
     for words, text in ((["fr", "en", "--no-lexicon"], []), (["-"], PAIRS)):
         set_stdin(monkeypatch, text)

@@ -183,6 +183,7 @@ def test_mixing_ratio(tmp_path: Path, seed: int) -> None:
     found = list(rows(result, "categories"))
     assert len(found) == len(ratios)
     assert "[MASK]" in {row["category"] for row in found}
+    assert result.metadata["corpus"]["masked"] == sum(len(sequence.masked) for sequence in sequences)
     for row in found:
         cell = np.array(ratios[row["layer"], row["variant"], row["category"]])
         expected = [cell.mean(), cell.std(), cell.min(), cell.max(), len(cell)]
