@@ -252,7 +252,8 @@ def _answer(
     linked = {i for _, i, _ in scored}
     alone = [f"“{word}”" for place, word in enumerate(source) if place not in linked]
     if alone:
-        parts.append(f"none of {', '.join(alone[:_MOST_NAMED])}{' …' * (len(alone) > _MOST_NAMED)}")
+        more = [f"{len(alone) - _MOST_NAMED} more"] * (len(alone) > _MOST_NAMED)
+        parts.append(f"without a link: {', '.join([*alone[:_MOST_NAMED], *more])}")
     if gold is not None:
         parts.append(f"{sum((i, j) in gold.possible for j, i, _ in scored)} agree with the gold links")
     return f"{'; '.join(parts)}."

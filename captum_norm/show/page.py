@@ -243,9 +243,9 @@ class Page:
         """Put the page into a frame with a content policy of its own: it can run its script and reach nothing else."""
         # Where the notebook is not trusted, frames are taken away, and what this one hides is seen.
         return (
-            f'<div style="position:relative;height:{_HEIGHT}px;overflow:hidden">{_still(self)}'
-            f'<iframe title="{html.escape(spelled_out(self.title))}" sandbox="allow-scripts" loading="lazy" '
-            'style="position:absolute;left:0;top:0;width:100%;height:100%;border:0;background:Canvas" '
+            f'<div style="display:flex"><div style="width:100%;max-height:{_HEIGHT}px;overflow:hidden">{_still(self)}'
+            f'</div><iframe title="{html.escape(spelled_out(self.title))}" sandbox="allow-scripts" loading="lazy" '
+            f'style="position:relative;width:100%;height:{_HEIGHT}px;margin-left:-100%;border:0;background:Canvas" '
             f'srcdoc="{html.escape(render(self))}"></iframe></div>'
         )
 

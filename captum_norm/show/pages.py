@@ -235,7 +235,7 @@ def patches_page(
         scores: a score for each position of each example, (B, S), as ``attribute`` returns.
         patches: where the patches of each picture stand, such as :attr:`captum_norm.AttributionMaps.patches`.
         maps: the maps of the only self-attention stack, to show the row of each patch and word, whose tokens name the
-            words; None for scores alone, and numbers for words.
+            words; None for scores alone, and words named by their numbers.
         method: the method's name.
         unit: what the scores are.
         title: the page's heading.
@@ -261,7 +261,8 @@ def patches_page(
         for patch in of_example:
             patch.scores(scores)  # refuses scores of other inputs
         values = scores[number]
-        names = list(map(str, range(len(values)))) if maps is None or maps.tokens is None else list(maps.tokens[number])
+        tokens = [f"token {place}" for place in range(len(values))]
+        names = tokens if maps is None or maps.tokens is None else list(maps.tokens[number])
         for place, patch in enumerate(of_example, 1):
             which = f"picture {place}, " if len(of_example) > 1 else ""
             for row, line in enumerate(patch.positions.tolist(), 1):
@@ -433,13 +434,14 @@ def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> l
 @make_page.register
 def analysis_page(result: AnalysisResult) -> Page:
     """Put the result of an analysis on a page."""
+    where = f" in {result.metadata['model']}" if "model" in result.metadata else ""
     summary = Table(
         "In short",
         [Column("measure"), Column("value", "number")],
         [[name, _headline(value)] for name, value in result.summary.items()],
     )
     return Page(
-        f"{result.analysis}: {result.metadata['model']}" if "model" in result.metadata else result.analysis,
+        f"What does {result.analysis} find{where}?",
         answer="; ".join(f"{name}: {value}" for name, value in summary.rows if value is not None),
         lead=result.description,
         facts=dict(_facts(result.metadata)),

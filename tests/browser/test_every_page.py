@@ -108,6 +108,11 @@ def test_pages_live_in_the_frames_of_notebooks(visit: Visits, name: str, noteboo
         choice = frame.get_by_role("combobox", name="Example", exact=True)
         choice.select_option("1")
         expect(choice).to_have_value("1")
+    box = tab.locator("iframe").bounding_box()
+    assert box is not None
+    assert (box["x"], box["width"], box["height"]) == (8, width - 16, 640)
+    # Taken away, it leaves no more room than what it hid.
+    assert tab.evaluate("document.querySelector('iframe').remove() ?? document.body.offsetHeight") <= 640
 
 
 ANSWER = "“good” rests most on “unbelievably” (31 %) and “well” (22 %), least on “A” (0.4 %)."

@@ -174,7 +174,7 @@ def test_each_picture_is_its_own_and_scores_alone_have_numbers() -> None:
     _, large = page(pictures=[np.zeros((1601, 90, 3), np.uint8), *PICTURES[1:]])
     assert pixels(large[0]["pictures"][0]).shape[:2] == (534, 30)
     _, examples = page(maps=None)
-    assert (examples[1]["maps"], examples[1]["inputs"]["texts"][:2]) == ([], ["0", "1"])
+    assert (examples[1]["maps"], examples[1]["inputs"]["texts"][:2]) == ([], ["token 0", "token 1"])
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_csv_has_the_values_in_full(folder: Path, table: Table) -> None:
 
 def test_page_has_the_numbers_and_spells_out_the_words() -> None:
     page = analysis_page(RESULT)
-    assert (page.title, page.lead) == ("special-tokens: tiny", "What <special> tokens give.")
+    assert (page.title, page.lead) == ("What does special-tokens find in tiny?", "What <special> tokens give.")
     assert [list(row) for row in page.tables[0].rows] == [
         ["mean of ‖f(x)‖", "2.68"], ["tokens", "251,234"], ["undefined", None], ["ρ", "−0.500"],
     ]  # fmt: skip

@@ -59,7 +59,7 @@ export function createState(defaults, location, write = () => {}) {
       );
       if (!changed.length) return;
       Object.assign(values, changes);
-      write(writeFragment(values, usual));
+      if (changed.some((key) => key in KEPT)) write(writeFragment(values, usual));
       for (const subscriber of [...subscribers]) {
         if (subscribers.has(subscriber) && subscriber.keys.some((key) => changed.includes(key))) subscriber.callback();
       }

@@ -94,5 +94,6 @@ test("the fragment is written with each change", () => {
   const state = createState(DEFAULTS, undefined, (fragment) => written.push(fragment));
   state.set({ layer: 2 });
   state.set({ layer: "all" });
+  state.set({ hover: { side: "input", index: 1 } }); // not in the address
   assert.deepEqual(written, ["layer=2", ""]);
 });

@@ -7,6 +7,9 @@ import { numberOf, sortedRows, tabSeparated } from "../layouts/sorting.js";
 
 /** @typedef {string | number | null} Cell */
 
+/** The most characters of texts that have one line each. */
+const SHORT = 16;
+
 /** The first table: what was found. @type {View} */
 export const findings = {
   name: "findings",
@@ -101,7 +104,9 @@ function gridOf({ title, columns, rows, strong }, state) {
 function cellsOf({ kind, digits }, column, state) {
   const decimals = digits ?? digitsFor(column);
   const texts = column.map((cell) => (cell === null ? "–" : typeof cell === "string" ? cell : written(cell, decimals)));
-  if (kind === "text" || kind === "number") return texts.map((text) => h("td", { class: kind, dir: "auto" }, text));
+  const short = kind === "text" && texts.every((text) => text.length <= SHORT) ? " short" : "";
+  if (kind === "text" || kind === "number")
+    return texts.map((text) => h("td", { class: kind + short, dir: "auto" }, text));
   const numbers = column.map((cell) => numberOf(cell) ?? 0);
   if (kind === "signed") {
     const low = Math.min(0, ...numbers);

@@ -231,8 +231,9 @@ function captionOf(example, state, places) {
       choice.stack === "answer"
         ? "Point at the answer to see what it rests on."
         : "Point at a token to see what it receives.";
-    const hint = grid ? `${what} Click to keep it; click a second one for the difference.` : "";
-    return [h("span", { class: "quiet" }, hint)];
+    return grid
+      ? [h("span", { class: "quiet" }, `${what} Click to keep it; click a second one for the difference.`)]
+      : [];
   }
   const received = choice.stack === "answer" ? " rests on" : " receives";
   const verb = places[0].side === "output" ? received : " gives";
