@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from captum_norm.models.libraries.refusals import refusals
+from captum_norm.models.model import refusals
 from tests import oracle
 from tests.families import FAMILIES, Family
 from tests.oracle import DirectNetwork, Elementwise, FeedForwardLayer

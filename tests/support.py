@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from captum_norm.models.libraries.refusals import refusals
+from captum_norm.models.model import refusals
 from tests import feed_forwards
 from tests.encoder_decoders import ENCODER_DECODERS, EncoderDecoder
 from tests.families import EVERY, FURTHER, KINDS, Family

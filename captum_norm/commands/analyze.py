@@ -1,19 +1,15 @@
 """Runs ``captum-norm analyze``, which repeats the papers' experiments on a model and a corpus."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from secrets import token_hex
 
 from captum_norm.bars import progress
 from captum_norm.commands.program import Command, Options, argument, option
 from captum_norm.commands.shared import device_option, natural, output_folder, positive
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL
-from captum_norm.text.files import Place, is_url, place_of
 
 NAMES = (
     "dispersion",
@@ -66,9 +62,6 @@ def _run(options: AnalyzeOptions) -> None:
     from captum_norm.show.terminal import print_result
 
     console = Terminal()
-    if is_url(options.out):
-        with _writing(options.out):
-            _check_writable(place_of(str(options.out)))
     corpus = Corpus(options.corpus or SAMPLE, options.limit)
     with progress(terminal_only=True):
         model, tokenizer = load(options.model)
@@ -83,31 +76,13 @@ def _run(options: AnalyzeOptions) -> None:
             model_name=options.model,
             command=" ".join(["captum-norm", *sys.argv[1:]]),
         )
-    if options.out is not None:
-        with _writing(options.out):
-            written = write_report(result, options.out)
     print_result(result, console)
     if options.out is not None:
+        try:
+            written = write_report(result, options.out)
+        except OSError as error:
+            raise InvalidInputError(f"cannot write into {options.out}: {error.strerror or error}") from error
         console.say(f"wrote {len(written)} files into {options.out}")
-
-
-@contextmanager
-def _writing(folder: Path | str | None) -> Iterator[None]:
-    """Convert an OSError into an InvalidInputError about the folder of the results."""
-    try:
-        yield
-    except OSError as error:
-        raise InvalidInputError(f"cannot write into {folder}: {error.strerror or error}") from error
-
-
-def _check_writable(folder: Place) -> None:
-    """Write a file into a folder, which is made if there is none, and remove it."""
-    name = f".{token_hex(4)}.tmp"
-    folder.make()
-    try:
-        (folder / name).write(b"")
-    finally:
-        folder.remove(name)
 
 
 COMMAND = Command(

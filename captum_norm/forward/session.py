@@ -28,8 +28,7 @@ from captum_norm.models.hooks import hooks_of_users
 from captum_norm.models.inputs import Inputs, bind_inputs
 from captum_norm.models.layers import on_excerpt, see_at_length, seen
 from captum_norm.models.libraries.adapters import norms_taken_once
-from captum_norm.models.libraries.refusals import refusal_of
-from captum_norm.models.model import Excerpt, Model, refuse_mixing, understand
+from captum_norm.models.model import Excerpt, Model, refusal_of, refuse_mixing, understand
 from captum_norm.models.objects import Explainable, opened
 from captum_norm.models.offloading import loaded
 from captum_norm.models.search.attention_blocks import find_blocks

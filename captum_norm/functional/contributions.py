@@ -133,21 +133,18 @@ def add_bias(parts: Tensor, bias: Tensor, sharing: str) -> Tensor:
     return parts + (weights / weights.sum(0)).unsqueeze(-1) * bias
 
 
-def average_ranks(values: Tensor) -> Tensor:
-    """Rank n values from 1; ties get their mean rank, (n,) -> (n,) in float64."""
-    _, places, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    ranks: Tensor = counts.cumsum(0) - (counts.double() - 1) / 2
-    return ranks[places]
-
-
 def centred_ranks(values: Tensor) -> Tensor:
     """Compute twice the difference of each rank from the mean rank, (n,) -> (n,): integers, in float64.
+
+    Ties get their mean rank.
 
     Example:
         >>> centred_ranks(torch.tensor([3.0, 1.0, 3.0])).tolist()
         [1.0, -2.0, 1.0]
     """
-    return 2 * average_ranks(values) - (len(values) + 1)
+    _, places, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    ranks: Tensor = 2 * counts.cumsum(0) - (counts.double() - 1) - (len(values) + 1)
+    return ranks[places]
 
 
 def spearman(first: Tensor, second: Tensor) -> Tensor:

@@ -156,14 +156,13 @@ def _with_positions_seen(call: ModelCall, main: Tensor, sequences: SequencesSeen
     return replace(call, positions=replace(positions, texts=call.positions.texts), decoder=decoder)
 
 
-def check_sequence(part: nn.Module, embeddings: nn.Module | None, main: Tensor, before: int = 0) -> int | None:
+def check_sequence(part: nn.Module, embeddings: nn.Module | None, main: Tensor) -> int | None:
     """Check shape, token ids and length of an input.
 
     Args:
         part: what reads it: a model, its encoder or its decoder.
         embeddings: the token embeddings of ``part``, if any.
         main: the input.
-        before: number of positions before the input's, of a cache or of virtual tokens.
 
     Returns:
         the length of a sequence; None for an image.
@@ -171,7 +170,7 @@ def check_sequence(part: nn.Module, embeddings: nn.Module | None, main: Tensor, 
     Raises:
         InvalidInputError: if shape, dtype or length is wrong, it is empty, or ids are outside the vocabulary.
     """
-    return _check_sequence(Reader(part, embeddings, longest_sequence(part)), main, before)
+    return _check_sequence(Reader(part, embeddings, longest_sequence(part)), main, 0)
 
 
 def _check_sequence(reader: Reader, main: Tensor, before: int) -> int | None:

@@ -1,9 +1,15 @@
-"""Understands a model: reads every fact about it once, for as long as its modules, dtypes and devices stay the same."""
+"""Understands a model: reads every fact about it once, for as long as its modules, dtypes and devices stay the same.
+
+The table ``refused.toml`` says why architectures are refused.
+"""
 
 import inspect
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cache
+from importlib import resources
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
@@ -23,6 +29,7 @@ from captum_norm.models.wrappers import config_of, is_peft, refuse_spread, unwra
 LIBRARIES = (TORCH_NN, FAIRSEQ, HUGGING_FACE)
 """In order: a model belongs to the first library that fits; the last one fits all models."""
 POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
+Table = Literal["refused", "without_feed_forward"]
 Watched = frozenset[str]
 """The stacks to explain of a model with towers; empty for any other model."""
 
@@ -195,3 +202,20 @@ def longest_sequence(part: nn.Module) -> int | None:
         for table in tables
     )
     return min(counts, default=None)
+
+
+@cache
+def refusals(table: Table = "refused") -> Sequence[Mapping[str, Any]]:
+    """Return the rows of a table: of refused architectures, or of those without scopes through their networks."""
+    text = resources.files("captum_norm.models").joinpath("refused.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)[table]  # type: ignore[no-any-return]
+
+
+def refusal_of(model: nn.Module, table: Table = "refused") -> str | None:
+    """Return why a model is refused, or the reason of another table; None if it is not in the table."""
+    classes = {type(module).__name__ for module in model.modules()}
+    for refusal in refusals(table):
+        others = refusal.get("beside", refusal["modules"])
+        if not classes.isdisjoint(refusal["modules"]) and not classes.isdisjoint(others):
+            return str(refusal["reason"])
+    return None

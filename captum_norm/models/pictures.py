@@ -180,19 +180,13 @@ def _tiled(config: Any, sizes: Sequence[tuple[int, int]], count: int) -> list[Pi
 
 def _tile_patches(config: Any, height: int, width: int, side: int) -> tuple[int, int]:
     """Return rows and columns of patches of all tiles of a picture, without those that are padding."""
+    from transformers.image_processing_utils import select_best_resolution  # these are slow to import
+    from transformers.models.llava_next.modeling_llava_next import unpad_image
 
-    def fit(shape: Sequence[int]) -> tuple[int, int]:
-        """Return how many pixels of the picture a shape keeps, and, negative, how many it wastes."""
-        scale = min(shape[1] / width, shape[0] / height)
-        pixels = min(int(width * scale) * int(height * scale), width * height)
-        return pixels, pixels - shape[0] * shape[1]
-
-    fitting = max(config.image_grid_pinpoints, key=fit)
-    rows, columns = (side * (length // config.vision_config.image_size) for length in fitting)
-    if width / height > columns / rows:
-        rows -= 2 * ((rows - int(round(height * columns / width, 7))) // 2)
-    else:
-        columns -= 2 * ((columns - int(round(width * rows / height, 7))) // 2)
+    fitting = select_best_resolution((height, width), config.image_grid_pinpoints)
+    shape = [side * (length // config.vision_config.image_size) for length in fitting]
+    whole = torch.empty(1, *shape, device="meta")
+    rows, columns = unpad_image(whole, (height, width)).shape[1:]  # type: ignore[no-untyped-call]
     most = getattr(config, "vision_aspect_ratio", None)
     if most is not None:  # LLaVA-OneVision makes what has more patches smaller
         ratio = sqrt(rows * columns / (int(most.removeprefix("anyres_max_")) * side**2))

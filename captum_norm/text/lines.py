@@ -103,12 +103,7 @@ def read_text(source: str | PathLike[str] | IO[bytes], name: str | None = None) 
 
 
 def text_of_file(argument: str, otherwise: str) -> str | None:
-    """Read the text of the file that an argument names; None if it names none.
-
-    Args:
-        argument: the name of a file, or a text.
-        otherwise: what to do if it is a text, for the message about one that only looks like the name of a file.
-    """
+    """Read the text of the file that an argument names; None for a text, of which ``otherwise`` says how to pass it."""
     try:
         is_file = Path(argument).is_file()
     except (OSError, ValueError):  # an invalid name, or an unreadable folder

@@ -1,6 +1,6 @@
 """Analyses of layers: how far they stretch vectors, and how much each component changes the map."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -52,8 +52,11 @@ class ExpansionRate(Analysis):
 
     @classmethod
     def prepare(cls, context: AnalysisContext) -> Any:
-        """Find the affine map of each layer."""
-        return affine_maps(context.model, context.inputs, context.layers)
+        """Return what reads each layer's affine map; values that are none are refused before the corpus is read."""
+        reads = [partial(_read_affine_map, context.model, context.inputs, layer) for layer in range(context.layers)]
+        for read in reads:
+            read()
+        return reads
 
     def update(self, batch: TokenBatch, measured: Measurements) -> None:
         """See :class:`Analysis`."""
@@ -103,14 +106,6 @@ class AffineMap(NamedTuple):
     weight: Array
     bias: Array
     norm: Array | None  # but for 1/σ
-
-
-def affine_maps(model: nn.Module, inputs: Mapping[str, Tensor], layers: int) -> Sequence[Callable[[], AffineMap]]:
-    """Return functions that read each layer's f from the current parameters, on inputs of three tokens or more."""
-    functions = [partial(_read_affine_map, model, inputs, layer) for layer in range(layers)]
-    for read in functions:
-        read()  # refuses values that are no affine map before the corpus is read
-    return functions
 
 
 def _read_affine_map(model: nn.Module, inputs: Mapping[str, Tensor], layer: int) -> AffineMap:

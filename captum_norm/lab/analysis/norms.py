@@ -141,7 +141,9 @@ class SpecialTokens(Analysis):
     def update(self, batch: TokenBatch, measured: Measurements) -> None:
         """See :class:`Analysis`."""
         weights: Any = measured.weights
-        values = _received(batch, measured)  # (B, L, H, K)
+        lengths: Any = measured.transformed_norms  # (B, L, H, K)
+        received = weights.sum(3) / batch.real.sum(1).to(weights.device)[:, None, None, None]
+        values = {"weight": received, "transformed": lengths, "product": received * lengths}
         categories, real = batch.categories.to(weights.device), batch.real.to(weights.device)
         members = one_hot(categories, self._categories + 1)[..., :-1].to(weights.dtype)
         sizes = members.sum(1)[:, None, None]  # (B, 1, 1, C)
@@ -151,7 +153,7 @@ class SpecialTokens(Analysis):
         counted = real[:, :, None] & real[:, None, :]
         if self.context.causal:
             counted = counted & torch.ones_like(counted[0]).tril()
-        self._count_pairs(weights, values["transformed"], categories, counted)
+        self._count_pairs(weights, lengths, categories, counted)
 
     def _count_pairs(self, weights: Tensor, lengths: Tensor, categories: Tensor, counted: Tensor) -> None:
         """Count pairs layer by layer, since the fields of one layer take as much memory as its weights."""
@@ -201,14 +203,6 @@ class SpecialTokens(Analysis):
             for name, label in _LABELS.items()
         ]
         return self._result(summary, [by_layer, by_category, by_head], plots)
-
-
-def _received(batch: TokenBatch, measured: Measurements) -> dict[str, Tensor]:
-    """Each key's mean weight over queries, length, and their product, (B, L, H, K)."""
-    weights: Any = measured.weights
-    lengths: Any = measured.transformed_norms
-    weight = weights.sum(3) / batch.real.sum(1).to(weights.device)[:, None, None, None]
-    return {"weight": weight, "transformed": lengths, "product": weight * lengths}
 
 
 class Frequency(Analysis):

@@ -210,7 +210,8 @@ def _towers(model: nn.Module) -> Towers | None:
     if embeddings is None:
         return None
     text, others, inside = whole, dict[str, nn.Module](), set[nn.Module]()
-    kinds = {type(own): key.removesuffix("_config") for _, module in models for key, own in _parts(module.config)}
+    named = ((key, getattr(module.config, key, None)) for _, module in models for key in module.config.sub_configs)
+    kinds = {type(own): key.removesuffix("_config") for key, own in named if own is not None}
     for name, module in models:
         if module in inside:
             continue
@@ -223,13 +224,6 @@ def _towers(model: nn.Module) -> Towers | None:
         kind = kinds.get(type(module.config))
         others[name.rpartition(".")[2] if kind is None or kind in others else kind] = module
     return (text, others) if others else None
-
-
-def _parts(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the configurations inside a configuration, by name."""
-    for key in getattr(config, "sub_configs", ()):
-        if (own := getattr(config, key, None)) is not None:
-            yield key, own
 
 
 SIGNALS = ("pixel_values", "input_features", "input_values")

@@ -19,7 +19,7 @@ from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import OBSERVING, first_tensor, hooked
 from captum_norm.models.layouts import Site, registered_layouts
-from captum_norm.models.libraries.refusals import refusal_of
+from captum_norm.models.model import refusal_of
 from captum_norm.models.precision import least_precise
 from captum_norm.models.probes import affine_test, may_be_affine
 from captum_norm.models.projections import equal, reproduces

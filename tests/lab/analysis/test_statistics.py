@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm.functional import spearman
-from captum_norm.functional.contributions import average_ranks
+from captum_norm.functional import centred_ranks, spearman
 from captum_norm.lab.analysis.results import cell
 from captum_norm.lab.analysis.statistics import GREATEST, LEAST, Counts, Grid, Moments, RankedCounts
 
@@ -77,7 +76,7 @@ def test_correlation_of_binned_values_is_near_that_of_the_values(strength: float
 def test_correlation_with_known_ranks(strength: float) -> None:
     first, second = pairs(5000, strength)
     kinds = (first * 300).long()  # equal ones have equal ranks
-    ranks, grid = average_ranks(kinds) / len(kinds), Grid(-24, 12, 9)
+    ranks, grid = (centred_ranks(kinds) + len(kinds) + 1) / (2 * len(kinds)), Grid(-24, 12, 9)
     ranked = RankedCounts(2, grid)
     for rows in range(0, 5000, 999):
         piece = slice(rows, rows + 999)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from captum_norm import AttentionWeights, NormMeter, UnsupportedModelError
-from captum_norm.models.libraries.refusals import refusals
+from captum_norm.models.model import refusals
 from tests import families, refused, support
 from tests.refused import REFUSED
 
