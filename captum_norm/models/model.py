@@ -18,10 +18,9 @@ from torch import nn
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.hooks import modules_of
-from captum_norm.models.libraries.fairseq import FAIRSEQ
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.libraries.library import AttentionThrough, Library, forward_parameters
-from captum_norm.models.libraries.torch_nn import TORCH_NN
+from captum_norm.models.libraries.torch_nn import FAIRSEQ, TORCH_NN
 from captum_norm.models.offloading import note_sharded, processes_of
 from captum_norm.models.stacks import TEXT_STACKS, Role, Sizes, stack_reader
 from captum_norm.models.wrappers import config_of, is_peft, refuse_spread, unwrapped

@@ -103,18 +103,12 @@ def _is_changed(model: nn.Module) -> bool:
 
 
 def refuse_spread(model: nn.Module) -> None:
-    """Refuse a model that runs copies of itself on several devices, or has its weights in several processes."""
+    """Refuse a model that has its weights in several processes."""
     for module in model.modules():
         if type(module).__name__ == "FullyShardedDataParallel" and module.sharding_strategy.name != "NO_SHARD":  # type: ignore[union-attr]
             raise UnsupportedModelError(
                 f"FullyShardedDataParallel has the weights of {class_of(module).__name__} in {module.world_size} "
                 "processes; explain the model in one process, or shard it with torch's fully_shard"
-            )
-        devices = getattr(module, "device_ids", None) or ()
-        if isinstance(module, nn.DataParallel) and len(devices) > 1:
-            raise UnsupportedModelError(
-                f"DataParallel runs {class_of(module).__name__} on {len(devices)} devices, each in its own thread; "
-                "explain the model inside it: model.module"
             )
 
 

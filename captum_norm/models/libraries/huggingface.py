@@ -123,7 +123,9 @@ undone.append(_restore)
 
 def observer(model: nn.Module) -> AttentionThrough:
     """Return a context, to be open inside of ``evaluating``, in which a function is told of every attention call."""
-    registered, crosses, places = not _intercepts(model), _crosses(model), _places(modules_of(model))
+    registered, places, config = not _intercepts(model), _places(modules_of(model)), config_of(model)
+    crosses = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
+    crosses = crosses or _towers(model) is not None
 
     @contextmanager
     def attention_through(function: AttentionFunction) -> Iterator[None]:
@@ -159,13 +161,6 @@ def _places(modules: Sequence[nn.Module]) -> list[tuple[Any, str]]:
         if registry is not None:
             found[id(registry), name] = registry, name
     return list(found.values())
-
-
-def _crosses(model: nn.Module) -> bool:
-    """Whether a model may have attention to another sequence."""
-    config = config_of(model)
-    crosses = getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False)
-    return crosses or _towers(model) is not None
 
 
 def _intercepts(model: nn.Module) -> bool:

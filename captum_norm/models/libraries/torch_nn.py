@@ -1,4 +1,4 @@
-"""Describes models built with torch's ``nn.MultiheadAttention``, whatever their class.
+"""Describes models built with torch's ``nn.MultiheadAttention``, whatever their class, and fairseq's, never imported.
 
 Their attention is observed in the functions that it calls (:mod:`captum_norm.models.libraries.own_code`); while these
 are watched, torch fuses no whole layers.
@@ -134,4 +134,30 @@ TORCH_NN = Library(
     without_decoder="if the decoder's sequence is missing, pass it, too, in a tuple or mapping of arguments",
     with_weights="torch.backends.mha.set_fastpath_enabled(False)",
     sequences=sequences,
+)
+
+
+def _halves_of_fairseq(model: nn.Module) -> tuple[nn.Module, nn.Module] | None:
+    encoder, decoder = getattr(model, "encoder", None), getattr(model, "decoder", None)
+    if isinstance(encoder, nn.Module) and isinstance(decoder, nn.Module):
+        return (encoder, decoder) if DECODER in forward_parameters(model) else None
+    return None
+
+
+def _embeddings_of_fairseq(model: nn.Module) -> nn.Module | None:
+    tables = (getattr(module, "embed_tokens", None) for module in model.modules())
+    return next((table for table in tables if isinstance(table, nn.Module)), None)
+
+
+SOURCE, DECODER = "src_tokens", "prev_output_tokens"
+FAIRSEQ = Library(
+    models="a model of fairseq whose attention modules are its MultiheadAttention",
+    fits=lambda model: SOURCE in forward_parameters(model),
+    observer=lambda model: partial(own_code.attention_through, model),
+    halves=_halves_of_fairseq,
+    embeddings=_embeddings_of_fairseq,
+    inputs=(SOURCE,),
+    decoder=(DECODER,),
+    decoder_prefixes=(DECODER,),
+    without_decoder=f"pass {SOURCE}, src_lengths and {DECODER} in a mapping, or the encoder alone: model.encoder",
 )
