@@ -25,7 +25,7 @@ from matplotlib.lines import Line2D
 from alignment.commands.sweep import corpora as corpora_of
 from benchmarks.alignment_error import table
 from benchmarks.checkpoints import DIRECTIONS, READ, SHIPPED, Measurement, Rate, completed, joined, order
-from captum_norm.show.canvas import StandaloneFigure
+from captum_norm.show import StandaloneFigure
 from captum_norm.show.plots import COLORS, INK
 from captum_norm.text.files import write_whole
 

@@ -1,7 +1,6 @@
 """Shows results: in the terminal, as figures and as pages."""
 
-from captum_norm.show.canvas import StandaloneFigure, figure_bytes
-from captum_norm.show.figures import Panel, draw_heatmaps, draw_patches
+from captum_norm.show.figures import Panel, StandaloneFigure, draw_heatmaps, draw_patches, figure_bytes
 from captum_norm.show.page import render as render_page
 from captum_norm.show.pages import explanation_page, patches_page, write_report
 from captum_norm.show.plots import draw_plot, plot_bytes

@@ -1,17 +1,24 @@
-"""Figures of results: maps as heat maps side by side, patches over their picture, methods compared.
+"""Figures of results without pyplot: maps as heat maps side by side, patches over their picture, methods compared.
 
 Each type of result has its function, registered with :data:`captum_norm.results.make_figure`; those of analyses are
 drawn by :mod:`captum_norm.show.plots`.
 """
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 from torch import Tensor
 
 from captum_norm.attr.measurements import Measurements
@@ -20,9 +27,8 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.explanation import Explanation
 from captum_norm.generation.result import GenerationResult
 from captum_norm.lab.comparison import Comparison
-from captum_norm.results import make_figure
+from captum_norm.results import make_figure, make_file
 from captum_norm.results.maps import AttributionMaps
-from captum_norm.show.canvas import StandaloneFigure, name_ticks
 from captum_norm.show.colors import BLUE, ORANGE, color_map, shares_of
 from captum_norm.show.text import (
     Numbers,
@@ -32,9 +38,10 @@ from captum_norm.show.text import (
     example_title,
     shortened,
 )
+from captum_norm.text.characters import spelled_lines
 
-if TYPE_CHECKING:
-    from matplotlib.axis import Axis
+# Fallbacks for scripts that matplotlib's own font lacks.
+_FURTHER_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans", "Noto Sans Arabic", "Noto Sans Devanagari")
 
 QUERY_LABEL = "query (receives)"
 KEY_LABEL = "key (gives)"
@@ -48,6 +55,66 @@ _ROW = 0.27
 
 _LABEL_WIDTH = 14
 _MOST_TOKENS = 40
+
+
+class StandaloneFigure(Figure):
+    """A figure without pyplot that a notebook shows as the result of a cell, with unprintable characters spelled out.
+
+    Notebooks show other figures only if pyplot created them. matplotlib's ``savefig`` writes it.
+
+    Args:
+        options: arguments of :class:`matplotlib.figure.Figure`.
+
+    Example:
+        >>> StandaloneFigure(figsize=(2, 1))._repr_png_()[1:4]
+        b'PNG'
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        FigureCanvasAgg(self)
+
+    def draw(self, renderer: Any) -> None:
+        """Spell out unprintable characters, then draw."""
+        for text in self.findobj(Text):
+            if (shown := spelled_lines(text.get_text())) != text.get_text():
+                text.set_text(shown)
+        super().draw(renderer)
+
+    def _repr_png_(self) -> bytes:
+        """Render the figure for IPython."""
+        return figure_bytes(self)
+
+
+@make_file.register
+def figure_bytes(figure: Figure, suffix: str = "png") -> bytes:
+    """Render a figure as "png", "svg" or "pdf"; equal figures give equal bytes.
+
+    Args:
+        figure: any matplotlib figure.
+        suffix: the format.
+    """
+    suffix = suffix.removeprefix(".")
+    dates = {"svg": "Date", "pdf": "CreationDate"}
+    metadata: dict[str, str | None] | None = {dates[suffix]: None} if suffix in dates else None
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "captum_norm"}):  # ids that are not random
+        figure.savefig(buffer, format=suffix, metadata=metadata)
+    return buffer.getvalue()
+
+
+@cache
+def font_families() -> list[str]:
+    """Return the default font of figures and the installed fallbacks for other scripts."""
+    installed = set(fontManager.get_font_names())
+    return ["sans-serif", *(name for name in _FURTHER_FONTS if name in installed)]
+
+
+def name_ticks(axis: Axis, names: Sequence[str], places: Sequence[int] | None = None) -> None:
+    """Label the ticks of an axis literally, since a token may hold ``$``; at 0, 1, … without places."""
+    axis.set_ticks(range(len(names)) if places is None else places, list(names))
+    for text in axis.get_ticklabels():
+        text.set(parse_math=False, fontsize=8, fontfamily=font_families())
 
 
 @dataclass(frozen=True)
@@ -131,7 +198,7 @@ def _scale(values: npt.NDArray[np.float64]) -> dict[str, Any]:
     return {"cmap": color_map(signed=signed), "vmin": -top if signed else 0.0, "vmax": top}
 
 
-def _label(axis: "Axis", title: str, tokens: Sequence[str], inches: float) -> None:
+def _label(axis: Axis, title: str, tokens: Sequence[str], inches: float) -> None:
     """Label an axis of a map, with every n-th token if there is no room for all."""
     axis.set_label_text(title)
     step = max(1, -(-len(tokens) // (int(inches / _LABEL_HEIGHT) + 1)))

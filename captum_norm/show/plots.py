@@ -20,8 +20,8 @@ from matplotlib.ticker import MaxNLocator
 
 from captum_norm.errors import InvalidInputError
 from captum_norm.lab.analysis.results import AnalysisResult, Cell, Plot, Table
-from captum_norm.show.canvas import StandaloneFigure, figure_bytes, font_families, name_ticks
 from captum_norm.show.colors import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, color_map, hex_of, ink_on
+from captum_norm.show.figures import StandaloneFigure, figure_bytes, font_families, name_ticks
 from captum_norm.text.characters import spelled_out
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from captum_norm import InvalidInputError, cli
 from captum_norm.bars import to_stderr
 from captum_norm.commands.program import Command, Options, Program
 from captum_norm.commands.terminal import Terminal
-from captum_norm.show import Panel, draw_heatmaps
-from captum_norm.show.canvas import figure_bytes
+from captum_norm.show import Panel, draw_heatmaps, figure_bytes
 from tests.tiny import bert_config
 
 ROOT = Path(__file__).parents[2]

@@ -1,5 +1,6 @@
-"""Figures: the numbers drawn, the labels, the scales; patches over their picture; methods compared."""
+"""Figures: the numbers drawn, labels and scales; patches over their picture; methods compared; without pyplot."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,26 @@ def test_a_comparison_shows_the_scores_and_gains_of_all_methods() -> None:
     np.testing.assert_array_equal(
         np.rint(np.array(colors([0.0, 1.0]))[:, :3] * 255), [color_table(below=True)[-1], color_table()[-1]]
     )
+
+
+def test_a_figure_is_a_picture_in_notebooks_and_unknown_to_pyplot() -> None:
+    figure: Any = draw_heatmaps(maps(1), TOKENS)
+    picture = figure._repr_png_()  # what IPython asks for
+    assert picture.startswith(b"\x89PNG")
+    assert picture == figure_bytes(draw_heatmaps(maps(1), TOKENS))
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    before = pyplot.get_fignums() if pyplot else []
+    figure_bytes(draw_heatmaps(maps(2), TOKENS))
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert (pyplot.get_fignums() if pyplot else []) == before
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_savefig_spells_out_what_cannot_be_seen(suffix: str, tmp_path: Path) -> None:
+    made = [[draw_heatmaps([Panel("m", [[1.0]], f"a{end}")], ["b"]) for end in ("\u202e", "\\u202e")] for _ in range(2)]
+    assert len({figure_bytes(figure, suffix) for figure in made[0]}) == 1
+    paths = [tmp_path / f"{name}.{suffix}" for name in ("hidden", "spelled")]
+    for figure, path in zip(made[1], paths, strict=True):
+        figure.savefig(path)
+    if suffix == "png":
+        assert paths[0].read_bytes() == paths[1].read_bytes()
