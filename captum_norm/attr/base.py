@@ -234,6 +234,11 @@ class AttentionMapAttribution(Attribution, ABC):
                 f"{type(self).__name__} decomposes nothing, so it has no convergence delta; leave "
                 "return_convergence_delta out"
             )
+        if self.target == "never" and isinstance(target, Tensor) and target.dim() > 1:
+            raise InvalidInputError(
+                f"got a target of shape {tuple(target.shape)}, which {type(self).__name__} has no use for; pass an "
+                "attention mask by additional_forward_args="
+            )
         layers = None if layer is None else [layer]
         call, request = self.call_of(inputs, additional_forward_args, Request(layers, target=target, position=position))
         scores, delta = self.explain(call, request)

@@ -391,8 +391,8 @@ def refuse_encoder_decoder(model: nn.Module) -> None:
     """Refuse encoder–decoder models."""
     if encoder_of(model) is not None:
         raise InvalidInputError(
-            f"got the encoder–decoder model {type(model).__name__}; expected a model with one stack of layers. "
-            "Explain its answers with --generate N or --target TEXT, in Python by GenerationAttribution, or its stacks "
+            f"got the encoder–decoder model {type(model).__name__}; expected a model with one stack of layers: "
+            "explain its answers with --generate N or --target TEXT, in Python by GenerationAttribution, or its stacks "
             "by maps() of a method such as NormAttribution"
         )
 

@@ -183,7 +183,7 @@ def encoder_of(module: nn.Module) -> nn.Module | None:
 def no_attention(module: nn.Module) -> str:
     """Return the message for a model in which no attention call was seen."""
     expected = ", or ".join(library.models for library in reversed(LIBRARIES))
-    return f"no attention was seen in {type(module).__name__}. Expected {expected}"
+    return f"no attention was seen in {type(module).__name__}; expected {expected}"
 
 
 def longest_sequence(part: nn.Module) -> int | None:

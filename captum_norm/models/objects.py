@@ -55,10 +55,11 @@ def are_texts(inputs: object) -> TypeGuard[Texts]:
 def tokenized(model: nn.Module, texts: Texts, tokenizer: Any) -> Mapping[str, Any]:
     """Turn texts into the arguments of a model, on its device, untruncated but by a SentenceTransformer's limit."""
     listed = [texts] if isinstance(texts, str) else texts
-    if tokenizer is None:
+    if not callable(tokenizer):
+        got = "no tokenizer" if tokenizer is None else f"the tokenizer {quoted(tokenizer)}"
         raise InvalidInputError(
-            f"got the text {quoted(listed[0])} and no tokenizer; create the method with tokenizer=, or pass what the "
-            'tokenizer returns: tokenizer(texts, return_tensors="pt")'
+            f"got the text {quoted(listed[0])} and {got}; create the method with the model's, tokenizer=, or pass what "
+            'the tokenizer returns: tokenizer(texts, return_tensors="pt")'
         )
     if isinstance(model, SentenceEncoder) and tokenizer is model.tokenizer:
         return model.features(listed)

@@ -63,7 +63,7 @@ def test_a_mask_that_the_cache_stands_before_still_comes_first() -> None:
         (lambda ids: {"inputs": ids.float()}, r"inputs of shape \(3, 11\) and dtype torch.float32; expected token ids"),
         (lambda ids: {"inputs": ids + 55}, r"the token id \d+; BertModel knows the ids 0 to 59"),
         (lambda ids: {"inputs": ids.repeat(1, 6)}, "a sequence of 66 positions; BertModel allows at most 64"),
-        (lambda _: {"inputs": "text"}, r"got the text .text. and no tokenizer; create the method with tokenizer="),
+        (lambda _: {"inputs": "text"}, r"got the text .text. and no tokenizer; create the method with the mod"),
         (lambda _: {"inputs": None}, "inputs of type NoneType"),
         (lambda _: {"inputs": ()}, "got an empty tuple"),
         (lambda ids: {"inputs": ids.numpy()}, "got inputs of type ndarray; expected a tensor"),
@@ -89,6 +89,7 @@ def test_a_mask_that_the_cache_stands_before_still_comes_first() -> None:
         (lambda ids: {"inputs": ids, "position": 1.5}, "position 1.5; expected an integer"),
         (lambda ids: {"inputs": ids, "position": torch.tensor([True] * 3)}, "position True; expected an integer"),
         (lambda ids: {"inputs": ids, "layer": 1.0}, "layer 1.0; expected its number: 0 for the first"),
+        (lambda ids: {"inputs": ids, "target": 0 * ids}, r"target of shape \(3, 11\), .*; pass an attention mask by"),
         (
             lambda ids: {"inputs": ids, "layer": "last"},
             "layer 'last'; expected its number: 0 for the first, -1",

@@ -180,6 +180,7 @@ def test_what_cannot_be_explained_is_one_sentence(bert: Any, classifier: Any, tm
     assert fails([], *some) == "got the texts []; expected a text, the name of a file, or a list of texts"
     assert fails([TEXTS[0], " "], *some) == "text 1 is empty; give some words"
     assert fails([TEXTS[0], "\u200b"], *some) == "text 1 has no tokens that the model knows; give some words"
+    assert "and the tokenizer 'gpt2'; create the method with" in fails(TEXTS[0], bert, "gpt2")
     assert fails(TEXTS[0], bert) == "got BertModel without a tokenizer; pass tokenizer=, the model's"
     assert fails(TEXTS[0], *some, method="norms").startswith("got the method 'norms'; expected one of norm, ")
     assert fails(TEXTS[0], *some, method=["norm"]).startswith("got the method ['norm']; expected one of norm, ")
