@@ -224,8 +224,10 @@ class Layer:
                 # Its parameters (sinks) may have been offloaded since.
                 with loaded(attention.module) if attention.module._parameters else nullcontext():
                     some = attention.part(whole)
-                    part = self._attended(whole, some.mask)
-                    _, weights = some.part(Part(keys=part.keys)).run()
+                    if whole.rows.stop < self.call.query.shape[2]:
+                        part = self._attended(whole, some.mask)
+                        some = some.part(Part(keys=part.keys))
+                    _, weights = some.run()
             else:
                 weights = self.made[part.examples, :, part.rows]
             gated = weights
@@ -249,7 +251,7 @@ class Layer:
         """Leave out the keys behind the last row's own if no row attends to them, as under a causal mask."""
         keys = self.call.key.shape[2]
         end = keys - self.call.query.shape[2] + part.rows.stop
-        if mask is None or mask.shape[-1] != keys or self.cross or end >= keys:
+        if mask is None or mask.shape[-1] != keys or self.cross:
             return part
         least = torch.finfo(mask.dtype).min
         # Where a row attends to nothing, a function may spread its weights over all keys.
