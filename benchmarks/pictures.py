@@ -119,10 +119,10 @@ SHOTS = (
     Shot(
         "links",
         "Links",
-        "The strongest lines from keys to queries in one head.",
+        "The strongest lines from keys to queries of two heads, each in a colour. Words over a column pick tokens.",
         f"{SENTENCE} --out guitar.html",
         "guitar.html",
-        "views=links&layer=3&head=11&lines=20",
+        "views=links&layer=3&colored=11,2&lines=24",
         (1080, 760),
     ),
     Shot(

@@ -9,7 +9,7 @@ from playwright.sync_api import Page as Tab
 
 from captum_norm.show.page import Page, render
 from tests.browser import pages
-from tests.browser.visits import Visits
+from tests.browser.visits import Visits, violations
 
 
 def region(tab: Tab, name: str) -> Locator:
@@ -65,6 +65,7 @@ def test_heads_lie_over_each_other_in_their_colours(visit: Visits) -> None:
     assert len({color for _, color in drawn}) == len({tuple(pair) for pair in drawn}) == 2
     again = visit(render(Page("a", examples=[example])), fragment=tab.url.partition("#")[2])
     assert region(again, "Links").locator("svg path title").all_text_contents() == titles
+    assert violations(again) == ""
 
 
 def test_lines_run_between_the_tokens_picked(visit: Visits) -> None:
