@@ -217,8 +217,7 @@ class WordAligner(TextAligner):
         if isinstance(head, str) and head not in ("auto", "all"):
             raise InvalidInputError(f'got the head {head!r}, expected an index, "auto" or "all"')
         if not hasattr(tokenizer, "encode_source"):
-            name = type(tokenizer).__name__
-            raise InvalidInputError(f"got a tokenizer {name}; wrap that of a model: HuggingFaceTokenizer(tokenizer)")
+            raise InvalidInputError(f"got a {type(tokenizer).__name__}; wrap it: HuggingFaceTokenizer(tokenizer)")
         if isinstance(method, str | type):
             raise InvalidInputError(f"got the method {quoted(method)}; make one, such as AttentionWeights(model)")
         recipe = read_recipe(recipe) if isinstance(recipe, str) else recipe

@@ -26,8 +26,7 @@ def check_words(sentences: Sequence[Sequence[str]]) -> None:
     """Refuse a text in place of sentences or of the words of one."""
     for text in (sentences, *sentences):
         if isinstance(text, str):
-            expected = "a list of sentences, each a list of words, such as [text.split()]"
-            raise InvalidInputError(f"got the string {quoted(text)}; expected {expected}")
+            raise InvalidInputError(f"got the string {quoted(text)}; expected a list of sentences, [text.split()]")
 
 
 class TranslationTokenizer(Protocol):

@@ -111,8 +111,7 @@ class LexiconOptions(Options, title="the lexicon: links then depend on other sen
     """The lexicon of another text."""
 
     use_lexicon: str | None = option(
-        "use what extract --save-lexicon wrote for another text of the same direction; also for streams",
-        metavar="FILE",
+        "use what extract --save-lexicon wrote for another text of the same direction; also for streams", metavar="FILE"
     )
 
 
@@ -127,10 +126,7 @@ class AlignerOptions(ModelOptions, DirectionOptions, LexiconOptions, MapOptions,
 
 
 def word_aligner(
-    model: "nn.Module",
-    tokenizer: TranslationTokenizer,
-    options: OneModelOptions | AlignerOptions,
-    **further: Any,
+    model: "nn.Module", tokenizer: TranslationTokenizer, options: OneModelOptions | AlignerOptions, **further: Any
 ) -> "WordAligner":
     """Build the aligner of one model, and check its options as far as possible without text."""
     from alignment.aligner import WordAligner, without_head

@@ -318,9 +318,7 @@ class SymmetrizeOptions(Options):
         parse=alignment_file,
         metavar="REVERSE",
     )
-    heuristic: str = option(
-        "how to merge the links; the names are those of Moses", "grow-diag", choices=SYMMETRIZATIONS
-    )
+    heuristic: str = option("how to merge the links, by the name in Moses", "grow-diag", choices=SYMMETRIZATIONS)
     out: str | None = option("the merged alignments, i-j (default: standard output)", metavar="FILE")
     overwrite: bool = option("replace FILE if it exists", False)
 

@@ -32,9 +32,7 @@ class _Measures(Options, title="the measures"):
         parse=aligners.LAYER,
         metavar="N|auto|highest-norm",
     )
-    head: int | Literal["auto"] = option(
-        "the head whose links are read", "auto", parse=index_or("auto"), metavar="N|auto"
-    )
+    head: int | Literal["auto"] = option("the head that is read", "auto", parse=index_or("auto"), metavar="N|auto")
     all_measures: bool = option(
         "compute information and exchange for every pair, not only for improbable or badly linked ones", False
     )

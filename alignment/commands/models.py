@@ -104,13 +104,9 @@ class RunOptions(Options, title="the run"):
     bad_lines: Literal["empty", "stop"] = option(
         "what to do with an unusable line; write an empty line and report its number, or stop", "empty"
     )
-    max_tokens: int = option(
-        "the maximum size of a batch in pieces, including padding", 4096, parse=positive, metavar="N"
-    )
+    max_tokens: int = option("the maximum batch size in pieces, padding included", 4096, parse=positive, metavar="N")
     threads: int | None = option(
-        "the number of CPU threads (default: torch's choice)",
-        parse=number_of_threads,
-        metavar="N",
+        "the number of CPU threads (default: torch's choice)", parse=number_of_threads, metavar="N"
     )
     quiet: bool = option("print only errors to standard error", False)
 

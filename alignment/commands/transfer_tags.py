@@ -241,11 +241,7 @@ class _Transfer:
                 answers[number] = InvalidInputError(f"{message}; raise --max-words or split the line")
 
     def _translations(
-        self,
-        lines: Mapping[int, _Line],
-        sources: Mapping[int, list[TextWord]],
-        language: str | None,
-        answers: _Answers,
+        self, lines: Mapping[int, _Line], sources: Mapping[int, list[TextWord]], language: str | None, answers: _Answers
     ) -> tuple[dict[int, str], dict[int, list[list[TextWord]]]]:
         """Translate each block of each line, and return the lines' translations and the words of their blocks.
 

@@ -211,7 +211,7 @@ def test_texts_and_unequal_numbers_are_refused() -> None:
             toy(1).align(sources, targets)
     aligner, made = toy(1), partial(cast(Any, WordAligner), toy(1).model)
     wrong: list[tuple[Callable[[], object], str]] = [
-        (lambda: made("fr-en"), r"got a tokenizer str; wrap that of a model: HuggingFaceTokenizer\(tokenizer\)"),
+        (lambda: made("fr-en"), r"got a str; wrap it: HuggingFaceTokenizer\(tokenizer\)"),
         (lambda: made(aligner.tokenizer, "norms"), r"got the method 'norms'; make one, such as AttentionWeights\("),
         (lambda: BidirectionalAligner(aligner, "en-fr"), r"got 'en-fr'; expected WordAligner\(model, tokenizer\) for"),  # type: ignore[arg-type]
     ]
