@@ -6,15 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import (
-    ALTI,
-    AttentionBlockAttribution,
-    AttentionWeights,
-    DecompX,
-    GlobEnc,
-    InvalidInputError,
-    NormAttribution,
-)
+import captum_norm as cn
 from tests import encoder_decoders, families, oracle
 from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import EVERY, randomized
@@ -46,7 +38,7 @@ def added(vectors: Tensor, numbers: Tensor, together: bool) -> Tensor:
 
 
 def method_of(model: Any, scope: Any) -> Any:
-    return AttentionBlockAttribution(model) if scope == "atb" else NormAttribution(model, scope)
+    return cn.AttentionBlockAttribution(model) if scope == "atb" else cn.NormAttribution(model, scope)
 
 
 @pytest.mark.few
@@ -77,7 +69,7 @@ def test_nearness_is_that_of_sums_of_vectors(name: str) -> None:
     numbers = grouped(3, 2, LENGTH)
     rest = numbers.masked_fill(numbers >= 0, -1) + 1  # segment 0 is what no segment holds
     for last, together in ((LENGTH, False), (3, True)):
-        maps = ALTI(model).maps(ids, last=last, segments=numbers, together=together).self_attention.double()
+        maps = cn.ALTI(model).maps(ids, last=last, segments=numbers, together=together).self_attention.double()
         for index, layer in enumerate(oracle.layers(EVERY[name], model, ids)):
             vectors, constant = layer.vectors("attn_res_ln")
             whole = (vectors.sum(2) + constant)[:, -last:]
@@ -96,7 +88,7 @@ def test_segments_of_single_keys_are_keys(name: str) -> None:
     """In all stacks of an encoder–decoder model; and a span of one position is its row."""
     model, inputs = randomized(ENCODER_DECODERS[name].build, 0, torch.float64), encoder_decoders.masked_inputs()
     mask = inputs["attention_mask"]
-    for method in (NormAttribution(model), AttentionBlockAttribution(model), ALTI(model)):
+    for method in (cn.NormAttribution(model), cn.AttentionBlockAttribution(model), cn.ALTI(model)):
         whole: Any = method.maps(inputs)
         for stack, keys in (("encoder", 6), ("decoder", 7), ("cross", 6)):
             numbers = torch.arange(keys).expand(2, -1)
@@ -112,7 +104,7 @@ def test_segments_of_single_keys_are_keys(name: str) -> None:
 
 def test_any_budget_gives_the_same() -> None:
     model, ids = families.build("gemma2", dtype=torch.float64), families.inputs("gemma2", batch=2, length=LENGTH)
-    for kind in (AttentionBlockAttribution, ALTI):
+    for kind in (cn.AttentionBlockAttribution, cn.ALTI):
         cases: list[dict[str, Any]] = [{"segments": grouped(0, 2, LENGTH)}, {"together": True, "last": 5}]
         for asked in cases:
             whole, pieces = (kind(model, memory_budget=budget).maps(ids, **asked).decoder for budget in (None, 1))
@@ -121,16 +113,16 @@ def test_any_budget_gives_the_same() -> None:
 
 def test_keys_of_virtual_tokens_are_numbered_too() -> None:
     model, ids = tuned("gpt2", "prefix"), families.inputs("gpt2", batch=2, length=LENGTH)
-    whole = NormAttribution(model).maps(ids)
+    whole = cn.NormAttribution(model).maps(ids)
     numbers = torch.arange(whole.self_attention.shape[-1]).expand(2, -1)
-    found = NormAttribution(model).maps(ids, segments=numbers)
+    found = cn.NormAttribution(model).maps(ids, segments=numbers)
     torch.testing.assert_close(found.decoder, whole.decoder, rtol=0, atol=1e-10)
 
 
 def test_gradients_flow() -> None:
     model = families.build("llama", dtype=torch.float64)
     embedded = model.get_input_embeddings()(families.inputs("llama", batch=1, length=5)).detach().requires_grad_()
-    for kind in (AttentionBlockAttribution, ALTI):
+    for kind in (cn.AttentionBlockAttribution, cn.ALTI):
         method = kind(model, differentiable=True)
         maps = method.maps(embedded, last=2, segments=torch.tensor([[0, 0, 1, 1, -1]]), together=True).self_attention
         (gradient,) = torch.autograd.grad(maps[..., 0].sum(), embedded)
@@ -150,7 +142,7 @@ def test_what_is_refused() -> None:
     mask = torch.ones_like(ids)
     mask[0, -1] = 0
     padded = {"input_ids": ids, "attention_mask": mask}
-    method = NormAttribution(model)
+    method = cn.NormAttribution(model)
     wrong: list[Any] = [numbers[:1], numbers.float(), numbers[0], [[0]], numbers - 2, numbers - 1]
     refused: list[tuple[Any, Any, dict[str, Any], str]] = [
         *((method, ids, {"segments": segments}, "got segments") for segments in wrong),
@@ -158,17 +150,17 @@ def test_what_is_refused() -> None:
         (method, ids, {"segments": numbers, "per_head": True}, "per_head"),
         (method, ids, {"together": 1}, "together"),
         (method, padded, {"segments": numbers}, "segments and padding"),
-        (AttentionBlockAttribution(model, "atb_ff_res"), ids, {"segments": numbers}, 'scope "atb_ff_res"'),
-        (GlobEnc(model), ids, {"together": True}, "got together=True; GlobEnc"),
-        (DecompX(model), ids, {"segments": numbers}, "DecompX has no vectors to add"),
-        (AttentionWeights(model), ids, {"segments": numbers}, "AttentionWeights has no vectors to add"),
+        (cn.AttentionBlockAttribution(model, "atb_ff_res"), ids, {"segments": numbers}, 'scope "atb_ff_res"'),
+        (cn.GlobEnc(model), ids, {"together": True}, "got together=True; GlobEnc"),
+        (cn.DecompX(model), ids, {"segments": numbers}, "DecompX has no vectors to add"),
+        (cn.AttentionWeights(model), ids, {"segments": numbers}, "AttentionWeights has no vectors to add"),
     ]
     for explain, inputs, options, message in refused:
-        with pytest.raises(InvalidInputError, match=message):
+        with pytest.raises(cn.InvalidInputError, match=message):
             explain.maps(inputs, **options)
-    with pytest.raises(InvalidInputError, match="maps of segments"):
+    with pytest.raises(cn.InvalidInputError, match="maps of segments"):
         method.scores(method.maps(ids, segments=numbers))
     bart = ENCODER_DECODERS["bart"].build().eval()
     pair = {"input_ids": ids[:, :6] % 40, "decoder_input_ids": ids[:, :6] % 40}
-    with pytest.raises(InvalidInputError, match='stacks=\\["cross"\\]'):
-        NormAttribution(bart).maps(pair, segments=numbers[:, :6])
+    with pytest.raises(cn.InvalidInputError, match='stacks=\\["cross"\\]'):
+        cn.NormAttribution(bart).maps(pair, segments=numbers[:, :6])

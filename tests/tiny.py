@@ -5,27 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers as hf
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
-from transformers import (
-    BartConfig,
-    BartModel,
-    BertConfig,
-    BertModel,
-    MarianConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "dog", "cat", "runs", "sees", "the", "<", "script", ">", ".")
 
 
-def bert_config() -> BertConfig:
+def bert_config() -> hf.BertConfig:
     """Two layers of a BERT of width 8."""
-    return BertConfig(
+    return hf.BertConfig(
         vocab_size=len(WORDS),
         hidden_size=8,
         num_hidden_layers=2,
@@ -38,7 +30,7 @@ def bert_config() -> BertConfig:
 def bert() -> Any:
     """A BERT of this configuration."""
     torch.manual_seed(0)
-    return BertModel(bert_config()).train(False)
+    return hf.BertModel(bert_config()).train(False)
 
 
 def halves(layers: int, decoder_layers: int, width: int, heads: int = 2, neurons: int | None = None) -> dict[str, Any]:
@@ -52,22 +44,22 @@ def halves(layers: int, decoder_layers: int, width: int, heads: int = 2, neurons
 def bart(vocabulary: int = 20, layers: int = 2, decoder_layers: int = 2, **more: Any) -> Any:
     """A BART of width 8."""
     torch.manual_seed(0)
-    return BartModel(BartConfig(vocab_size=vocabulary, **halves(layers, decoder_layers, 8), **more)).train(False)
+    return hf.BartModel(hf.BartConfig(vocab_size=vocabulary, **halves(layers, decoder_layers, 8), **more)).train(False)
 
 
-def marian_config(vocabulary: int = len(WORDS), layers: int = 1, width: int = 8) -> MarianConfig:
+def marian_config(vocabulary: int = len(WORDS), layers: int = 1, width: int = 8) -> hf.MarianConfig:
     """A translation model whose padding begins its targets."""
     sizes = halves(layers, layers, width)
-    return MarianConfig(vocab_size=vocabulary, pad_token_id=0, decoder_start_token_id=0, eos_token_id=3, **sizes)
+    return hf.MarianConfig(vocab_size=vocabulary, pad_token_id=0, decoder_start_token_id=0, eos_token_id=3, **sizes)
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> hf.PreTrainedTokenizerFast:
     """One token a word, [CLS] before and [SEP] behind the text."""
     core = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     core.normalizer = BertNormalizer(lowercase=False)
     core.pre_tokenizer = Whitespace()
     core.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return hf.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
     )
 
@@ -77,7 +69,7 @@ def edit_json(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_bytes()) | changes), encoding="utf-8")
 
 
-def save_tiny(model: PreTrainedModel, folder: Path) -> Path:
+def save_tiny(model: hf.PreTrainedModel, folder: Path) -> Path:
     """Save a model and the tokenizer."""
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)

@@ -7,22 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from alignment.inspection import (
-    REPEATED_WORDS,
-    RULES,
-    Inspection,
-    copied,
-    coverage,
-    flags_of,
-    link_entropy,
-    longest_run,
-    repeated_words,
-    shared_names,
-    shared_numbers,
-)
+from alignment import inspection
 from captum_norm import InvalidInputError
 
-GOOD = Inspection(
+GOOD = inspection.Inspection(
     log_probability=-1.0,
     end_log_probability=-0.1,
     source_share=0.7,
@@ -53,21 +41,26 @@ def test_link_entropy_is_that_of_each_row(seed: int) -> None:
         if row.sum():
             shares = [entry / row.sum() for entry in row if entry]
             entropies.append(-sum(share * log(share) for share in shares) / log(5))
-    assert link_entropy(word_map) == pytest.approx(sum(entropies) / len(entropies), abs=1e-12)
+    assert inspection.link_entropy(word_map) == pytest.approx(sum(entropies) / len(entropies), abs=1e-12)
 
 
 def test_link_entropy_of_extremes() -> None:
-    assert link_entropy(np.eye(4)) == 0
-    assert link_entropy(np.ones((3, 4))) == pytest.approx(1)
-    assert link_entropy(np.zeros((3, 4))) == link_entropy(np.ones((3, 1))) == link_entropy(np.ones((0, 3))) == 0
+    assert inspection.link_entropy(np.eye(4)) == 0
+    assert inspection.link_entropy(np.ones((3, 4))) == pytest.approx(1)
+    assert (
+        inspection.link_entropy(np.zeros((3, 4)))
+        == inspection.link_entropy(np.ones((3, 1)))
+        == inspection.link_entropy(np.ones((0, 3)))
+        == 0
+    )
     with pytest.raises(InvalidInputError, match="NaN"):
-        link_entropy([[nan, 1.0]])
+        inspection.link_entropy([[nan, 1.0]])
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_coverage_is_the_best_link_of_each_word(seed: int) -> None:
     links = np.random.default_rng(seed).random((4, 3))
-    by_source, by_target = coverage(links)
+    by_source, by_target = inspection.coverage(links)
     assert by_source.tolist() == [max(links[target, source] for target in range(4)) for source in range(3)]
     assert by_target.tolist() == [max(links[target, source] for source in range(3)) for target in range(4)]
 
@@ -77,7 +70,7 @@ def test_longest_run_by_enumeration(seed: int) -> None:
     draw = np.random.default_rng(seed)
     marks = draw.random(12) < 0.6
     runs = [end - start for start in range(12) for end in range(start, 13) if marks[start:end].all()]
-    assert longest_run(marks.tolist()) == max(runs)
+    assert inspection.longest_run(marks.tolist()) == max(runs)
 
 
 def repeated_by_enumeration(words: list[str]) -> list[int]:
@@ -89,7 +82,7 @@ def repeated_by_enumeration(words: list[str]) -> list[int]:
             for earlier in range(start):
                 equal = words[earlier : earlier + size] == words[start:end]
                 # A copy may overlap with what it copies, as in "a a a".
-                if equal and (start - earlier <= size or size >= REPEATED_WORDS):
+                if equal and (start - earlier <= size or size >= inspection.REPEATED_WORDS):
                     found |= set(range(start, end))
     return sorted(found)
 
@@ -98,7 +91,7 @@ def repeated_by_enumeration(words: list[str]) -> list[int]:
 def test_repeated_words_by_enumeration(seed: int) -> None:
     draw = np.random.default_rng(seed)
     words = draw.choice(list("abcd"[: 2 + seed % 3]), 14).tolist()
-    assert list(repeated_words(words)) == repeated_by_enumeration(words)
+    assert list(inspection.repeated_words(words)) == repeated_by_enumeration(words)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +111,7 @@ def test_repeated_words_by_enumeration(seed: int) -> None:
 )
 def test_repeated_words_of_texts(text: str, repeated: str) -> None:
     words = text.split()
-    assert " ".join(words[index] for index in repeated_words(words)) == repeated
+    assert " ".join(words[index] for index in inspection.repeated_words(words)) == repeated
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -131,7 +124,7 @@ def test_copied_words_by_enumeration(seed: int) -> None:
     for place in range(len(words)):
         around = [words[start : start + 2] for start in (place - 1, place) if start >= 0]
         held += any(span in spans and not (span[0].istitle() and span[1].istitle()) for span in around)
-    assert copied(source, target) == pytest.approx(held / len(words))
+    assert inspection.copied(source, target) == pytest.approx(held / len(words))
 
 
 SENTENCE = "Je n' ai vu que la maison de M. Jean Dupont à Paris , hier ."
@@ -152,8 +145,8 @@ SENTENCE = "Je n' ai vu que la maison de M. Jean Dupont à Paris , hier ."
     ],
 )
 def test_copied_words_of_texts(target: str, share: float) -> None:
-    assert copied(SENTENCE.split(), target.split()) == pytest.approx(share)
-    assert copied(target.split(), []) == copied([], target.split()) == 0
+    assert inspection.copied(SENTENCE.split(), target.split()) == pytest.approx(share)
+    assert inspection.copied(target.split(), []) == inspection.copied([], target.split()) == 0
 
 
 @pytest.mark.parametrize(
@@ -178,7 +171,7 @@ def test_copied_words_of_texts(target: str, share: float) -> None:
 )
 def test_numbers_are_compared_by_their_digits(source: str, target: str, share: float | None) -> None:
     for sides in ((source, target), (target, source)):
-        assert shared_numbers(*(side.split(" ") for side in sides)) == (share and pytest.approx(share))
+        assert inspection.shared_numbers(*(side.split(" ") for side in sides)) == (share and pytest.approx(share))
 
 
 @pytest.mark.parametrize(
@@ -197,28 +190,28 @@ def test_numbers_are_compared_by_their_digits(source: str, target: str, share: f
 )
 def test_names_are_compared_by_their_first_letters(source: str, target: str, share: float | None) -> None:
     for sides in ((source, target), (target, source)):
-        assert shared_names(*(side.split() for side in sides)) == share
+        assert inspection.shared_names(*(side.split() for side in sides)) == share
 
 
-@pytest.mark.parametrize("measure", RULES)
+@pytest.mark.parametrize("measure", inspection.RULES)
 def test_a_flag_is_raised_beyond_its_limit_alone(measure: str) -> None:
-    rule = RULES[measure]
+    rule = inspection.RULES[measure]
     step = 1e-6 if rule.above else -1e-6
     at: Any = {measure: rule.limit}
     beyond: Any = {measure: rule.limit + step}
-    assert flags_of(GOOD) == ()
-    assert flags_of(replace(GOOD, **at)) == ()
-    assert flags_of(replace(GOOD, **beyond)) == (rule.flag,)
+    assert inspection.flags_of(GOOD) == ()
+    assert inspection.flags_of(replace(GOOD, **at)) == ()
+    assert inspection.flags_of(replace(GOOD, **beyond)) == (rule.flag,)
 
 
 def test_flags_that_explain_others() -> None:
-    assert flags_of(replace(GOOD, information=0.0, gap=0.9)) == ("unrelated",)
-    assert flags_of(replace(GOOD, information=0.0, gap=0.9, exchange=3.0)) == ("exchanged",)
-    assert flags_of(replace(GOOD, information=0.0, copied=0.9)) == ("untranslated",)
-    assert flags_of(replace(GOOD, exchange=3.0, copied=0.9)) == ("untranslated",)
-    assert flags_of(replace(GOOD, information=0.0, target_gap=0.9)) == ("unrelated",)
-    assert flags_of(replace(GOOD, repetition=0.4, target_gap=0.9)) == ("repeated",)
-    assert flags_of(replace(GOOD, gap=0.4, target_gap=0.9)) == ("truncated", "added")
-    assert flags_of(replace(GOOD, end_log_probability=-9.0, repetition=0.4)) == ("truncated", "repeated")
+    assert inspection.flags_of(replace(GOOD, information=0.0, gap=0.9)) == ("unrelated",)
+    assert inspection.flags_of(replace(GOOD, information=0.0, gap=0.9, exchange=3.0)) == ("exchanged",)
+    assert inspection.flags_of(replace(GOOD, information=0.0, copied=0.9)) == ("untranslated",)
+    assert inspection.flags_of(replace(GOOD, exchange=3.0, copied=0.9)) == ("untranslated",)
+    assert inspection.flags_of(replace(GOOD, information=0.0, target_gap=0.9)) == ("unrelated",)
+    assert inspection.flags_of(replace(GOOD, repetition=0.4, target_gap=0.9)) == ("repeated",)
+    assert inspection.flags_of(replace(GOOD, gap=0.4, target_gap=0.9)) == ("truncated", "added")
+    assert inspection.flags_of(replace(GOOD, end_log_probability=-9.0, repetition=0.4)) == ("truncated", "repeated")
     missing = replace(GOOD, end_log_probability=None, information=None, exchange=None)
-    assert flags_of(missing) == ()
+    assert inspection.flags_of(missing) == ()

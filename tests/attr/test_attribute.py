@@ -6,13 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import (
-    AttentionBlockAttribution,
-    AttentionRollout,
-    AttentionWeights,
-    InvalidInputError,
-    NormAttribution,
-)
+import captum_norm as cn
 from captum_norm.results.aggregation import AGGREGATIONS
 from tests import families
 from tests.families import SPECIAL, TEXT
@@ -38,20 +32,20 @@ def test_aggregations_are_what_they_say(name: str) -> None:
 
     identity = torch.eye(ids.shape[1], dtype=torch.float64)
     norms, weights, block = (
-        stacks(method(model)) for method in (NormAttribution, AttentionWeights, AttentionBlockAttribution)
+        stacks(method(model)) for method in (cn.NormAttribution, cn.AttentionWeights, cn.AttentionBlockAttribution)
     )
     shares = norms / norms.sum(-1, keepdim=True)
     rolled = torch.stack([rollout((s + identity) / 2) for s in shares])
     expected = [
-        (NormAttribution(model, aggregation="rollout"), rolled),
-        (NormAttribution(model), rolled if name == "bert" else norms.mean(1)),  # the others are causal
-        (NormAttribution(model, aggregation="mean"), norms.mean(1)),
-        (AttentionBlockAttribution(model, aggregation="rollout"), torch.stack([rollout(s) for s in block])),
-        (AttentionWeights(model), weights.mean(1)),
-        (AttentionWeights(model, aggregation="rollout"), torch.stack([rollout(s) for s in weights])),
-        (AttentionWeights(model, aggregation="product"), torch.stack([rollout(s) for s in weights])),
-        (AttentionWeights(model, "attn_res", "mean"), (weights.mean(1) + identity) / 2),
-        (AttentionRollout(model), torch.stack([rollout((s + identity) / 2) for s in weights])),
+        (cn.NormAttribution(model, aggregation="rollout"), rolled),
+        (cn.NormAttribution(model), rolled if name == "bert" else norms.mean(1)),  # the others are causal
+        (cn.NormAttribution(model, aggregation="mean"), norms.mean(1)),
+        (cn.AttentionBlockAttribution(model, aggregation="rollout"), torch.stack([rollout(s) for s in block])),
+        (cn.AttentionWeights(model), weights.mean(1)),
+        (cn.AttentionWeights(model, aggregation="rollout"), torch.stack([rollout(s) for s in weights])),
+        (cn.AttentionWeights(model, aggregation="product"), torch.stack([rollout(s) for s in weights])),
+        (cn.AttentionWeights(model, "attn_res", "mean"), (weights.mean(1) + identity) / 2),
+        (cn.AttentionRollout(model), torch.stack([rollout((s + identity) / 2) for s in weights])),
     ]
     for method, whole in expected:
         for position in range(ids.shape[1]):
@@ -72,19 +66,19 @@ def test_the_product_of_many_layers_neither_overflows_nor_vanishes(scale: float)
 
 def test_maps_of_a_rollout_are_the_products_so_far() -> None:
     model, ids = families.build("bert", dtype=torch.float64), families.inputs("bert")
-    residual = AttentionWeights(model, "attn_res").maps(ids).self_attention
-    maps = AttentionRollout(model).maps(ids)
+    residual = cn.AttentionWeights(model, "attn_res").maps(ids).self_attention
+    maps = cn.AttentionRollout(model).maps(ids)
     torch.testing.assert_close(maps.self_attention[:, 0], residual[:, 0])
     torch.testing.assert_close(maps.self_attention[:, 1], torch.stack([rollout(s) for s in residual]))
     assert maps.mixing_ratio is None
-    torch.testing.assert_close(AttentionRollout(model).attribute(ids, position=4), maps.self_attention[:, -1, 4])
+    torch.testing.assert_close(cn.AttentionRollout(model).attribute(ids, position=4), maps.self_attention[:, -1, 4])
 
 
 def test_positions_with_padding_on_both_sides() -> None:
     model, ids = families.build("gpt2"), families.inputs("gpt2")
     mask = torch.ones_like(ids)
     mask[0, :4], mask[1, 7:] = 0, 0
-    method = NormAttribution(model, aggregation="mean")
+    method = cn.NormAttribution(model, aggregation="mean")
 
     def at(position: Any) -> Tensor:
         return method.attribute(ids, additional_forward_args=mask, position=position)
@@ -111,24 +105,26 @@ HEADS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("head", HEADS)
 def test_the_position_that_the_head_reads_is_the_default(head: str) -> None:
     build, position = HEADS[head]
-    method, ids = AttentionWeights(build()), families.inputs("bert", batch=1)
+    method, ids = cn.AttentionWeights(build()), families.inputs("bert", batch=1)
     assert torch.equal(method.attribute(ids), method.attribute(ids, position=position))
 
 
 def test_what_only_heads_of_images_read_is_no_position_to_ask_for() -> None:
     position: Any = "patches"
-    with pytest.raises(InvalidInputError, match='got the position "patches"; expected an index, "first", "last" or'):
-        AttentionWeights(families.build("bert")).attribute(families.inputs("bert"), position=position)
+    with pytest.raises(cn.InvalidInputError, match='got the position "patches"; expected an index, "first", "last" or'):
+        cn.AttentionWeights(families.build("bert")).attribute(families.inputs("bert"), position=position)
 
 
 def test_one_token_is_explained_by_itself() -> None:
     for name in ("bert", "gpt2"):
-        maps: Any = NormAttribution(families.build(name)).maps(families.inputs(name, length=1))
+        maps: Any = cn.NormAttribution(families.build(name)).maps(families.inputs(name, length=1))
         assert (maps.decoder is not None) == (name == "gpt2")
         assert maps.mixing_ratio.abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("kind", [NormAttribution, AttentionBlockAttribution, AttentionWeights, AttentionRollout])
+@pytest.mark.parametrize(
+    "kind", [cn.NormAttribution, cn.AttentionBlockAttribution, cn.AttentionWeights, cn.AttentionRollout]
+)
 def test_scores_of_maps_are_what_attribute_returns(kind: Any) -> None:
     model, ids = families.build("bert"), families.inputs("bert")
     method = kind(model)
@@ -137,5 +133,5 @@ def test_scores_of_maps_are_what_attribute_returns(kind: Any) -> None:
         assert torch.equal(method.scores(every, position), method.attribute(ids, position=position))
         scores = method.scores(last, position, aggregate=False)
         assert torch.equal(scores, method.attribute(ids, position=position, layer=-1))
-    with pytest.raises(InvalidInputError, match="got the maps of 2 layers and aggregate=False; expected one layer"):
+    with pytest.raises(cn.InvalidInputError, match="got the maps of 2 layers and aggregate=False; expected one layer"):
         method.scores(every, 0, aggregate=False)

@@ -9,17 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import captum_norm as cn
 from alignment.fairseq import load_fairseq_checkpoint
-from captum_norm import (
-    CPLRP,
-    GIM,
-    AttnLRP,
-    DecompX,
-    InvalidInputError,
-    NormAttribution,
-    NormMeter,
-    UnsupportedModelError,
-)
 from captum_norm.models import Scope
 from tests.alignment.fairseq import make_reference
 from tests.fairseq_models import live
@@ -40,7 +31,7 @@ LENGTHS = ((9, 4), (5, 9), (3, 1))
 def test_norms_of_all_stacks_equal_the_oracle(pre_norm: bool, seed: int, dtype: torch.dtype, tolerance: float) -> None:
     model, batch = live.build(pre_norm=pre_norm, learned=seed == 1, seed=seed, dtype=dtype), live.inputs(seed)
     scopes = SCOPES[pre_norm]
-    measured: Any = NormMeter(model).measure(batch, scopes=scopes, weights=True, per_head=True, head_norms=True)
+    measured: Any = cn.NormMeter(model).measure(batch, scopes=scopes, weights=True, per_head=True, head_norms=True)
     assert list(measured) == ["encoder", "decoder", "cross"]
     for stack, layers in live.oracle(model, batch).items():
         expect_stack(measured[stack], stack, layers, scopes, tolerance)
@@ -50,7 +41,7 @@ def test_norms_of_all_stacks_equal_the_oracle(pre_norm: bool, seed: int, dtype: 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_on_both_sequences_changes_nothing(pre_norm: bool, side: str) -> None:
     model, batch = live.build(pre_norm=pre_norm, learned=side == "left"), live.inputs(3, LENGTHS, side)
-    method = NormAttribution(model, "attn_res")
+    method = cn.NormAttribution(model, "attn_res")
     maps: Any = method.maps(batch)
     assert torch.equal(maps.real, batch["src_tokens"] != live.PAD)
     assert torch.equal(maps.decoder_real, batch["prev_output_tokens"] != live.PAD)
@@ -77,14 +68,14 @@ def test_the_model_computes_what_it_does_and_is_left_as_it_was(pre_norm: bool) -
             seen.append(output[0])
 
     handle = model.register_forward_hook(look)
-    method = NormAttribution(model)
+    method = cn.NormAttribution(model)
     method.maps(batch)
     method.maps(batch)
     handle.remove()
     for logits in seen[-2:]:
         torch.testing.assert_close(logits[real], before[real], rtol=0, atol=1e-6 * float(before.abs().max()))
     handle = model.decoder.layers[1].fc1.register_forward_pre_hook(interrupt)
-    for failing in (method, NormAttribution(model)):
+    for failing in (method, cn.NormAttribution(model)):
         with pytest.raises(KeyboardInterrupt):
             failing.maps(batch)
     handle.remove()
@@ -115,15 +106,15 @@ def test_the_same_checkpoint_read_without_fairseq_gives_the_same_maps(
         "decoder_input_ids": target,
         "decoder_attention_mask": target.ne(live.PAD).long(),
     }
-    maps: Any = NormAttribution(model.float()).maps(batch, per_head=True)
-    expected: Any = NormAttribution(loaded).maps(same, per_head=True)
+    maps: Any = cn.NormAttribution(model.float()).maps(batch, per_head=True)
+    expected: Any = cn.NormAttribution(loaded).maps(same, per_head=True)
     assert_near(maps.decoder, expected.decoder.double(), 1e-5)
     for row, length in enumerate(lengths.tolist()):
         assert_near(maps.cross[row][..., -length:], expected.cross[row][..., :length].double(), 1e-5)
     # To the end of the layers, through the feed-forward networks.
     scope: Scope = "atb_ff_res" if case.pre_norm else "atb_ff_res_ln"
     found, same_found = (
-        NormMeter(subject).measure(inputs, scopes=[scope], stacks=["encoder", "cross"])
+        cn.NormMeter(subject).measure(inputs, scopes=[scope], stacks=["encoder", "cross"])
         for subject, inputs in ((model, batch), (loaded, same))
     )
     for row, length in enumerate(lengths.tolist()):
@@ -133,7 +124,7 @@ def test_the_same_checkpoint_read_without_fairseq_gives_the_same_maps(
         assert_near(cross[..., -length:], cross_of_same[..., :length].double(), 1e-5)
     # And relevance, whose rules see other layers with other axes; fairseq's softmax is one of float32, in float64, too.
     monkeypatch.setattr("fairseq.utils.softmax", lambda scores, dim, onnx_trace: scores.softmax(dim))  # noqa: ARG005
-    for kind in (CPLRP, AttnLRP, GIM, DecompX, partial(DecompX, bias="absdot")):
+    for kind in (cn.CPLRP, cn.AttnLRP, cn.GIM, cn.DecompX, partial(cn.DecompX, bias="absdot")):
         parts, same_parts = (
             kind(subject.double()).decompose(given, 7) for subject, given in ((model, batch), (loaded, same))
         )
@@ -147,13 +138,13 @@ def test_an_encoder_alone_and_a_language_model() -> None:
     from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_architecture
 
     model, batch = live.build(), live.inputs(0, LENGTHS, "left")
-    whole, alone = NormAttribution(model).maps(batch), NormAttribution(model.encoder).maps(batch["src_tokens"])
+    whole, alone = cn.NormAttribution(model).maps(batch), cn.NormAttribution(model.encoder).maps(batch["src_tokens"])
     assert torch.equal(alone.encoder, whole.encoder)  # type: ignore[arg-type]
     assert alone.decoder is None
     arguments = Namespace(tokens_per_sample=20, decoder_embed_dim=16, decoder_attention_heads=2, decoder_layers=2)
     base_lm_architecture(arguments)
     language_model = TransformerLanguageModel.build_model(arguments, live.task()).eval()
-    maps: Any = NormAttribution(language_model).maps(batch["src_tokens"])
+    maps: Any = cn.NormAttribution(language_model).maps(batch["src_tokens"])
     assert maps.encoder is None
     assert torch.equal(maps.decoder[0] > 0, torch.ones(2, 9, 9).tril().bool())
     assert torch.equal(maps.real, batch["src_tokens"] != live.PAD)
@@ -165,13 +156,13 @@ def test_attention_to_more_than_the_keys_is_refused(option: str) -> None:
 
     model = live.build()
     model.encoder.layers[0].self_attn = MultiheadAttention(16, 4, self_attention=True, **{option: True}).eval()
-    with pytest.raises(UnsupportedModelError, match="attends from 9 to 10 positions"):
-        NormAttribution(model).maps(live.inputs())
+    with pytest.raises(cn.UnsupportedModelError, match="attends from 9 to 10 positions"):
+        cn.NormAttribution(model).maps(live.inputs())
 
 
 def test_bad_input_is_said_in_one_sentence() -> None:
     model, batch = live.build(learned=True), live.inputs()
-    method = NormAttribution(model)
+    method = cn.NormAttribution(model)
     source, target = batch["src_tokens"], batch["prev_output_tokens"]
     for changes, message in (
         ({"prev_output_tokens": target[:1]}, "got 2 examples for the encoder and 1 for the decoder"),
@@ -181,8 +172,10 @@ def test_bad_input_is_said_in_one_sentence() -> None:
         ({"src_tokens": torch.full_like(source, live.PAD)}, "the padding id leaves no position of example 0"),
         ({"incremental_state": {}}, "does not accept these inputs: .*incremental_state"),
     ):
-        with pytest.raises(InvalidInputError, match=message):
+        with pytest.raises(cn.InvalidInputError, match=message):
             method.maps(batch | changes)
-    with pytest.raises(InvalidInputError, match=r"prev_output_tokens.* \(pass src_tokens, src_lengths and prev_output"):
+    with pytest.raises(
+        cn.InvalidInputError, match=r"prev_output_tokens.* \(pass src_tokens, src_lengths and prev_output"
+    ):
         method.maps(source)
     assert method.maps((source, batch["src_lengths"], target)).cross is not None

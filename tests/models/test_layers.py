@@ -6,16 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captum_norm import (
-    ALTI,
-    AttentionRollout,
-    AttentionTimesGradient,
-    AttentionWeights,
-    DecompX,
-    NormAttribution,
-    UnsupportedModelError,
-    ValueZeroing,
-)
+import captum_norm as cn
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.layers import layer_of, seen
 from tests import encoder_decoders, families
@@ -30,13 +21,13 @@ FIRST = {
     "deberta-v2 with a convolution": "layer.0",
 }
 CHAINS: tuple[Any, ...] = (
-    AttentionWeights,
-    lambda model: AttentionWeights(model, aggregation="rollout"),
-    NormAttribution,
-    lambda model: NormAttribution(model, aggregation="mean"),
-    ALTI,
-    ValueZeroing,
-    AttentionTimesGradient,
+    cn.AttentionWeights,
+    lambda model: cn.AttentionWeights(model, aggregation="rollout"),
+    cn.NormAttribution,
+    lambda model: cn.NormAttribution(model, aggregation="mean"),
+    cn.ALTI,
+    cn.ValueZeroing,
+    cn.AttentionTimesGradient,
 )
 
 
@@ -47,10 +38,10 @@ def test_hybrids_are_not_chained(name: str, fresh: bool) -> None:
     model = HYBRIDS[name]().eval() if fresh else families.randomized(HYBRIDS[name], 0, torch.float32)
     ids = families.inputs("llama")
     layer = FIRST.get(name, "layers.1")
-    with pytest.raises(UnsupportedModelError, match=rf'mixes positions by more than .* "[a-z.]*{layer}" '):
-        AttentionWeights(model).attribute(ids)
-    assert AttentionWeights(model).maps(ids).self_attention.isfinite().all()
-    assert AttentionWeights(model).attribute(ids, layer=0).isfinite().all()
+    with pytest.raises(cn.UnsupportedModelError, match=rf'mixes positions by more than .* "[a-z.]*{layer}" '):
+        cn.AttentionWeights(model).attribute(ids)
+    assert cn.AttentionWeights(model).maps(ids).self_attention.isfinite().all()
+    assert cn.AttentionWeights(model).attribute(ids, layer=0).isfinite().all()
 
 
 @pytest.mark.parametrize("frozen", [True, False])
@@ -59,20 +50,20 @@ def test_every_aggregation_is_refused_and_single_layers_are_not(frozen: bool) ->
     model.requires_grad_(not frozen)
     for build in CHAINS:
         method = build(model)
-        with pytest.raises(UnsupportedModelError, match="mixes positions"):
+        with pytest.raises(cn.UnsupportedModelError, match="mixes positions"):
             method.attribute(ids)
-        if isinstance(method, ValueZeroing):
+        if isinstance(method, cn.ValueZeroing):
             continue
         maps = method.maps(ids)
         torch.testing.assert_close(method.attribute(ids, layer=1, position=10), maps.self_attention[:, 1, 10])
-        with pytest.raises(UnsupportedModelError, match="mixes positions"):
+        with pytest.raises(cn.UnsupportedModelError, match="mixes positions"):
             method.scores(maps)
-    for whole in (AttentionRollout, DecompX):
+    for whole in (cn.AttentionRollout, cn.DecompX):
         for ask in (whole(model).maps, whole(model).attribute):
-            with pytest.raises(UnsupportedModelError, match="mixes positions"):
+            with pytest.raises(cn.UnsupportedModelError, match="mixes positions"):
                 ask(ids)
-    with pytest.raises(UnsupportedModelError, match="mixes positions"):
-        DecompX(model).decompose(ids, target=1)
+    with pytest.raises(cn.UnsupportedModelError, match="mixes positions"):
+        cn.DecompX(model).decompose(ids, target=1)
 
 
 def test_encoder_decoders_are_chained() -> None:
@@ -98,10 +89,10 @@ class Convolved(nn.Module):
 
 def test_a_layer_that_is_exchanged_later_is_noticed() -> None:
     model, ids = families.build("bert", dtype=torch.float32), families.inputs("bert")
-    method = AttentionWeights(model)
+    method = cn.AttentionWeights(model)
     assert method.attribute(ids).isfinite().all()
     model.encoder.layer[0] = Convolved(model.encoder.layer[0])
-    with pytest.raises(UnsupportedModelError, match=r'"encoder.layer.0" \(Convolved\)'):
+    with pytest.raises(cn.UnsupportedModelError, match=r'"encoder.layer.0" \(Convolved\)'):
         method.attribute(ids)
 
 
@@ -111,13 +102,13 @@ def test_layers_without_gradients(mode: Any) -> None:
     for name in ("jamba", "lfm2"):
         model = families.randomized(HYBRIDS[name], 0, torch.float32)
         model.forward = mode()(model.forward)
-        with pytest.raises(UnsupportedModelError, match="mixes positions"):
-            AttentionWeights(model).attribute(ids, position="last")
+        with pytest.raises(cn.UnsupportedModelError, match="mixes positions"):
+            cn.AttentionWeights(model).attribute(ids, position="last")
     for name in ("llama", "mixtral", "bert", "gpt2"):
         model = families.build(name, dtype=torch.float32)
-        expected = AttentionWeights(model).attribute(ids, position="last")
+        expected = cn.AttentionWeights(model).attribute(ids, position="last")
         model.forward = mode()(model.forward)
-        torch.testing.assert_close(AttentionWeights(model).attribute(ids, position="last"), expected)
+        torch.testing.assert_close(cn.AttentionWeights(model).attribute(ids, position="last"), expected)
 
 
 def test_layers_with_gradients_that_overflow() -> None:
@@ -129,9 +120,9 @@ def test_layers_with_gradients_that_overflow() -> None:
                 if parameter.dim() > 1:
                     parameter.mul_(30)
         model.bfloat16()
-    with pytest.raises(UnsupportedModelError, match="mixes positions"):
-        AttentionWeights(models["jamba"]).attribute(ids, position="last")
-    assert AttentionWeights(models["gpt2"]).attribute(ids, position="last").isfinite().all()
+    with pytest.raises(cn.UnsupportedModelError, match="mixes positions"):
+        cn.AttentionWeights(models["jamba"]).attribute(ids, position="last")
+    assert cn.AttentionWeights(models["gpt2"]).attribute(ids, position="last").isfinite().all()
 
 
 class Nested(nn.Module):
@@ -152,10 +143,10 @@ class Nested(nn.Module):
 def test_lists_inside_layers(convolved: bool) -> None:
     torch.manual_seed(0)
     layers = nn.Sequential(Nested(convolved=convolved), Nested(convolved=convolved))
-    method = AttentionWeights(nn.Sequential(nn.Embedding(30, 16), layers).eval())
+    method = cn.AttentionWeights(nn.Sequential(nn.Embedding(30, 16), layers).eval())
     ids = torch.randint(30, (1, 8))
     if convolved:
-        with pytest.raises(UnsupportedModelError, match=r'in "1.0" \(Nested\)'):
+        with pytest.raises(cn.UnsupportedModelError, match=r'in "1.0" \(Nested\)'):
             method.attribute(ids, position=0)
     else:
         assert method.attribute(ids, position=0).isfinite().all()
@@ -179,7 +170,7 @@ def test_the_layer_is_the_largest_list_element_with_one_attention(name: str, att
 
 def test_attention_outside_a_list_or_beside_another_is_refused() -> None:
     alone = nn.Linear(2, 2)
-    with pytest.raises(UnsupportedModelError, match=r'no layer around the attention module "0\.part" of Sequential'):
+    with pytest.raises(cn.UnsupportedModelError, match=r'no layer around the attention module "0\.part" of Sequential'):
         layer_of(nn.Sequential(nn.ModuleDict({"part": alone, "other": (other := nn.Linear(2, 2))})), [alone, other])
     model = encoder_decoders.build("t5")
     attention = [model.decoder.block[0].layer[index] for index in (0, 1)]

@@ -7,17 +7,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from captum_norm import (
-    ALTI,
-    CPLRP,
-    GIM,
-    ALTILogit,
-    AttentionBlockAttribution,
-    AttnLRP,
-    DecompX,
-    NormAttribution,
-    UnsupportedModelError,
-)
+import captum_norm as cn
 from captum_norm.errors import UnsupportedScopeError
 from tests.families import randomized
 from tests.families.family import GROUPED, new
@@ -70,19 +60,21 @@ def by_hand(model: Any) -> tuple[list[Tensor], list[Tensor]]:
 )
 def test_vectors_up_to_the_attention_block_are_exact(settings: dict[str, Any], seed: int) -> None:
     model = gemma4(settings, seed)
-    methods = NormAttribution(model, "attn"), AttentionBlockAttribution(model, "atb")
+    methods = cn.NormAttribution(model, "attn"), cn.AttentionBlockAttribution(model, "atb")
     found = [method.maps(IDS).self_attention.unbind(1) for method in methods]
     for maps, expected in zip(found, by_hand(model), strict=True):
         for layer_map, norms in zip(maps, expected, strict=True):
             # Its file takes the softmax and the norms in float32.
             torch.testing.assert_close(layer_map.double(), norms, rtol=1e-5, atol=1e-6)
-    assert ALTI(model).attribute(IDS).isfinite().all()
+    assert cn.ALTI(model).attribute(IDS).isfinite().all()
 
 
 def test_the_factor_of_a_layer_multiplies_the_vectors_of_its_output() -> None:
     """A layer's own vectors are those of the same layer without the factor, times it."""
     once, twice = (
-        AttentionBlockAttribution(gemma4(NO_INPUTS, scalar=scalar), "atb_ff_res").maps(IDS, layers=[0]).self_attention
+        cn.AttentionBlockAttribution(gemma4(NO_INPUTS, scalar=scalar), "atb_ff_res")
+        .maps(IDS, layers=[0])
+        .self_attention
         for scalar in (1.0, -2.5)
     )
     torch.testing.assert_close(twice, 2.5 * once, rtol=1e-5, atol=1e-6)
@@ -90,7 +82,7 @@ def test_the_factor_of_a_layer_multiplies_the_vectors_of_its_output() -> None:
 
 def test_a_factor_that_changes_is_never_ignored() -> None:
     model = gemma4(NO_INPUTS, scalar=1.0)
-    method = AttentionBlockAttribution(model, "atb_ff_res")
+    method = cn.AttentionBlockAttribution(model, "atb_ff_res")
     before = method.maps(IDS, layers=[0]).self_attention
     model.model.layers[0].layer_scalar.fill_(0.5)
     torch.testing.assert_close(method.maps(IDS, layers=[0]).self_attention, before / 2, rtol=1e-5, atol=1e-6)
@@ -104,8 +96,8 @@ def test_scopes_through_the_network_name_the_embeddings_behind_it(
 ) -> None:
     model = gemma4(settings, scalar=scalar)
     for explain in (
-        lambda: AttentionBlockAttribution(model, "atb_ff_res").maps(IDS),
-        lambda: ALTILogit(model).attribute(IDS, target=5),
+        lambda: cn.AttentionBlockAttribution(model, "atb_ff_res").maps(IDS),
+        lambda: cn.ALTILogit(model).attribute(IDS, target=5),
     ):
         with pytest.raises(UnsupportedScopeError) as caught:
             explain()
@@ -116,16 +108,18 @@ def test_scopes_through_the_network_name_the_embeddings_behind_it(
 
 
 def test_layers_at_the_last_positions_alone_are_refused_and_not_asked_for() -> None:
-    method, whole = NormAttribution(model := gemma4(SHARED)), {"input_ids": IDS}
-    with pytest.raises(UnsupportedModelError, match=r"from 1 to 7 .* the 2 layers before it from 7: .* logits_to_keep"):
+    method, whole = cn.NormAttribution(model := gemma4(SHARED)), {"input_ids": IDS}
+    with pytest.raises(
+        cn.UnsupportedModelError, match=r"from 1 to 7 .* the 2 layers before it from 7: .* logits_to_keep"
+    ):
         method.maps(whole | {"logits_to_keep": 1})
-    last, every = method.maps(IDS, last=2).self_attention, NormAttribution(model).maps(IDS).self_attention
+    last, every = method.maps(IDS, last=2).self_attention, cn.NormAttribution(model).maps(IDS).self_attention
     torch.testing.assert_close(last, every[..., -2:, :])
 
 
 @pytest.mark.few
 @pytest.mark.parametrize("settings", [PER_LAYER, SHARED], ids=["inputs", "shared"])
-@pytest.mark.parametrize("rules", [DecompX, AttnLRP, GIM, CPLRP])
+@pytest.mark.parametrize("rules", [cn.DecompX, cn.AttnLRP, cn.GIM, cn.CPLRP])
 def test_rule_sets_take_the_embeddings_of_layers_as_constants(rules: Any, settings: dict[str, Any]) -> None:
     """As where the model makes them without gradients, which says so itself."""
     model = gemma4(settings)
@@ -133,6 +127,6 @@ def test_rule_sets_take_the_embeddings_of_layers_as_constants(rules: Any, settin
     made = model.model.project_per_layer_inputs
     model.model.project_per_layer_inputs = lambda *received: made(*received).detach()
     torch.testing.assert_close(rules(model).attribute(IDS, target=5), explained, rtol=1e-5, atol=1e-7)
-    if rules is DecompX:
-        propagated = DecompX(model, propagate=True).attribute(IDS, target=5)
+    if rules is cn.DecompX:
+        propagated = cn.DecompX(model, propagate=True).attribute(IDS, target=5)
         torch.testing.assert_close(propagated, explained, rtol=1e-5, atol=1e-7)

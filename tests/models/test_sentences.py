@@ -10,15 +10,7 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize,
 from torch import Tensor
 from torch.nn import functional as F
 
-from captum_norm import (
-    AttentionTimesGradient,
-    DecompX,
-    Difference,
-    NormAttribution,
-    SentenceSimilarity,
-    TokenAttribution,
-    compare,
-)
+import captum_norm as cn
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from tests.sentences import sentence_transformer
 
@@ -40,8 +32,8 @@ def tokens(model: Any, texts: list[str] = TEXTS) -> Any:
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"])
 def test_the_default_position_is_the_pooling(tmp_path: Path, pooling: str) -> None:
     model = sentence_transformer(tmp_path, Pooling(8, pooling))
-    found = NormAttribution(model).attribute(TEXTS)
-    method, inputs = NormAttribution(model[0].auto_model), tokens(model)
+    found = cn.NormAttribution(model).attribute(TEXTS)
+    method, inputs = cn.NormAttribution(model[0].auto_model), tokens(model)
     for example, length in enumerate(inputs["attention_mask"].sum(1).tolist()):
         places = range(length)
         alone = {name: value[example : example + 1, :length] for name, value in inputs.items()}
@@ -58,9 +50,9 @@ def test_the_default_position_is_the_pooling(tmp_path: Path, pooling: str) -> No
 def test_a_pooling_of_no_one_position_needs_one(tmp_path: Path, pooling: Any) -> None:
     model = sentence_transformer(tmp_path, Pooling(8, pooling))
     with pytest.raises(InvalidInputError, match="got no position, and the head of SentenceEncoder reads neither"):
-        NormAttribution(model).attribute(TEXTS)
-    expected = NormAttribution(model[0].auto_model).attribute(tokens(model), position=1)
-    assert torch.equal(NormAttribution(model).attribute(TEXTS, position=1), expected)
+        cn.NormAttribution(model).attribute(TEXTS)
+    expected = cn.NormAttribution(model[0].auto_model).attribute(tokens(model), position=1)
+    assert torch.equal(cn.NormAttribution(model).attribute(TEXTS, position=1), expected)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +71,14 @@ def test_similarities_are_those_of_the_model_and_decomposed_exactly(
     model = sentence_transformer(tmp_path, *modules, **options)
     embedded = model.encode(TEXTS, convert_to_tensor=True), model.encode(OTHERS, convert_to_tensor=True)
     expected = model.similarity(*embedded)
-    near = SentenceSimilarity(model, *OTHERS)
+    near = cn.SentenceSimilarity(model, *OTHERS)
     for target in (0, 1):
-        parts = DecompX(near).decompose(TEXTS, target=target)
+        parts = cn.DecompX(near).decompose(TEXTS, target=target)
         torch.testing.assert_close(parts.number, expected[:, target], rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(parts.scores.sum(1) + parts.bias, expected[:, target], rtol=1e-10, atol=1e-10)
     if modules[0].pooling_mode == "max":  # each part has a maximum of its own
         return
-    parts = DecompX(near, propagate=True).decompose(TEXTS, target=Difference(0, 1))
+    parts = cn.DecompX(near, propagate=True).decompose(TEXTS, target=cn.Difference(0, 1))
     torch.testing.assert_close(parts.number, expected[:, 0] - expected[:, 1], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(parts.scores.sum(1) + parts.bias, parts.number, rtol=1e-10, atol=1e-10)
 
@@ -103,12 +95,12 @@ def test_a_similarity_is_explained_as_by_a_readout_of_the_transformer(model: Any
     def pooled(states: Tensor, real: Tensor) -> Tensor:
         return (states * real[..., None]).sum(1) / real.sum(1, keepdim=True)
 
-    near = SentenceSimilarity(model, *OTHERS)
+    near = cn.SentenceSimilarity(model, *OTHERS)
     embedding = inner.get_input_embeddings()(inputs["input_ids"]).detach().requires_grad_()
     output = inner(**{**inputs, "input_ids": None, "inputs_embeds": embedding})
     total = similarity(model, pooled(output.last_hidden_state, real), OTHERS[1])
     (gradient,) = torch.autograd.grad(total.sum(), embedding)
-    found = TokenAttribution(near, Saliency, reduction="l2").attribute(TEXTS, target=1)
+    found = cn.TokenAttribution(near, Saliency, reduction="l2").attribute(TEXTS, target=1)
     torch.testing.assert_close(found, gradient.norm(dim=-1) * real, rtol=1e-10, atol=1e-12)
 
     # With the length of the embedding and the slopes of its activation frozen.
@@ -123,11 +115,11 @@ def test_a_similarity_is_explained_as_by_a_readout_of_the_transformer(model: Any
         found: Tensor = (embedded * slopes @ other) / size
         return found
 
-    expected = DecompX(inner, readout=readout).decompose(inputs)
-    parts = DecompX(near).decompose(TEXTS, target=1)
+    expected = cn.DecompX(inner, readout=readout).decompose(inputs)
+    parts = cn.DecompX(near).decompose(TEXTS, target=1)
     torch.testing.assert_close(parts.scores, expected.scores, rtol=1e-10, atol=1e-12)
-    maps = AttentionTimesGradient(near).maps(TEXTS, target=1)
-    by_hand = AttentionTimesGradient(
+    maps = cn.AttentionTimesGradient(near).maps(TEXTS, target=1)
+    by_hand = cn.AttentionTimesGradient(
         inner,
         readout=lambda output, real: similarity(model, pooled(output.last_hidden_state, real.double()), OTHERS[1]),
     ).maps(inputs)
@@ -135,25 +127,25 @@ def test_a_similarity_is_explained_as_by_a_readout_of_the_transformer(model: Any
 
 
 def test_methods_are_compared_on_a_similarity(model: Any) -> None:
-    comparison = compare(
-        SentenceSimilarity(model, *OTHERS), TEXTS, target=Difference(0, 1), methods=["norm", "decompx"]
+    comparison = cn.compare(
+        cn.SentenceSimilarity(model, *OTHERS), TEXTS, target=cn.Difference(0, 1), methods=["norm", "decompx"]
     )
     assert [output.name for output in comparison.outputs] == ["a dog runs − the cat"] * 2
     assert comparison.explained == "logit"
     assert comparison.tokens[1] == ["[CLS]", "a", "cat", "runs", ".", "[SEP]", "[PAD]"]
     assert not comparison.refused
-    assert NormAttribution(model).maps(TEXTS).tokens == comparison.tokens
+    assert cn.NormAttribution(model).maps(TEXTS).tokens == comparison.tokens
 
 
 def test_the_model_is_left_as_it_was(model: Any) -> None:
     model.train()
     names = {name: type(module) for name, module in model.named_modules()}
     before = model.encode(TEXTS)
-    near = SentenceSimilarity(model, *OTHERS)
+    near = cn.SentenceSimilarity(model, *OTHERS)
     model.train()
-    DecompX(near).attribute(TEXTS, target=0)
+    cn.DecompX(near).attribute(TEXTS, target=0)
     with pytest.raises(InvalidInputError):
-        DecompX(near).attribute(TEXTS, target=2)
+        cn.DecompX(near).attribute(TEXTS, target=2)
     assert all(module.training for module in model.modules())
     assert {name: type(module) for name, module in model.named_modules()} == names
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -161,17 +153,17 @@ def test_the_model_is_left_as_it_was(model: Any) -> None:
 
 
 def test_what_has_no_similarity_is_refused(model: Any, tmp_path: Path) -> None:
-    for attribute in (DecompX(model).decompose, AttentionTimesGradient(model).attribute):
+    for attribute in (cn.DecompX(model).decompose, cn.AttentionTimesGradient(model).attribute):
         with pytest.raises(UnsupportedModelError, match=r"no logits; compare it with texts: SentenceSimilarity\(model"):
             attribute(TEXTS, target=0)
     with pytest.raises(InvalidInputError, match="got a model of type BertModel; expected a SentenceTransformer"):
-        SentenceSimilarity(model[0].auto_model, "a")
+        cn.SentenceSimilarity(model[0].auto_model, "a")
     for texts in ((), ("a", ""), (["a"],)):
         with pytest.raises(InvalidInputError, match="expected texts to compare with"):
-            SentenceSimilarity(model, *texts)
+            cn.SentenceSimilarity(model, *texts)
     far = sentence_transformer(tmp_path, Pooling(8, "mean"), similarity_fn_name="euclidean")
     with pytest.raises(UnsupportedModelError, match="whose similarity is euclidean; expected cosine or dot"):
-        SentenceSimilarity(far, "a")
+        cn.SentenceSimilarity(far, "a")
     far = type(model)(modules=list(model)[1:])
     with pytest.raises(UnsupportedModelError, match="a SentenceTransformer that begins with Pooling; expected a Trans"):
-        NormAttribution(far)
+        cn.NormAttribution(far)

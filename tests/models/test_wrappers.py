@@ -9,81 +9,55 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from captum_norm import (
-    AttentionWeights,
-    DecompX,
-    NormAttribution,
-    TokenAttribution,
-    UnsupportedModelError,
-    ValueZeroing,
-)
+import captum_norm as cn
 from captum_norm.forward.session import Session
 from captum_norm.identity import weights_digest
 from captum_norm.lab.comparison import compare
 from captum_norm.methods import METHODS
 from captum_norm.models.wrappers import class_of, explained_module, unwrapped
 from tests import tiny
-from tests.models.wrapped import (
-    BUILD,
-    FOLDER,
-    IDS,
-    INPUTS,
-    LORA,
-    NAMES,
-    WARNINGS,
-    WRAP,
-    Build,
-    adapted,
-    bert,
-    llama,
-    offloaded,
-    one_process,
-    scores_of,
-    sharded,
-    sharded_in_place,
-    state_of,
-)
+from tests.models import wrapped as small
 
-pytestmark = WARNINGS
+pytestmark = small.WARNINGS
 
 
 @pytest.fixture(scope="module", params=["bert", pytest.param("llama", marks=pytest.mark.long)])
-def plain(request: pytest.FixtureRequest) -> tuple[Build, dict[str, Tensor | str]]:
+def plain(request: pytest.FixtureRequest) -> tuple[small.Build, dict[str, Tensor | str]]:
     """Builds a model, and what each method gives for it."""
-    build = BUILD[request.param]
+    build = small.BUILD[request.param]
     model = build()
-    return build, {name: scores_of(name, model) for name in NAMES}
+    return build, {name: small.scores_of(name, model) for name in small.NAMES}
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("wrapper", WRAP)
+@pytest.mark.parametrize("wrapper", small.WRAP)
 def test_every_method_gives_what_it_gives_for_the_model_inside(
-    plain: tuple[Build, dict[str, Tensor | str]], wrapper: str, tmp_path: Path
+    plain: tuple[small.Build, dict[str, Tensor | str]], wrapper: str, tmp_path: Path
 ) -> None:
     build, expected = plain
-    FOLDER[:] = [tmp_path]
-    with one_process():
-        model = WRAP[wrapper](build())
+    small.FOLDER[:] = [tmp_path]
+    with small.one_process():
+        model = small.WRAP[wrapper](build())
         with torch.no_grad():
-            before = model(**INPUTS).logits
-        state = state_of(model)
-        for name in NAMES:
-            found = scores_of(name, model)
+            before = model(**small.INPUTS).logits
+        state = small.state_of(model)
+        for name in small.NAMES:
+            found = small.scores_of(name, model)
             if isinstance(found, str):
                 assert found == expected[name], name
             elif wrapper == "fully_shard":  # its backward pass adds gradients up in another order
                 torch.testing.assert_close(found, cast(Tensor, expected[name]), rtol=1e-5, atol=1e-6)
             else:
                 assert torch.equal(found, cast(Tensor, expected[name])), name
-        assert state_of(model) == state
+        assert small.state_of(model) == state
         with torch.no_grad():
-            assert torch.equal(model(**INPUTS).logits, before)
+            assert torch.equal(model(**small.INPUTS).logits, before)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
+@pytest.mark.parametrize("build", small.BUILD.values(), ids=small.BUILD)
 @pytest.mark.parametrize("wrap", ["compiled", "compiled in place", "compiled layers", "compiled forward"])
-def test_compiled_code_is_neither_made_nor_lost(build: Build, wrap: str) -> None:
+def test_compiled_code_is_neither_made_nor_lost(build: small.Build, wrap: str) -> None:
     model, compilations = build(), []
 
     def backend(graph: Any, _: Any) -> Any:
@@ -101,19 +75,19 @@ def test_compiled_code_is_neither_made_nor_lost(build: Build, wrap: str) -> None
                 module, "_compiled_call_impl", torch_compile(module._call_impl, backend=backend)
             ),
         )
-        model = WRAP[wrap](model)
+        model = small.WRAP[wrap](model)
     # A first explanation, before anything is compiled, compiles nothing.
-    expected = NormAttribution(original).attribute(INPUTS)
-    assert torch.equal(NormAttribution(model).attribute(INPUTS), expected)
+    expected = cn.NormAttribution(original).attribute(small.INPUTS)
+    assert torch.equal(cn.NormAttribution(model).attribute(small.INPUTS), expected)
     assert not compilations
     with torch.no_grad():
-        before = model(**INPUTS).logits
+        before = model(**small.INPUTS).logits
     count = len(compilations)
     assert count
     for name in ("norm", "value-zeroing", "decompx", "attnlrp", "attention-gradient", "integrated-gradients"):
-        scores_of(name, model)
+        small.scores_of(name, model)
     with torch.no_grad():
-        assert torch.equal(model(**INPUTS).logits, before)
+        assert torch.equal(model(**small.INPUTS).logits, before)
     assert len(compilations) == count
     torch.compiler.reset()
 
@@ -122,42 +96,44 @@ def test_weights_that_a_training_step_changed_are_read_anew() -> None:
     """Torch gathers the weights of each call at the same place in memory, without a new version."""
 
     def trained(model: Any) -> Any:
-        model(**INPUTS, labels=torch.tensor([0, 2])).loss.backward()
+        model(**small.INPUTS, labels=torch.tensor([0, 2])).loss.backward()
         torch.optim.SGD(model.parameters(), lr=0.5).step()
         return model
 
-    with one_process():
-        model = sharded_in_place(bert())
-        method = NormAttribution(model)
-        before = method.attribute(INPUTS)
-        after = method.attribute(INPUTS) if trained(model) is model else before
+    with small.one_process():
+        model = small.sharded_in_place(small.bert())
+        method = cn.NormAttribution(model)
+        before = method.attribute(small.INPUTS)
+        after = method.attribute(small.INPUTS) if trained(model) is model else before
     assert not torch.allclose(after, before, rtol=0.01)
-    torch.testing.assert_close(after, NormAttribution(trained(bert())).attribute(INPUTS))
+    torch.testing.assert_close(after, cn.NormAttribution(trained(small.bert())).attribute(small.INPUTS))
 
 
 @pytest.mark.parametrize("how", ["memory", "disk"])
 def test_texts_and_digests_of_an_offloaded_model(how: str, tmp_path: Path) -> None:
-    FOLDER[:] = [tmp_path]
-    tokenizer, plain, model = tiny.tokenizer(), bert(), offloaded(how)(bert())
-    expected, found = (NormAttribution(m, tokenizer=tokenizer).attribute("a dog sees the cat") for m in (plain, model))
+    small.FOLDER[:] = [tmp_path]
+    tokenizer, plain, model = tiny.tokenizer(), small.bert(), small.offloaded(how)(small.bert())
+    expected, found = (
+        cn.NormAttribution(m, tokenizer=tokenizer).attribute("a dog sees the cat") for m in (plain, model)
+    )
     assert torch.equal(found, expected)
     assert weights_digest(model) == weights_digest(plain)
 
 
 def test_weights_in_several_processes_are_refused() -> None:
-    with one_process():
-        model: Any = sharded(bert(), originals=True)
+    with small.one_process():
+        model: Any = small.sharded(small.bert(), originals=True)
         model.sharding_strategy = torch.distributed.fsdp.ShardingStrategy.FULL_SHARD
         with pytest.raises(
-            UnsupportedModelError, match="has the weights of BertForSequenceClassification in 1 process"
+            cn.UnsupportedModelError, match="has the weights of BertForSequenceClassification in 1 process"
         ):
-            NormAttribution(model).attribute(INPUTS)
+            cn.NormAttribution(model).attribute(small.INPUTS)
 
 
 def test_the_module_inside() -> None:
-    model = bert()
+    model = small.bert()
     compiled = cast(nn.Module, torch.compile(model, backend="eager"))
-    for wrapper in (model, compiled, nn.DataParallel(compiled), adapted(model, "SEQ_CLS", LORA["bert"])):
+    for wrapper in (model, compiled, nn.DataParallel(compiled), small.adapted(model, "SEQ_CLS", small.LORA["bert"])):
         assert explained_module(wrapper) is unwrapped(wrapper) is model
         assert class_of(wrapper) is hf.BertForSequenceClassification
 
@@ -168,34 +144,36 @@ def test_a_wrapper_that_does_more_is_kept() -> None:
             output = super().forward(*args, **kwargs)
             return output | {"logits": 2 * output.logits}
 
-    hooked, replaced = nn.DataParallel(bert()), nn.DataParallel(bert())
+    hooked, replaced = nn.DataParallel(small.bert()), nn.DataParallel(small.bert())
     hooked.register_forward_hook(lambda _, __, output: output | {"logits": 2 * output.logits})
     replaced.forward = Doubled(replaced.module).forward  # type: ignore[method-assign]
-    expected = 2 * DecompX(bert()).decompose(INPUTS, 1).number
-    for model in (Doubled(bert()), hooked, replaced):
-        torch.testing.assert_close(DecompX(model).decompose(INPUTS, 1).number, expected)
+    expected = 2 * cn.DecompX(small.bert()).decompose(small.INPUTS, 1).number
+    for model in (Doubled(small.bert()), hooked, replaced):
+        torch.testing.assert_close(cn.DecompX(model).decompose(small.INPUTS, 1).number, expected)
 
 
 def test_a_model_on_several_devices_is_explained_on_the_first() -> None:
-    model = nn.DataParallel(bert())
+    model = nn.DataParallel(small.bert())
     model.device_ids = [0, 1]
-    assert torch.equal(NormAttribution(model).attribute(INPUTS), NormAttribution(bert()).attribute(INPUTS))
+    assert torch.equal(
+        cn.NormAttribution(model).attribute(small.INPUTS), cn.NormAttribution(small.bert()).attribute(small.INPUTS)
+    )
 
 
 def traced(model: Any) -> Any:
     model.config.return_dict = False
-    return torch.jit.trace(model, tuple(INPUTS.values()), check_trace=False, strict=False)
+    return torch.jit.trace(model, tuple(small.INPUTS.values()), check_trace=False, strict=False)
 
 
 def exported(model: Any) -> Any:
-    return torch.export.export(model, (), INPUTS, strict=False)
+    return torch.export.export(model, (), small.INPUTS, strict=False)
 
 
 OPAQUE: dict[str, tuple[Callable[[], Any], str]] = {
-    "traced": (lambda: traced(bert()), "got TorchScript"),
+    "traced": (lambda: traced(small.bert()), "got TorchScript"),
     "scripted": (lambda: torch.jit.script(nn.Linear(2, 2)), "got TorchScript"),
-    "exported": (lambda: exported(bert()), "got an exported program"),
-    "exported module": (lambda: exported(bert()).module(), "got an exported program"),
+    "exported": (lambda: exported(small.bert()), "got an exported program"),
+    "exported module": (lambda: exported(small.bert()).module(), "got an exported program"),
 }
 
 
@@ -206,12 +184,12 @@ def test_what_has_no_layers_is_refused_in_a_sentence(kind: str) -> None:
     model = make()
     calls: list[Callable[[], Any]] = [
         lambda: Session(model),
-        lambda: NormAttribution(model),
-        lambda: TokenAttribution(model, METHODS["saliency"].load()),
-        lambda: compare(model, IDS, methods=["norm"], keep_special=False),
+        lambda: cn.NormAttribution(model),
+        lambda: cn.TokenAttribution(model, METHODS["saliency"].load()),
+        lambda: compare(model, small.IDS, methods=["norm"], keep_special=False),
     ]
     for call in calls:
-        with pytest.raises(UnsupportedModelError, match=message) as refusal:
+        with pytest.raises(cn.UnsupportedModelError, match=message) as refusal:
             call()
         assert "pass the model that it was made from" in str(refusal.value)
         assert len(str(refusal.value)) <= 400
@@ -222,26 +200,30 @@ def test_mixed_precision_of_accelerate_is_refused_with_the_way_out() -> None:
     accelerate.state.AcceleratorState._reset_state(True)
     try:
         accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
-        model = accelerator.prepare(bert())
-        with pytest.raises(UnsupportedModelError, match=r"unwrap_model\(model, keep_fp32_wrapper=False\)"):
-            NormAttribution(model)
+        model = accelerator.prepare(small.bert())
+        with pytest.raises(cn.UnsupportedModelError, match=r"unwrap_model\(model, keep_fp32_wrapper=False\)"):
+            cn.NormAttribution(model)
         model = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
     finally:
         accelerate.state.AcceleratorState._reset_state(True)
-    assert torch.equal(NormAttribution(model).attribute(INPUTS), NormAttribution(bert()).attribute(INPUTS))
+    assert torch.equal(
+        cn.NormAttribution(model).attribute(small.INPUTS), cn.NormAttribution(small.bert()).attribute(small.INPUTS)
+    )
 
 
 def test_value_zeroing_and_use_cache_through_wrappers() -> None:
     """The user's choice of a cache is the model's to make."""
-    model = nn.DataParallel(llama())
-    expected = ValueZeroing(llama()).attribute(INPUTS)
-    assert torch.equal(ValueZeroing(model).attribute(INPUTS | {"use_cache": False}), expected)
-    assert AttentionWeights(model).attribute(INPUTS).shape == IDS.shape
+    model = nn.DataParallel(small.llama())
+    expected = cn.ValueZeroing(small.llama()).attribute(small.INPUTS)
+    assert torch.equal(cn.ValueZeroing(model).attribute(small.INPUTS | {"use_cache": False}), expected)
+    assert cn.AttentionWeights(model).attribute(small.INPUTS).shape == small.IDS.shape
 
 
 def test_comparison_of_methods_on_a_wrapped_model() -> None:
     options: dict[str, Any] = {"methods": ["norm", "saliency"], "keep_special": False, "removal": "pad"}
-    found, expected = (compare(model, INPUTS, **options) for model in (nn.DataParallel(bert()), bert()))
+    found, expected = (
+        compare(model, small.INPUTS, **options) for model in (nn.DataParallel(small.bert()), small.bert())
+    )
     assert found.model == expected.model == "BertForSequenceClassification"
     for name, result in expected.results.items():
         assert torch.equal(found.results[name].scores, result.scores)

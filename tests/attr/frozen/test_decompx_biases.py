@@ -11,16 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from captum_norm import DecompX, UnsupportedModelError
 from tests import families
-from tests.attr.frozen.decompx_by_hand import (
-    ByHand,
-    behind_attention,
-    eager,
-    gpt2_by_hand,
-    gpt_neox_by_hand,
-    llama_by_hand,
-    share,
-    start,
-)
+from tests.attr.frozen import decompx_by_hand
 from tests.attr.frozen.test_decompx import SHARINGS, WIDTH, near
 from tests.classifiers import classifier, randomized
 from tests.families import GROUPED
@@ -28,10 +19,10 @@ from tests.families import GROUPED
 LLAMA_WITH_BIASES = GROUPED | {"attention_bias": True, "mlp_bias": True}
 # The norms of llama's like work in float32, and the softmax of these files' eager attention.
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor, str], Tensor], float]] = {
-    "fused projection": (lambda: families.build("gpt2"), gpt2_by_hand, 1e-10),
-    "fused by head, parallel": (lambda: families.build("gpt-neox"), gpt_neox_by_hand, 1e-6),
-    "grouped": (lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA_WITH_BIASES)), llama_by_hand, 1e-6),
-    "grouped, no output bias": (lambda: families.build("qwen2"), llama_by_hand, 1e-6),
+    "fused projection": (lambda: families.build("gpt2"), decompx_by_hand.gpt2_by_hand, 1e-10),
+    "fused by head, parallel": (lambda: families.build("gpt-neox"), decompx_by_hand.gpt_neox_by_hand, 1e-6),
+    "grouped": (lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA_WITH_BIASES)), decompx_by_hand.llama_by_hand, 1e-6),
+    "grouped, no output bias": (lambda: families.build("qwen2"), decompx_by_hand.llama_by_hand, 1e-6),
 }
 
 
@@ -57,10 +48,10 @@ def test_all_that_is_added_from_the_value_projection_on_is_one_bias() -> None:
     width, head_width = attention.v_proj.out_features, attention.head_dim
     attention.v_proj = nn.Sequential(nn.Linear(WIDTH, width), nn.LayerNorm(width), nn.Linear(width, width))
     model = randomized(model, 0)
-    layer, value, output = model.model.layers[0], attention.v_proj, eager(model, ids)
-    parts = start(output.hidden_states[0][0])
+    layer, value, output = model.model.layers[0], attention.v_proj, decompx_by_hand.eager(model, ids)
+    parts = decompx_by_hand.start(output.hidden_states[0][0])
     for bias in SHARINGS:
-        step, apart = ByHand(bias), ByHand()
+        step, apart = decompx_by_hand.ByHand(bias), decompx_by_hand.ByHand()
         read = step.norm(parts, layer.input_layernorm)
         values = apart.affine(apart.norm(apart.affine(read, value[0]), value[1]), value[2])
         heads = values.unflatten(-1, (-1, head_width)).repeat_interleave(attention.num_key_value_groups, dim=2)
@@ -68,7 +59,7 @@ def test_all_that_is_added_from_the_value_projection_on_is_one_bias() -> None:
         written = apart.affine(mixed, attention.o_proj)
         together = written[:, -1].clone()
         written[:, -1] = 0
-        expected = behind_attention(step, layer, parts + share(written, together, bias))
+        expected = decompx_by_hand.behind_attention(step, layer, parts + decompx_by_hand.share(written, together, bias))
         near(DecompX(model, bias).maps(ids).self_attention[0, 0], expected[:, :-1].norm(dim=-1), 1e-6)
 
 
