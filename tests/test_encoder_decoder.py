@@ -12,7 +12,6 @@ from captum_norm.errors import UnsupportedScopeError
 from tests import encoder_decoders, families, feed_forwards, oracle
 from tests.classifiers import randomized
 from tests.encoder_decoders import ENCODER_DECODERS, EncoderDecoder
-from tests.families import state_of, tiers
 from tests.families.family import new
 from tests.padding import expect_alone, padded
 
@@ -29,7 +28,7 @@ def kind_of(name: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("name", tiers(ENCODER_DECODERS, kind_of))
+@pytest.mark.parametrize("name", families.tiers(ENCODER_DECODERS, kind_of))
 def test_a_family(name: str) -> None:
     family = ENCODER_DECODERS[name]
     model, inputs = encoder_decoders.build(name, 1), encoder_decoders.inputs(name, 1)
@@ -44,7 +43,7 @@ def test_a_family(name: str) -> None:
         expect_norms(family, exact, single, 1e-5)
     with torch.no_grad():
         before = model(**inputs).logits
-    state = state_of(model)
+    state = families.state_of(model)
     measured = cn.NormMeter(model).measure(inputs, **asked)
     expect_norms(family, exact, measured, tolerance)
     expect_maps_of_all_stacks(model, inputs, measured)
@@ -64,7 +63,7 @@ def test_a_family(name: str) -> None:
     handle.remove()
     with torch.no_grad():
         assert torch.equal(model(**inputs).logits, before)
-    assert state_of(model) == state
+    assert families.state_of(model) == state
 
 
 def expect_norms(family: EncoderDecoder, exact: dict[str, list[oracle.Layer]], measured: Any, tolerance: float) -> None:

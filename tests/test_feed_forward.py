@@ -8,13 +8,12 @@ from torch import Tensor
 
 from captum_norm import AttentionBlockAttribution, NormMeter
 from tests import encoder_decoders, families, feed_forwards, oracle
-from tests.families import tiers
 from tests.feed_forwards import EVERY, PARTS, SCOPES
 from tests.test_matrix import relative
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("name", tiers(PARTS))
+@pytest.mark.parametrize("name", families.tiers(PARTS))
 def test_norms_equal_the_oracle(name: str) -> None:
     family, scopes = EVERY[name], SCOPES[EVERY[name].style]
     model, inputs = families.build(name, 1), families.inputs(name, 1)

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import captum_norm
-from captum_norm import AttributionMaps, CaptumNormError, Difference
-from captum_norm.attr.base import AttentionMapAttribution
+from captum_norm import AttentionMapAttribution, AttributionMaps, CaptumNormError, Difference
 from captum_norm.attr.layer_maps import TOLERANCE
 from captum_norm.lab.comparison import RandomScores
 from captum_norm.methods import METHODS

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from captum_norm import AttentionWeights, NormMeter
 from tests import encoder_decoders, families, oracle
-from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import FAMILIES
 
-EVERY: dict[str, Any] = {**families.EVERY, **ENCODER_DECODERS}
+EVERY: dict[str, Any] = {**families.EVERY, **encoder_decoders.ENCODER_DECODERS}
 
 
 def weights(model: Any, inputs: Tensor) -> Tensor:

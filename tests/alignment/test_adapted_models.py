@@ -11,13 +11,11 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
-from alignment import cli
+from alignment import HuggingFaceTokenizer, cli, translate
 from alignment.aligner import WordAligner, without_head
 from alignment.formats import format_pharaoh
 from alignment.gradients import source_gradients
-from alignment.huggingface import HuggingFaceTokenizer
 from alignment.teacher_forcing import attention_maps, teacher_forced_batches, word_maps
-from alignment.translation import translate
 from captum_norm import NormAttribution, UnsupportedModelError
 from captum_norm.loading import load_model
 from tests.alignment.translation_models import FAMILIES, PAIRS, SOURCES, TARGETS, random_model

@@ -11,7 +11,6 @@ from captum_norm import ALTI, InvalidInputError
 from captum_norm.errors import IncompleteDecompositionError
 from captum_norm.functional import Carry
 from tests import encoder_decoders, families, oracle
-from tests.encoder_decoders import ENCODER_DECODERS
 from tests.families import FAMILIES, arrangement_of, tiers
 
 
@@ -58,9 +57,9 @@ def chain(encoder: list[Tensor], decoder: list[Tensor], cross: list[Tensor]) -> 
 
 
 @pytest.mark.few
-@pytest.mark.parametrize(("seed", "name"), list(enumerate(ENCODER_DECODERS)))
+@pytest.mark.parametrize(("seed", "name"), list(enumerate(encoder_decoders.ENCODER_DECODERS)))
 def test_source_and_prefix_equal_the_oracle(seed: int, name: str) -> None:
-    family = ENCODER_DECODERS[name]
+    family = encoder_decoders.ENCODER_DECODERS[name]
     dtype = torch.float32 if family.narrow else torch.float64
     tolerance = 1e-4 if family.narrow else 1e-6 if family.single else 1e-11
     model, inputs = encoder_decoders.build(name, seed, dtype), encoder_decoders.inputs(name, seed, dtype=dtype)

@@ -13,7 +13,6 @@ from captum_norm.functional import inverse_scale
 from captum_norm.loading import load
 from captum_norm.models.outputs import Position
 from tests import encoder_decoders, families, oracle
-from tests.families import FAMILIES
 
 # Where a reader of the code finds each layer's second norm.
 SECOND = {
@@ -34,7 +33,7 @@ def rows(maps: Tensor) -> Tensor:
 
 def direct(name: str, model: Any, ids: Tensor) -> Tensor:
     """(B, L, Q, K)."""
-    family, maps = FAMILIES[name], []
+    family, maps = families.FAMILIES[name], []
     names = dict.fromkeys(SECOND[name].format(layer) for layer in range(model.config.num_hidden_layers))
     with oracle.watched(model, {norm: (norm, "input") for norm in names}) as seen:
         layers = oracle.layers(family, model, ids)
@@ -51,7 +50,7 @@ def direct(name: str, model: Any, ids: Tensor) -> Tensor:
 @every_family
 @pytest.mark.parametrize(("seed", "dtype"), [(0, torch.float64), (1, torch.float64), (2, torch.float32)])
 def test_maps_equal_the_oracle(name: str, seed: int, dtype: torch.dtype) -> None:
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-6 if FAMILIES[name].single else 1e-11
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-6 if families.FAMILIES[name].single else 1e-11
     model, ids = families.build(name, seed, dtype), families.inputs(name, seed)
     expected = direct(name, model.double(), ids)
     method = GlobEnc(model.to(dtype))

@@ -19,7 +19,6 @@ from captum_norm.methods import METHODS
 from captum_norm.models import Scope
 from captum_norm.results.maps import MapUnits
 from tests import classifiers, encoder_decoders, families, oracle, tiny
-from tests.families import FAMILIES
 from tests.test_readme import blocks
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +43,7 @@ def own_method() -> Any:
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma2", "deberta-v2", "vit"])
 @pytest.mark.parametrize("seed", range(2))
 def test_the_map_is_what_the_page_says(name: str, seed: int) -> None:
-    family = FAMILIES[name]
+    family = families.FAMILIES[name]
     model, inputs = families.build(name, seed, torch.float64), families.inputs(name, seed, dtype=torch.float64)
     maps: Any = own_method()(model).maps(inputs)
     for layer, found in zip(oracle.layers(family, model, inputs), maps.self_attention.unbind(1), strict=True):
@@ -58,7 +57,7 @@ def test_the_map_is_what_the_page_says(name: str, seed: int) -> None:
 @pytest.mark.parametrize("scope", ["attn", "attn_res", "atb"])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "gemma2"])
 def test_a_layer_has_the_vectors_of_every_scope(name: str, scope: Scope) -> None:
-    family = FAMILIES[name]
+    family = families.FAMILIES[name]
     model, inputs = families.build(name, 0, torch.float64), families.inputs(name)
 
     class Vectors(cn.AttentionMapAttribution):

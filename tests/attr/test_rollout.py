@@ -10,7 +10,6 @@ from torch import Tensor
 from captum_norm import AttentionRollout, AttentionWeights, InvalidInputError
 from tests import encoder_decoders, oracle
 from tests.attr.test_alti import chain
-from tests.encoder_decoders import BART
 
 
 def residual(weights: tuple[Tensor, ...]) -> Tensor:
@@ -43,7 +42,7 @@ def expected_maps(model: Any, inputs: Any) -> dict[str, Tensor]:
 def bart(seed: int) -> Any:
     """With more layers in the encoder than in the decoder."""
     torch.manual_seed(seed)
-    model = hf.BartModel(hf.BartConfig(**BART | {"encoder_layers": 3})).double().train(False)
+    model = hf.BartModel(hf.BartConfig(**encoder_decoders.BART | {"encoder_layers": 3})).double().train(False)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(5)

@@ -13,7 +13,6 @@ from captum_norm.models import Scope
 from tests import families, feed_forwards, oracle
 from tests.attr.test_cancelling import SCOPES
 from tests.attr.test_globenc import direct
-from tests.families import FAMILIES
 
 LEAST = 1e-30
 SIZES = (1e-12, 1e-22, 1e-26, 1e-29)
@@ -68,7 +67,7 @@ def test_norms_keep_their_digits(name: str, make: Callable[[str, float], Any]) -
         if make is small_weights and name == "gpt2":
             continue  # its queries, keys and values are one matrix
         model, inputs = make(name, scale), families.inputs(name)
-        exact = oracle.layers(FAMILIES[name], model, inputs)
+        exact = oracle.layers(families.FAMILIES[name], model, inputs)
         found = families.measured(model, inputs, scopes=SCOPES[name], head_norms=True)
         vectors = [oracle.vectors_per_head(layer.weights, layer.values, layer.projection) for layer in exact]
         relatively_near(found.head_norms, torch.stack([parts.norm(dim=-1) for parts in vectors], 1), TOLERANCE[make])
@@ -112,7 +111,7 @@ def test_large_norms_are_right_or_refused(scale: float) -> None:
     ids = families.inputs("llama")
     for part in ("v_proj", "o_proj", "embed_tokens"):
         model = scaled("llama", scale, part)
-        exact = oracle.layers(FAMILIES["llama"], model, ids)
+        exact = oracle.layers(families.FAMILIES["llama"], model, ids)
         cases: list[tuple[list[int] | None, Scope]] = [([0], "attn"), ([0], "atb"), (None, "atb")]
         for layers, scope in cases:
             try:

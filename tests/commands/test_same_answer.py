@@ -9,7 +9,6 @@ import torch
 import transformers
 
 import captum_norm as cn
-from captum_norm import cli
 from captum_norm.loading import LANGUAGE_MODEL, load
 from tests.commands.calls import TEXT
 from tests.tiny import WORDS, bert_config, save_tiny, tokenizer
@@ -22,7 +21,7 @@ SUFFIXES = (".html", ".csv", ".json", ".png")
 def files_of(*words: str) -> dict[str, bytes]:
     """What the command writes."""
     outs = [word for suffix in SUFFIXES for word in ("--out", f"answer{suffix}")]
-    assert cli.main(["explain", *words, *outs]) == 0
+    assert cn.cli.main(["explain", *words, *outs]) == 0
     return {suffix: Path(f"answer{suffix}").read_bytes() for suffix in SUFFIXES}
 
 

@@ -9,9 +9,8 @@ import transformers
 from captum.attr import IntegratedGradients
 
 import captum_norm
-from captum_norm import Difference, InvalidInputError, TokenAttribution, UnsupportedModelError, explain
+from captum_norm import Difference, InvalidInputError, TokenAttribution, UnsupportedModelError, compare, explain
 from captum_norm.explanation import Explanation
-from captum_norm.lab.comparison import compare
 from captum_norm.lab.comparison.methods import make_method, seeded
 from captum_norm.methods import METHODS
 from tests.tiny import WORDS, bert_config, save_tiny, tokenizer

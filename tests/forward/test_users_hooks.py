@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captum_norm import CPLRP, GIM, AttnLRP, DecompX, NormAttribution, NormMeter
-from captum_norm.errors import CaptumNormError
+from captum_norm import CPLRP, GIM, AttnLRP, CaptumNormError, DecompX, NormAttribution, NormMeter
 from tests import families, oracle
 
 VECTOR = torch.linspace(-1, 1, 32, dtype=torch.float64)

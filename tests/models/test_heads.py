@@ -17,7 +17,6 @@ from captum_norm.models.outputs import pooled_rows, read_position
 from captum_norm.models.search.attention_blocks import find_blocks
 from tests import families
 from tests.classifiers import randomized
-from tests.families import FAMILIES
 
 CLASSES = (
     modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
@@ -30,7 +29,7 @@ TOWERS = {"clip-vision": (hf.CLIPConfig, "CLIP"), "siglip-vision": (hf.SiglipCon
 
 def classifiers() -> Iterator[tuple[str, str]]:
     """Each family that has one, and its class."""
-    for name, family in FAMILIES.items():
+    for name, family in families.FAMILIES.items():
         config: Any = getattr(family.build(), "config")  # noqa: B009 - no attribute of nn.Module
         found = [names for mapping in CLASSES if (names := mapping.get(config.model_type))]
         if found and name not in LEFT_OUT:
@@ -39,7 +38,7 @@ def classifiers() -> Iterator[tuple[str, str]]:
 
 
 def build(name: str, class_name: str) -> Any:
-    config: Any = getattr(FAMILIES[name].build(), "config")  # noqa: B009 - no attribute of nn.Module
+    config: Any = getattr(families.FAMILIES[name].build(), "config")  # noqa: B009 - no attribute of nn.Module
     if name in TOWERS:
         config = TOWERS[name][0](vision_config=config.to_dict())
     config.num_labels = 3

@@ -10,7 +10,6 @@ import captum_norm as cn
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.layers import layer_of, seen
 from tests import encoder_decoders, families
-from tests.encoder_decoders import ENCODER_DECODERS
 from tests.hybrids import HYBRIDS
 
 FIRST = {
@@ -68,7 +67,7 @@ def test_every_aggregation_is_refused_and_single_layers_are_not(frozen: bool) ->
 
 def test_encoder_decoders_are_chained() -> None:
     """As all families of the matrix are."""
-    for name in ENCODER_DECODERS:
+    for name in encoder_decoders.ENCODER_DECODERS:
         call = bind_inputs(encoder_decoders.build(name), encoder_decoders.inputs(name))
         assert seen(call).mixing is None, name
 

@@ -15,7 +15,6 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from captum_norm import ALTILogit, AttentionBlockAttribution, AttnLRP, CaptumNormError, DecompX, NormMeter
 from captum_norm.models.projections import NormReader, Projection, read_norm, read_projection, read_step
 from tests import families, oracle
-from tests.families import FAMILIES
 
 WIDTH = 32
 Conv1D: Any = hf.pytorch_utils.Conv1D  # without type annotations
@@ -298,7 +297,7 @@ def test_gpt2_whose_attention_is_small_beside_the_bias_of_its_projection(dtype: 
             block.attn.c_proj.bias.fill_(1)
         model = model.to(dtype)
     measured = NormMeter(model).measure(ids, scopes=["attn"])["decoder"].norms["attn"]
-    exact = oracle.layers(FAMILIES["gpt2"], model.double(), ids)
+    exact = oracle.layers(families.FAMILIES["gpt2"], model.double(), ids)
     expected = torch.stack([layer.vectors("attn")[0].norm(dim=-1) for layer in exact], 1)
     error = (measured.double() - expected).flatten(2).norm(dim=-1) / expected.flatten(2).norm(dim=-1)
     assert error.max() < {torch.float32: 1e-5, torch.float64: 1e-11, torch.bfloat16: 4e-2}[dtype]

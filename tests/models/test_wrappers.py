@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import captum_norm as cn
 from captum_norm.forward.session import Session
 from captum_norm.identity import weights_digest
-from captum_norm.lab.comparison import compare
 from captum_norm.methods import METHODS
 from captum_norm.models.wrappers import class_of, explained_module, unwrapped
 from tests import tiny
@@ -186,7 +185,7 @@ def test_what_has_no_layers_is_refused_in_a_sentence(kind: str) -> None:
         lambda: Session(model),
         lambda: cn.NormAttribution(model),
         lambda: cn.TokenAttribution(model, METHODS["saliency"].load()),
-        lambda: compare(model, small.IDS, methods=["norm"], keep_special=False),
+        lambda: cn.compare(model, small.IDS, methods=["norm"], keep_special=False),
     ]
     for call in calls:
         with pytest.raises(cn.UnsupportedModelError, match=message) as refusal:
@@ -222,7 +221,7 @@ def test_value_zeroing_and_use_cache_through_wrappers() -> None:
 def test_comparison_of_methods_on_a_wrapped_model() -> None:
     options: dict[str, Any] = {"methods": ["norm", "saliency"], "keep_special": False, "removal": "pad"}
     found, expected = (
-        compare(model, small.INPUTS, **options) for model in (nn.DataParallel(small.bert()), small.bert())
+        cn.compare(model, small.INPUTS, **options) for model in (nn.DataParallel(small.bert()), small.bert())
     )
     assert found.model == expected.model == "BertForSequenceClassification"
     for name, result in expected.results.items():

@@ -20,7 +20,6 @@ from captum_norm.loading import LANGUAGE_MODEL, load
 from captum_norm.results.base import Result
 from captum_norm.results.maps import Patches
 from tests import tiny
-from tests.tiny import tokenizer
 
 TEXTS = ["a dog sees the cat", "the cat runs"]
 bert = pytest.fixture(scope="module")(tiny.bert)
@@ -29,7 +28,7 @@ bert = pytest.fixture(scope="module")(tiny.bert)
 @pytest.fixture(scope="module")
 def results(bert: Any) -> dict[type[Result], Result]:
     """One result of each kind, with as many fields as possible that are not their defaults."""
-    known = tokenizer()
+    known = tiny.tokenizer()
     maps = cn.NormAttribution(bert, tokenizer=known).maps(TEXTS, per_head=True)
     full = replace(
         maps,
@@ -222,7 +221,7 @@ def test_words_of_an_explanation() -> None:
 
 
 def test_tables_hold_the_maps(bert: Any) -> None:
-    maps: Any = cn.NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, per_head=True)
+    maps: Any = cn.NormAttribution(bert, tokenizer=tiny.tokenizer()).maps(TEXTS, per_head=True)
     frame = maps.to_frame()
     assert len(frame) == 2 * 2 * (7 * 7 + 5 * 5)
     row = frame[(frame["example"] == 1) & (frame["layer"] == 1) & (frame["head"] == 0)].set_index(["query", "key"])

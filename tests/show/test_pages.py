@@ -16,8 +16,7 @@ import transformers
 from matplotlib.image import imread
 from torch import nn
 
-from captum_norm import AttributionMaps, InvalidInputError, explain
-from captum_norm.attr.information_flow import InformationFlow
+from captum_norm import AttributionMaps, InformationFlow, InvalidInputError, explain
 from captum_norm.lab.analysis import read_result
 from captum_norm.lab.analysis.results import AnalysisResult, Column, Table
 from captum_norm.lab.comparison import MEASURES, Comparison

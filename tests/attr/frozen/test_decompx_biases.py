@@ -14,9 +14,8 @@ from tests import families
 from tests.attr.frozen import decompx_by_hand
 from tests.attr.frozen.test_decompx import SHARINGS, WIDTH, near
 from tests.classifiers import classifier, randomized
-from tests.families import GROUPED
 
-LLAMA_WITH_BIASES = GROUPED | {"attention_bias": True, "mlp_bias": True}
+LLAMA_WITH_BIASES = families.GROUPED | {"attention_bias": True, "mlp_bias": True}
 # The norms of llama's like work in float32, and the softmax of these files' eager attention.
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor, str], Tensor], float]] = {
     "fused projection": (lambda: families.build("gpt2"), decompx_by_hand.gpt2_by_hand, 1e-10),

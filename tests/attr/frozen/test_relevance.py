@@ -21,7 +21,6 @@ from tests.attr.frozen.relevance_rules import Rules, soft_cap
 from tests.attr.frozen.test_decompx import REFUSED, first_output
 from tests.attr.frozen.test_decompx_encoder_decoders import WHOLE
 from tests.classifiers import classifier, randomized
-from tests.families import FAMILIES, tiers
 
 METHODS: dict[str, Any] = {method.name: method for method in (CPLRP, AttnLRP, GIM)}
 every_method = pytest.mark.parametrize("name", METHODS)
@@ -141,7 +140,7 @@ def test_several_values_come_from_one_propagation(bias: Any) -> None:
 
 
 @pytest.mark.few(cases=8)
-@pytest.mark.parametrize("name", tiers(name for name in FAMILIES if name not in REFUSED))
+@pytest.mark.parametrize("name", families.tiers(name for name in families.FAMILIES if name not in REFUSED))
 def test_every_family_is_complete_and_all_products_are_halved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids = families.build(name), families.inputs(name, 0, 2, 7)
     layers, products, softer = model.config.num_hidden_layers, list[Tensor](), list[Tensor]()

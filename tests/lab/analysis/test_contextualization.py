@@ -18,7 +18,6 @@ from captum_norm.lab.analysis.corpus import Corpus
 from captum_norm.lab.analysis.engine import analyze
 from captum_norm.lab.analysis.layers import ExpansionRate
 from tests import encoder_decoders, families, oracle
-from tests.families import FAMILIES
 from tests.feed_forwards import EVERY, PARTS
 from tests.lab.analysis.small import bert, tokenizer, write_texts
 
@@ -113,7 +112,7 @@ def test_one_position_has_nothing_to_order() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", ["bert", "albert", "deberta", "deberta-v2", "gpt2", "gpt-neox", "llama"])
 def test_all_heads_together_by_one_matrix(name: str, seed: int) -> None:
-    family, model, ids = FAMILIES[name], families.build(name, seed, torch.float64), families.inputs(name, seed)
+    family, model, ids = families.FAMILIES[name], families.build(name, seed, torch.float64), families.inputs(name, seed)
     modules = [f"{family.layer.format(index)}.{family.value}" for index in range(model.config.num_hidden_layers)]
     with oracle.watched(model, {module: (module, "input") for module in modules}) as seen:
         layers = oracle.layers(family, model, ids)

@@ -13,7 +13,6 @@ from captum_norm.models import Scope
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.libraries.huggingface import observer
 from tests import encoder_decoders, families
-from tests.families import FAMILIES, OWN_CODE, tiers
 
 WIDTH, HEADS = 24, 3
 sdpa: Callable[..., Tensor] = functional.scaled_dot_product_attention
@@ -109,7 +108,7 @@ def test_attention_is_asked_once_more_for_what_is_behind_the_network(way: str) -
     assert whole.convergence_delta.max() < 1e-7  # one of the ways takes its softmax in float32
 
 
-@pytest.mark.parametrize("name", tiers(name for name in FAMILIES if name in OWN_CODE))
+@pytest.mark.parametrize("name", families.tiers(name for name in families.FAMILIES if name in families.OWN_CODE))
 def test_a_model_computes_while_it_is_watched_what_it_computes_alone(name: str) -> None:
     model, inputs = families.build(name), families.inputs(name)
 

@@ -11,7 +11,6 @@ from captum_norm import NormMeter
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.search.attention_blocks import find_blocks
 from tests import families, feed_forwards, oracle
-from tests.families import FAMILIES
 from tests.test_matrix import SCOPES
 
 
@@ -95,7 +94,7 @@ def worst(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_found_is_the_models_own_structure(case: str, dtype: torch.dtype) -> None:
     name, change = CASES[case]
-    family, ids = FAMILIES[name], families.inputs(name)
+    family, ids = families.FAMILIES[name], families.inputs(name)
     model = families.build(name, dtype=torch.float64)
     with torch.no_grad():
         change(model)
