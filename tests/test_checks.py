@@ -20,7 +20,7 @@ from captum_norm.lab.evaluation import Faithfulness, Perturbation, agreement
 from captum_norm.methods import METHODS
 from tests import tiny
 from tests.classifiers import classifier, randomized
-from tests.models.test_heads import build
+from tests.models.test_outputs import build
 from tests.torch_models import Classifier
 
 IDS = torch.tensor([[1, 7, 9], [1, 8, 2]])

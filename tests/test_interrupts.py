@@ -17,7 +17,7 @@ from captum_norm.loading import load
 from captum_norm.runs import run_job
 from captum_norm.show import figure_bytes, render_page
 from tests.fuzzing import FACTOR, at_line
-from tests.runs.test_jobs import Sum
+from tests.runs.test_blocks import Sum
 from tests.tiny import bert_config, save_tiny
 
 # An interrupt may come before a file is closed, which the garbage collector does then.

@@ -1,16 +1,20 @@
-"""The aligner on real models: a random Marian model of every method, and a shipped model on a story."""
+"""The aligner on real models, a random Marian model and a shipped one; the shipped models are whole."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
+import alignment
 from alignment.aer import AER
 from alignment.aligner import WordAligner, without_head
 from alignment.corpora import load_alibi
 from alignment.decoding import argmax
-from alignment.fairseq.loading import load_shipped_model
+from alignment.fairseq.loading import load_shipped_model, shipped_models
 from alignment.normalization import NormalizedWords
 from alignment.selection import Choice, Setting
 from alignment.teacher_forcing import MapMethod, attention_maps, word_maps
@@ -88,3 +92,23 @@ def test_norms_find_the_words_of_the_story_better_than_weights(story: Any) -> No
     )
     scores = [metric.corpus_score(alignments, None).aer for alignments in (found, weights)]
     assert [round(score, 1) for score in scores] == [32.1, 34.7]
+
+
+MODELS = Path(alignment.__file__).parent / "models"
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_the_weights_are_those_of_the_file(name: str) -> None:
+    state = load_shipped_model(name)[0].state_dict()
+    weights = load_file(MODELS / name / "model.safetensors")
+    for key, tensor in weights.items():
+        assert torch.equal(state[f"model.{key}"], tensor.float())
+    embedding = weights["encoder.embed_tokens.weight"].float()
+    assert torch.equal(state["lm_head.weight"], embedding)
+    assert torch.equal(state["model.decoder.embed_tokens.weight"], embedding)
+
+
+def test_other_names_are_refused() -> None:
+    for name in ("fr-de", "", "..", "../models/fr-en"):
+        with pytest.raises(InvalidInputError, match=r"expected one of .*fr-en"):
+            load_shipped_model(name)

@@ -18,7 +18,7 @@ from captum_norm.models.outputs import read_position
 from tests import families
 from tests.classifiers import classifier, randomized
 from tests.families import FAMILIES, tiers
-from tests.models.test_heads import build, classifiers
+from tests.models.test_outputs import build, classifiers
 from tests.tiny import marian_config
 
 IDS = torch.tensor([[1, 7, 9, 5, 2], [1, 8, 2, 0, 0]])

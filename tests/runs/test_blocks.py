@@ -1,15 +1,16 @@
-"""Blocks are cut at line feeds, found by their position and read again as they were."""
+"""Blocks are cut at line feeds, found by their position and read again as they were; jobs of one's own."""
 
 import gzip
 import io
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from captum_norm.errors import InvalidInputError
-from captum_norm.runs import Block, cut
+from captum_norm.runs import Block, Job, Journal, Record, cut, run_job
 
 LINES = [b"one", b"", b"\xff\xfe", "été\u2028là".encode(), b"a\rb", b"end\r", b"  ", b"\xe3\x80\x80", b"\x1c", b"last"]
 
@@ -77,3 +78,33 @@ def test_every_byte_is_read_once() -> None:
 def test_a_stream_of_text_may_hold_what_is_no_unicode() -> None:
     (block,) = cut([io.StringIO("a\n\udcff\n")], 2)
     assert block.read() == [b"a\n\xed\xb3\xbf\n"]
+
+
+class Sum(Job):
+    """Adds up the numbers in a file, one a line, in blocks of two."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, {})
+
+    def blocks(self) -> Iterator[Block]:
+        return cut([self.output], 2)
+
+    def worker(self) -> Callable[[Block], Record]:
+        return lambda block: Record({"sum": sum(map(float, block.read()[0].split()))}, b"")
+
+    def finish(self, journal: Journal, blocks: int) -> Any:
+        return sum(record.notes["sum"] for record in journal.records(blocks))
+
+
+def test_what_cannot_be_loaded_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    class Failing(Sum):
+        def worker(self) -> Callable[[Block], Record]:
+            raise InvalidInputError("no model")
+
+    path = tmp_path / "text"
+    path.write_text("1\n")
+    with pytest.raises(InvalidInputError, match="no model"):
+        run_job(Failing(str(path)))
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(InvalidInputError, match=r'got the backend \'slurm\'; expected "local", "ray" or a RayBackend'):
+        run_job(Sum(str(path)), "slurm")  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from captum_norm.runs import Journal, RayBackend, run_job
-from tests.runs.test_jobs import Sum
+from tests.runs.test_blocks import Sum
 
 SCRIPT = """
 import os, sys, json

@@ -1,8 +1,10 @@
-"""Text as numbered lines, what is wrong with files that are no text, and unprintable characters spelled out."""
+"""Text as numbered lines, files that are no text, and what cannot be printed: spelled out, and in CSV and JSON."""
 
 import bz2
+import csv
 import gzip
 import io
+import json
 import lzma
 import sys
 import unicodedata
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from captum_norm import InvalidInputError
+from captum_norm.results.tables import csv_records, csv_text, json_text
 from captum_norm.text import lines as texts
 from captum_norm.text.characters import spelled_lines, spelled_out
 from captum_norm.text.lines import read_lines, read_text, scan_lines
@@ -154,3 +157,28 @@ def test_no_control_character_is_left() -> None:
 )  # fmt: skip
 def test_spelling(text: str, one: str, several: str) -> None:
     assert (spelled_out(text), spelled_lines(text)) == (one, several)
+
+
+def test_json_comes_back_as_it_was_and_holds_nothing_that_is_obeyed() -> None:
+    content = {"".join(ALL[start : start + 5000]): [start, None, 0.5] for start in range(0, len(ALL), 5000)}
+    content["".join(ALL[0xD7F0:0xE010:2])] = []  # no two halves of a pair beside each other
+    text = json_text(content, indent=1)
+    assert text.encode()
+    assert not {unicodedata.category(character) for character in text if character != "\n"} & OBEYED
+    found = json.loads(text)
+    halves = {key for key in content if any("\ud800" <= character <= "\udfff" for character in key)}
+    assert [value for key, value in found.items()] == list(content.values())
+    assert found.keys() >= content.keys() - halves
+    assert json_text({"é": "好 “\xa0” \\"}) == '{"é": "好 “\xa0” \\\\"}\n'
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        json_text(float("inf"))
+
+
+def test_csv_is_data_and_nan_is_empty_or_null() -> None:
+    nan = float("nan")
+    assert json_text({"gain": (0.5, nan), "cells": [[nan], None]}) == '{"gain": [0.5, null], "cells": [[null], null]}\n'
+    assert csv_text([[nan, 1]]) == ",1\n"
+    cells = ["=1+1", "+1", "-1", "@a", 'a"b', "a,b", "é", "\x1b\n\u202e", -0.5, None]
+    [read] = csv.reader(io.StringIO(csv_text([cells])))
+    assert read == ["=1+1", "+1", "-1", "@a", 'a"b', "a,b", "é", "\\x1b\n\\u202e", "-0.5", ""]
+    assert csv_records([{"a": 1, "b\x1b": 2}, {"b\x1b": 3, "a": None}]) == "a,b\\x1b\n1,2\n,3\n"
