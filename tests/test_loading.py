@@ -20,8 +20,9 @@ from transformers.utils import logging as bars
 import alignment.cli
 from captum_norm import CaptumNormError, InvalidInputError, cli
 from captum_norm.loading import DEFAULT_MODEL, load
+from tests import tiny
 from tests.fuzzing import FACTOR
-from tests.tiny import WORDS, bert_config, edit_json, marian_config, save_tiny
+from tests.tiny import bert_config, edit_json, marian_config, save_tiny
 
 Damage = Callable[[Path], object]
 NONSENSE: tuple[Any, ...] = (
@@ -35,12 +36,9 @@ WEIGHT, QUERY = "bert.embeddings.word_embeddings.weight", "bert.encoder.layer.0.
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Models of several kinds, with their tokenizers."""
     torch.manual_seed(0)
-    gpt2 = transformers.GPT2Config(
-        vocab_size=len(WORDS), n_embd=8, n_layer=1, n_head=2, n_positions=12, bos_token_id=2, eos_token_id=3
-    )
     models = {
-        "bert": transformers.BertForSequenceClassification(bert_config()),
-        "gpt2": transformers.GPT2LMHeadModel(gpt2),
+        "bert": tiny.classifier(),
+        "gpt2": tiny.gpt2(1, bos_token_id=2, eos_token_id=3),
         "marian": transformers.MarianMTModel(marian_config()),
     }
     return {name: save_tiny(model, tmp_path_factory.mktemp(name)) for name, model in models.items()}

@@ -33,6 +33,27 @@ def bert() -> Any:
     return hf.BertModel(bert_config()).train(False)
 
 
+def classifier() -> Any:
+    """A classifier of this configuration."""
+    torch.manual_seed(0)
+    return hf.BertForSequenceClassification(bert_config()).train(False)
+
+
+def gpt2(layers: int = 2, **more: Any) -> Any:
+    """A language model of width 8."""
+    torch.manual_seed(0)
+    sizes = {"n_embd": 8, "n_layer": layers, "n_head": 2, "n_positions": 12}
+    return hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=len(WORDS), **sizes | more)).train(False)
+
+
+def t5() -> Any:
+    """A translation model of width 16."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2}
+    ids: dict[str, Any] = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 3}
+    return hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=len(WORDS), **sizes, **ids)).train(False)
+
+
 def halves(layers: int, decoder_layers: int, width: int, heads: int = 2, neurons: int | None = None) -> dict[str, Any]:
     """The settings of an encoder and a decoder."""
     sizes = {"layers": layers, "attention_heads": heads, "ffn_dim": neurons or width}

@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
 
-from tests.tiny import WORDS, bert_config, save_tiny
+from tests import tiny
 
 
 @pytest.fixture(autouse=True)
@@ -17,24 +15,17 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(0)
-    return str(save_tiny(transformers.BertModel(bert_config()), tmp_path_factory.mktemp("bert")))
+    return str(tiny.save_tiny(tiny.bert(), tmp_path_factory.mktemp("bert")))
 
 
 @pytest.fixture(scope="session")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=len(WORDS), n_embd=8, n_layer=3, n_head=2, n_positions=12, bos_token_id=2, eos_token_id=3
-    )
-    return str(save_tiny(transformers.GPT2LMHeadModel(config), tmp_path_factory.mktemp("gpt2")))
+    return str(tiny.save_tiny(tiny.gpt2(3, bos_token_id=2, eos_token_id=3), tmp_path_factory.mktemp("gpt2")))
 
 
 @pytest.fixture(scope="session")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(0)
-    model = transformers.BertForSequenceClassification(bert_config())
-    return str(save_tiny(model, tmp_path_factory.mktemp("classifier")))
+    return str(tiny.save_tiny(tiny.classifier(), tmp_path_factory.mktemp("classifier")))
 
 
 @pytest.fixture

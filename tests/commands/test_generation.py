@@ -4,14 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import T5Config, T5ForConditionalGeneration
 
 from captum_norm import DecompX, GenerationAttribution, cli
 from captum_norm.loading import LANGUAGE_MODEL, load
+from tests import tiny
 from tests.commands.calls import refused, written
 from tests.pages import content as content_of
-from tests.tiny import WORDS, save_tiny
 
 pytestmark = pytest.mark.usefixtures("wide_terminal")
 
@@ -79,11 +77,7 @@ def test_other_methods(method: str) -> None:
 
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2}
-    ids: dict[str, Any] = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 3}
-    config = T5Config(vocab_size=len(WORDS), **sizes, **ids)
-    return str(save_tiny(T5ForConditionalGeneration(config), tmp_path_factory.mktemp("t5")))
+    return str(tiny.save_tiny(tiny.t5(), tmp_path_factory.mktemp("t5")))
 
 
 def test_a_page_of_information_flow_has_the_routes_through_both_stacks(t5: str) -> None:

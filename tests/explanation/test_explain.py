@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from captum.attr import IntegratedGradients
 
 import captum_norm
@@ -13,28 +12,12 @@ from captum_norm import Difference, InvalidInputError, TokenAttribution, Unsuppo
 from captum_norm.explanation import Explanation
 from captum_norm.lab.comparison.methods import make_method, seeded
 from captum_norm.methods import METHODS
-from tests.tiny import WORDS, bert_config, save_tiny, tokenizer
+from tests import tiny
+from tests.tiny import WORDS, save_tiny, tokenizer
 
 TEXTS = ["a dog sees the cat", "the cat runs"]
-
-
-@pytest.fixture(scope="module")
-def bert() -> Any:
-    torch.manual_seed(0)
-    return transformers.BertModel(bert_config()).train(False)
-
-
-@pytest.fixture(scope="module")
-def classifier() -> Any:
-    torch.manual_seed(0)
-    return transformers.BertForSequenceClassification(bert_config()).train(False)
-
-
-@pytest.fixture(scope="module")
-def gpt2() -> Any:
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=len(WORDS), n_embd=8, n_layer=3, n_head=2, n_positions=12)
-    return transformers.GPT2LMHeadModel(config).train(False)
+bert, classifier = (pytest.fixture(scope="module")(build) for build in (tiny.bert, tiny.classifier))
+gpt2 = pytest.fixture(scope="module")(lambda: tiny.gpt2(3))
 
 
 def test_several_texts_are_explained_as_each_alone(classifier: Any, gpt2: Any) -> None:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-import transformers
 from matplotlib.figure import Figure
 
 import captum_norm as cn
@@ -22,7 +21,7 @@ from captum_norm.loading import LANGUAGE_MODEL, load
 from captum_norm.results.base import Result
 from captum_norm.results.stacks import StackResult
 from tests import tiny
-from tests.tiny import bert_config, tokenizer
+from tests.tiny import tokenizer
 
 TEXTS = ["a dog sees the cat", "the cat runs"]
 
@@ -226,8 +225,7 @@ def test_files_moves_and_equality(kind: type[Result], cases: dict[type[Result], 
 
 
 def test_a_part_of_a_comparison_is_a_comparison() -> None:
-    torch.manual_seed(0)
-    bert = transformers.BertForSequenceClassification(bert_config()).train(False)
+    bert = tiny.classifier()
     options: dict[str, Any] = {"tokenizer": tokenizer(), "methods": ["norm", "globenc"], "steps": 2}
     both = cn.compare(bert, TEXTS, **options)
     for example, part in enumerate(both):

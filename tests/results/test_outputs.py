@@ -15,6 +15,7 @@ from captum_norm.explanation import Explanation
 from captum_norm.methods import METHODS
 from captum_norm.models.outputs import name_outputs
 from captum_norm.results.outputs import NamedOutput
+from tests import tiny
 from tests.tiny import WORDS, bert_config, tokenizer
 
 TEXTS = ["a dog sees the cat", "the cat runs", "a dog", "cat the dog sees the dog"]
@@ -49,9 +50,7 @@ def classifier(**options: Any) -> Any:
 
 
 def gpt2() -> Any:
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 12, "initializer_range": 1.0}
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(WORDS), **sizes)).train(False)
+    return tiny.gpt2(initializer_range=1.0)
 
 
 NAMES = [name for name in METHODS if name not in ("lime", "shapley")]
@@ -227,12 +226,7 @@ def test_each_token_of_an_answer_has_its_probability(method: Any, outputs: Any) 
 
 
 def test_an_encoder_decoders_answer_and_a_contrast() -> None:
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 2}
-    ids: dict[str, Any] = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 3}
-    model: Any = transformers.T5ForConditionalGeneration(
-        transformers.T5Config(vocab_size=len(WORDS), **sizes, **ids)
-    ).train(False)
+    model = tiny.t5()
     source = tokenizer()("a cat runs", return_tensors="pt")["input_ids"]
     answer = tokenizer()("the dog", add_special_tokens=False)["input_ids"]
     decoder = torch.tensor([[0, *answer[:-1]]])

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from matplotlib.image import imread
 from torch import nn
 
@@ -27,18 +26,14 @@ from captum_norm.results.maps import Patches
 from captum_norm.show import explanation_page, patches_page, render_page, write_report
 from captum_norm.show.pages import analysis_page, comparison_page, flow_graph
 from captum_norm.show.text import decimal
+from tests import tiny
 from tests.lab.analysis.results import LAYERS, RESULT, WORD_TABLE
 from tests.lab.comparison.examples import HOSTILE, TEXTS, comparison
 from tests.pages import content, decoded
-from tests.tiny import WORDS, bert_config, tokenizer
+from tests.tiny import tokenizer
 
 SENTENCES = ["a dog sees the cat", "the cat runs"]
-
-
-@pytest.fixture(scope="module")
-def bert() -> Any:
-    torch.manual_seed(0)
-    return transformers.BertModel(bert_config()).eval()  # type: ignore[no-untyped-call]
+bert = pytest.fixture(scope="module")(tiny.bert)
 
 
 def test_each_text_has_its_scores_and_maps_without_padding(bert: Any) -> None:
@@ -73,9 +68,7 @@ def test_the_explained_row_is_marked(bert: Any, position: Any, row: int | None) 
 
 
 def test_negative_scores_of_causal_models_diverge() -> None:
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=len(WORDS), n_embd=8, n_layer=2, n_head=2, n_positions=12)
-    model = transformers.GPT2LMHeadModel(config).eval()  # type: ignore[no-untyped-call]
+    model = tiny.gpt2()
     options: dict[str, Any] = {"method": "decompx", "target": 5, "page": False}
     (example,) = explanation_page(explain(SENTENCES[0], model, tokenizer(), **options)).examples
     assert example.scores[0].signed
