@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from captum_norm import AttentionWeights, NormMeter, UnsupportedModelError
+from captum_norm.commands.models import supported_models
 from captum_norm.models.model import refusals
 from tests import families, refused, support
 from tests.refused import REFUSED
@@ -41,6 +42,14 @@ def test_what_is_refused_is_not_listed_as_supported() -> None:
     listed = {entry["model_type"] for entry in json.loads(support.DATA.read_text(encoding="utf-8"))}
     # Some settings of these are supported.
     assert listed & set(REASONS) == {"big_bird", "bigbird_pegasus"}
+
+
+def test_the_list_and_its_page_are_those_of_the_test_matrix() -> None:
+    found = list(support.supported())
+    assert support.DATA.read_text(encoding="utf-8") == support.data(found), "run python -m tests.support"
+    assert support.PAGE.read_text(encoding="utf-8") == support.page(found), "run python -m tests.support"
+    assert supported_models() == found
+    assert len({model["model_type"] for model in found}) >= 50
 
 
 @pytest.mark.parametrize("name", ["led", "longt5", "pegasus_x"])
