@@ -12,7 +12,6 @@ from torch.nn import functional
 from captum_norm.models.model import refusals
 from tests import oracle
 from tests.families import FAMILIES, Family
-from tests.oracle import DirectNetwork, Elementwise, FeedForwardLayer
 
 SCOPES: dict[str, tuple[Any, ...]] = {
     "post-norm": ("atb_ff", "atb_ff_res", "atb_ff_res_ln"),
@@ -57,7 +56,7 @@ class Parts:
 
     inner: tuple[str, ...]
     outer: str
-    activation: Elementwise
+    activation: oracle.Elementwise
     norm: str | None = None
     branch_norm: str | None = None
     final_norm: str | None = None
@@ -66,7 +65,7 @@ class Parts:
     experts: str | None = None
     router: str | None = None
     scaled: bool = False
-    factor: Elementwise | None = None
+    factor: oracle.Elementwise | None = None
     branch_factor: str | None = None
     centered: bool | None = None
     single: bool = False
@@ -164,16 +163,16 @@ def _affine(module: Any) -> tuple[Tensor, Tensor]:
     return weight, torch.zeros(weight.shape[1]).double() if bias is None else bias.detach().double()
 
 
-def _dense(parts: Parts, layer: nn.Module) -> DirectNetwork:
+def _dense(parts: Parts, layer: nn.Module) -> oracle.DirectNetwork:
     inner = [_affine(layer.get_submodule(name)) for name in parts.inner]
     if parts.halves:
         ((weight, bias),) = inner
         inner = list(zip(weight.chunk(2, dim=1), bias.chunk(2), strict=True))
     activation = functional.silu if parts.experts else parts.activation
-    return DirectNetwork(inner, _affine(layer.get_submodule(parts.outer)), activation)
+    return oracle.DirectNetwork(inner, _affine(layer.get_submodule(parts.outer)), activation)
 
 
-def _experts(parts: Parts, layer: Any, read: Tensor) -> Iterator[tuple[DirectNetwork, Tensor]]:
+def _experts(parts: Parts, layer: Any, read: Tensor) -> Iterator[tuple[oracle.DirectNetwork, Tensor]]:
     """Each expert with its coefficient at each position, (B, Q)."""
     module: Any = layer.get_submodule(parts.experts)
     router = layer.get_submodule(parts.router)
@@ -185,7 +184,7 @@ def _experts(parts: Parts, layer: Any, read: Tensor) -> Iterator[tuple[DirectNet
         if parts.scaled:
             scale = routed[0][:, expert].double().reshape(read.shape[:2])
             inner = [(half, biases[0]) for half in weight.chunk(2, dim=1)]
-            yield DirectNetwork(inner, (out, biases[1]), parts.activation, scale=scale), torch.ones_like(scale)
+            yield oracle.DirectNetwork(inner, (out, biases[1]), parts.activation, scale=scale), torch.ones_like(scale)
             continue
         if parts.factor is None:
             gate, up = weight.T.chunk(2, dim=1)
@@ -196,10 +195,10 @@ def _experts(parts: Parts, layer: Any, read: Tensor) -> Iterator[tuple[DirectNet
             outer = (out, module.down_proj_bias[expert].detach().double())
         _, coefficients, chosen = routed
         coefficient = (coefficients.double() * (chosen == expert)).sum(-1)
-        yield DirectNetwork(inner, outer, parts.activation, parts.factor), coefficient.reshape(read.shape[:2])
+        yield oracle.DirectNetwork(inner, outer, parts.activation, parts.factor), coefficient.reshape(read.shape[:2])
 
 
-def read_layers(family: Family, parts: Parts, model: Any, streams: list[Tensor]) -> list[FeedForwardLayer]:
+def read_layers(family: Family, parts: Parts, model: Any, streams: list[Tensor]) -> list[oracle.FeedForwardLayer]:
     """The feed-forward layers of a float64 model, each where its stream is (B, Q, D)."""
     found = []
     for index, stream in enumerate(streams):
@@ -218,7 +217,7 @@ def read_layers(family: Family, parts: Parts, model: Any, streams: list[Tensor])
         branch_norm, final_norm = (family.norm(layer, name) for name in (parts.branch_norm, parts.final_norm))
         factor = 1.0 if parts.branch_factor is None else attrgetter(parts.branch_factor)(layer)
         found.append(
-            FeedForwardLayer(networks, norm, branch_norm, final_norm, torch.as_tensor(factor).detach().double())
+            oracle.FeedForwardLayer(networks, norm, branch_norm, final_norm, torch.as_tensor(factor).detach().double())
         )
     return found
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from captum_norm import NormAttribution, NormMeter
 from captum_norm.attr.layer_maps import TOLERANCE
 from tests import families
-from tests.families import FAMILIES
 from tests.test_matrix import SCOPES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is at hand")
@@ -22,10 +21,10 @@ def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     assert error < tolerance
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", families.FAMILIES)
 def test_a_gpu_gives_what_the_cpu_gives(name: str) -> None:
     model, inputs = families.build(name), families.inputs(name)
-    scopes = SCOPES[FAMILIES[name].style]
+    scopes = SCOPES[families.FAMILIES[name].style]
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 8e-2), (torch.float16, 1e-2)):
         rounded = inputs.to(dtype) if inputs.is_floating_point() else inputs
         # In the same precision, in which routers choose the same experts.
@@ -48,9 +47,9 @@ def test_a_model_on_two_devices(name: str) -> None:
     model, inputs = families.build(name), families.inputs(name)
     mask = torch.ones_like(inputs)
     mask[1, -3:] = 0
-    scopes = SCOPES[FAMILIES[name].style]
+    scopes = SCOPES[families.FAMILIES[name].style]
     (expected,) = NormMeter(model).measure(inputs, mask, scopes=scopes).values()
-    last: Any = model.get_submodule(FAMILIES[name].layer.format(1))
+    last: Any = model.get_submodule(families.FAMILIES[name].layer.format(1))
     hooks.add_hook_to_module(model, hooks.AlignDevicesHook(GPU, io_same_device=True))
     model.to(GPU)
     hooks.add_hook_to_module(last, hooks.AlignDevicesHook("cpu", io_same_device=True, place_submodules=True))

@@ -13,11 +13,10 @@ from benchmarks.precision import COMPARABLE, errors
 from captum_norm.attr.layer_maps import TOLERANCE
 from tests import families, feed_forwards, oracle
 from tests.classifiers import classifier
-from tests.families import arrangement_of, tiers
 from tests.test_matrix import SCOPES
 
 
-@pytest.mark.parametrize("name", tiers(kind=arrangement_of))
+@pytest.mark.parametrize("name", families.tiers(kind=families.arrangement_of))
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 4e-2), (torch.float16, 5e-3)])
 def test_norms_are_accumulated_in_single_precision(name: str, dtype: torch.dtype, tolerance: float) -> None:
     found = errors(name, dtype)
@@ -28,7 +27,7 @@ def test_norms_are_accumulated_in_single_precision(name: str, dtype: torch.dtype
         assert found.maps < tolerance
 
 
-@pytest.mark.parametrize("name", tiers(feed_forwards.PARTS, arrangement_of))
+@pytest.mark.parametrize("name", families.tiers(feed_forwards.PARTS, families.arrangement_of))
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 6e-2), (torch.float16, 8e-3)])
 def test_the_first_layer_stays_near_the_same_weights_in_float64(
     name: str, dtype: torch.dtype, tolerance: float

@@ -13,7 +13,6 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_
 from captum_norm import ALTI, CaptumNormError, DecompX, InvalidInputError, NormAttribution, NormMeter, ValueZeroing
 from captum_norm.models import Scope
 from tests import families, feed_forwards, oracle
-from tests.families import randomized, state_of, tiers
 from tests.families.family import Family
 from tests.families.images import VISION_LANGUAGE
 from tests.families.picture_inputs import IMAGE_TOKEN
@@ -30,13 +29,13 @@ def kind_of(name: str) -> tuple[Any, ...]:
     return (family.text.style, family.tower.style, family.text.causal, family.layers, family.grids)
 
 
-every_family = pytest.mark.parametrize("name", tiers(VISION_LANGUAGE, kind_of))
-merged_families = pytest.mark.parametrize("name", tiers(MERGED, kind_of))
+every_family = pytest.mark.parametrize("name", families.tiers(VISION_LANGUAGE, kind_of))
+merged_families = pytest.mark.parametrize("name", families.tiers(MERGED, kind_of))
 
 
 @cache
 def model_of(name: str) -> Any:
-    model = randomized(VISION_LANGUAGE[name].build, 0, torch.float64)
+    model = families.randomized(VISION_LANGUAGE[name].build, 0, torch.float64)
     if name == "paligemma":
         # Its scaled dot-product attention looks ahead where nothing is padded, and is explained so.
         model.set_attn_implementation("eager")
@@ -135,7 +134,7 @@ def merged_inputs(name: str, model: Any, inputs: Inputs) -> Tensor:
 def with_patches_apart(name: str) -> Any:
     """A model in whose tower patches see only themselves."""
     family = VISION_LANGUAGE[name]
-    model = randomized(family.build, 0, torch.float64)
+    model = families.randomized(family.build, 0, torch.float64)
     for index in range(2):
         projection = model.get_submodule(f"{family.tower.layer.format(index)}.{family.tower.projection}")
         nn.init.zeros_(projection.weight)
@@ -279,7 +278,7 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
     model, inputs = model_of(name), inputs_of(name)
     with torch.no_grad():
         before = model(**inputs)[0]
-    state = state_of(model)  # the models hook their own layers in their first forward pass
+    state = families.state_of(model)  # the models hook their own layers in their first forward pass
     last = model.get_submodule(VISION_LANGUAGE[name].tower.layer.format(1))
     handle = last.register_forward_pre_hook(interrupt)
     for stacks in (["text"], ["vision"]):
@@ -288,7 +287,7 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
     handle.remove()
     with torch.no_grad():
         assert torch.equal(model(**inputs)[0], before)
-    assert state_of(model) == state
+    assert families.state_of(model) == state
 
 
 @pytest.mark.few

@@ -22,7 +22,6 @@ from captum_norm import CaptumNormError, InvalidInputError, cli
 from captum_norm.loading import DEFAULT_MODEL, load
 from tests import tiny
 from tests.fuzzing import FACTOR
-from tests.tiny import bert_config, edit_json, marian_config, save_tiny
 
 Damage = Callable[[Path], object]
 NONSENSE: tuple[Any, ...] = (
@@ -39,9 +38,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     models = {
         "bert": tiny.classifier(),
         "gpt2": tiny.gpt2(1, bos_token_id=2, eos_token_id=3),
-        "marian": transformers.MarianMTModel(marian_config()),
+        "marian": transformers.MarianMTModel(tiny.marian_config()),
     }
-    return {name: save_tiny(model, tmp_path_factory.mktemp(name)) for name, model in models.items()}
+    return {name: tiny.save_tiny(model, tmp_path_factory.mktemp(name)) for name, model in models.items()}
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def folder(whole: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def setting(**changes: Any) -> Damage:
-    return lambda folder: edit_json(folder / "config.json", **changes)
+    return lambda folder: tiny.edit_json(folder / "config.json", **changes)
 
 
 def content(name: str, data: bytes) -> Damage:
@@ -192,7 +191,7 @@ def test_the_class_is_the_one_that_the_configuration_names(folder: Path, tmp_pat
     for architectures in (["NoSuchModel"], None):
         setting(architectures=architectures)(folder)
         assert type(load(str(folder))[0]) is transformers.BertModel
-    masked = save_tiny(transformers.BertForMaskedLM(bert_config()), tmp_path / "without a pooler")
+    masked = tiny.save_tiny(transformers.BertForMaskedLM(tiny.bert_config()), tmp_path / "without a pooler")
     setting(architectures=["BertModel"])(masked)
     assert type(load(str(masked))[0]) is transformers.BertModel
 
@@ -321,8 +320,8 @@ def test_ids_beyond_the_embedding(
 ) -> None:
     """The tokenizer is that of another model."""
     monkeypatch.chdir(tmp_path)
-    small = transformers.BertConfig(**bert_config().to_dict() | {"vocab_size": 6})
-    model = transformers.BertModel(small) if command == "explain" else transformers.MarianMTModel(marian_config(6))
-    said = told(command, save_tiny(model, tmp_path / "model"), capsys)
+    small = transformers.BertConfig(**tiny.bert_config().to_dict() | {"vocab_size": 6})
+    model = transformers.BertModel(small) if command == "explain" else transformers.MarianMTModel(tiny.marian_config(6))
+    said = told(command, tiny.save_tiny(model, tmp_path / "model"), capsys)
     assert "got the token id " in said
     assert "knows the ids 0 to 5" in said

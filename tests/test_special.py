@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from captum_norm import AttentionWeights, NormMeter
 from tests import encoder_decoders, families, oracle
-from tests.families import FAMILIES
 
 EVERY: dict[str, Any] = {**families.EVERY, **encoder_decoders.ENCODER_DECODERS}
 
@@ -91,7 +90,7 @@ def test_what_is_special_is_active(name: str, special: str) -> None:
     assert CHECKS[special](name)
 
 
-@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if "relative" in family.positions])
+@pytest.mark.parametrize("name", [name for name, family in families.FAMILIES.items() if "relative" in family.positions])
 def test_relative_positions_are_active(name: str) -> None:
     model, inputs = families.build(name), families.inputs(name)
     before = weights(model, inputs)
@@ -101,13 +100,13 @@ def test_relative_positions_are_active(name: str) -> None:
     assert (weights(model, inputs) - before).abs().max() > 1e-3
 
 
-DISTANCES = [name for name, family in FAMILIES.items() if family.positions.startswith(("rotary", "ALiBi"))]
+DISTANCES = [name for name, family in families.FAMILIES.items() if family.positions.startswith(("rotary", "ALiBi"))]
 
 
 @pytest.mark.parametrize("name", DISTANCES)
 def test_positions_by_distance_are_active(name: str) -> None:
     # All tokens are alike and no other positions are there, so only the distance can tell keys apart.
-    inputs = torch.ones(1, 3, 16, 16) if FAMILIES[name].image else torch.full((1, 11), 7)
+    inputs = torch.ones(1, 3, 16, 16) if families.FAMILIES[name].image else torch.full((1, 11), 7)
     first = weights(families.build(name), inputs)[0, 0, :, -1]
     seen = first > 0
     assert (first.where(seen, 0).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True) - first)[seen].abs().max() > 1e-4

@@ -17,7 +17,6 @@ from captum_norm.results.aggregation import encoder_decoder_relevance, encoder_d
 from tests import encoder_decoders, families
 from tests.classifiers import classifier
 from tests.commands.calls import TEXT, TOKENS, explain, written
-from tests.families import randomized
 from tests.tiny import WORDS, save_tiny, tokenizer
 
 peft = pytest.importorskip("peft", reason="PEFT is not installed")
@@ -48,7 +47,7 @@ def tuned(name: str, kind: str) -> Any:
 
 def gpt2(vocabulary: int) -> Any:
     config = hf.GPT2Config(vocab_size=vocabulary, n_embd=24, n_layer=2, n_head=4)
-    return randomized(lambda: hf.GPT2LMHeadModel(config), 0, torch.float32)
+    return families.randomized(lambda: hf.GPT2LMHeadModel(config), 0, torch.float32)
 
 
 def padded(ids: Tensor) -> dict[str, Tensor]:
@@ -211,7 +210,7 @@ def test_the_head_of_a_classifier_reads_the_first_virtual_token() -> None:
 
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
 def test_an_encoder_decoder_model(kind: str) -> None:
-    bart = randomized(encoder_decoders.ENCODER_DECODERS["bart"].build, 0, torch.float32)
+    bart = families.randomized(encoder_decoders.ENCODER_DECODERS["bart"].build, 0, torch.float32)
     model = peft.get_peft_model(bart, settings(kind, "SEQ_2_SEQ_LM")).double().eval()
     inputs = encoder_decoders.masked_inputs(target=5)
     source, target = inputs["input_ids"], inputs["decoder_input_ids"]

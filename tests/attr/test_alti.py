@@ -14,7 +14,6 @@ from captum_norm.functional import Carry, inverse_scale
 from captum_norm.loading import load
 from captum_norm.models.outputs import Position
 from tests import encoder_decoders, families, oracle
-from tests.families import FAMILIES, arrangement_of, tiers
 
 
 def shares(vectors: Tensor, constant: Tensor) -> Tensor:
@@ -24,11 +23,11 @@ def shares(vectors: Tensor, constant: Tensor) -> Tensor:
     return (near / near.sum(-1, keepdim=True)).nan_to_num(0)  # a row where no vector is near
 
 
-@pytest.mark.parametrize("name", tiers(kind=arrangement_of))
+@pytest.mark.parametrize("name", families.tiers(kind=families.arrangement_of))
 def test_maps_equal_the_oracle(name: str) -> None:
-    tolerance = 1e-6 if FAMILIES[name].single else 1e-11
+    tolerance = 1e-6 if families.FAMILIES[name].single else 1e-11
     model, inputs = families.build(name, 1, torch.float64), families.inputs(name, 1, dtype=torch.float64)
-    layers = oracle.layers(FAMILIES[name], model, inputs)
+    layers = oracle.layers(families.FAMILIES[name], model, inputs)
     expected = torch.stack([shares(*layer.vectors("atb")) for layer in layers], 1)
     for memory_budget in (None, 5600):
         maps: Any = ALTI(model, memory_budget=memory_budget).maps(inputs)

@@ -8,7 +8,6 @@ import transformers as hf
 from torch import Tensor
 
 import captum_norm as cn
-from captum_norm import AttentionRollout, AttentionWeights, InvalidInputError
 from captum_norm.results.aggregation import AGGREGATIONS
 from tests import encoder_decoders, families, oracle
 from tests.attr.test_alti import chain
@@ -184,11 +183,11 @@ def test_shares_of_both_sequences_in_every_layer(seed: int, name: str) -> None:
     inputs = encoder_decoders.inputs(name, seed)
     expected = expected_maps(model, inputs)
     for differentiable in (False, True):
-        maps: Any = AttentionRollout(model, differentiable=differentiable).maps(inputs)
+        maps: Any = cn.AttentionRollout(model, differentiable=differentiable).maps(inputs)
         for stack, of_stack in expected.items():
             torch.testing.assert_close(getattr(maps, stack).detach(), of_stack, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(maps.cross.sum(-1) + maps.decoder.sum(-1), torch.ones(2, 2, 6).double())
-    method = AttentionRollout(model)
+    method = cn.AttentionRollout(model)
     for found, stack in zip(method.attribute(inputs), ("cross", "decoder"), strict=True):
         torch.testing.assert_close(found, expected[stack][:, -1, -1], rtol=1e-6, atol=1e-9)
     for found, stack in zip(method.attribute(inputs, position=[1, 3], layer=0), ("cross", "decoder"), strict=True):
@@ -199,9 +198,9 @@ def test_shares_of_both_sequences_in_every_layer(seed: int, name: str) -> None:
 @pytest.mark.parametrize("layers", [None, [1], [-1, 0]])
 def test_chosen_stacks_and_layers_are_those_of_all(stacks: Any, layers: Any) -> None:
     model, inputs = bart(0), encoder_decoders.inputs("bart")
-    method = AttentionRollout(model)
+    method = cn.AttentionRollout(model)
     every, chosen = method.maps(inputs), method.maps(inputs, layers=layers, stacks=stacks)
-    plain = AttentionWeights(model).maps(inputs, layers=layers, stacks=stacks)
+    plain = cn.AttentionWeights(model).maps(inputs, layers=layers, stacks=stacks)
     for stack in ("encoder", "decoder", "cross"):
         found, whole = getattr(chosen, stack), getattr(every, stack)
         if stack not in stacks:
@@ -212,9 +211,9 @@ def test_chosen_stacks_and_layers_are_those_of_all(stacks: Any, layers: Any) -> 
 
 
 def test_unknown_stacks_and_layers_are_refused() -> None:
-    method, inputs = AttentionRollout(bart(0)), encoder_decoders.inputs("bart")
-    with pytest.raises(InvalidInputError, match="got layer 2; the model has 2"):
+    method, inputs = cn.AttentionRollout(bart(0)), encoder_decoders.inputs("bart")
+    with pytest.raises(cn.InvalidInputError, match="got layer 2; the model has 2"):
         method.maps(inputs, layers=[2])
     assert method.maps(inputs, layers=[2], stacks=["encoder"]).self_attention.shape[1] == 1
-    with pytest.raises(InvalidInputError, match="got stacks 'cross'; expected a sequence of names"):
+    with pytest.raises(cn.InvalidInputError, match="got stacks 'cross'; expected a sequence of names"):
         method.maps(inputs, stacks="cross")

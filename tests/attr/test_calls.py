@@ -9,7 +9,6 @@ import torch
 from captum.attr import Saliency
 
 import captum_norm as cn
-from captum_norm import CPLRP, GIM, ALTILogit, AttnLRP, DecompX
 from tests import encoder_decoders, families
 from tests.attr.frozen.test_decompx import REFUSED
 from tests.attr.test_alti_logit import head_of_means
@@ -139,13 +138,13 @@ def test_methods_show_model_scope_and_options(make: Callable[[Any], Any], expect
 
 
 WAYS: dict[str, Callable[..., Any]] = {
-    "decompx": DecompX,
-    "decompx, propagated": lambda model, **options: DecompX(model, propagate=True, **options),
-    "attnlrp": AttnLRP,
-    "alti-logit": ALTILogit,
+    "decompx": cn.DecompX,
+    "decompx, propagated": lambda model, **options: cn.DecompX(model, propagate=True, **options),
+    "attnlrp": cn.AttnLRP,
+    "alti-logit": cn.ALTILogit,
 }
 """One method of each way of a forward pass."""
-ALIKE: dict[str, Callable[..., Any]] = {"cp-lrp": CPLRP, "gim": GIM}
+ALIKE: dict[str, Callable[..., Any]] = {"cp-lrp": cn.CPLRP, "gim": cn.GIM}
 """Those that run as DecompX and as AttnLRP."""
 MASK = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
 OWN: dict[str, Any] = {

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import captum_norm as cn
 from alignment import gradients
-from captum_norm import GlobEnc, UnsupportedModelError
 from captum_norm.attr import layer_maps
 from captum_norm.errors import NonFiniteError
 from captum_norm.lab.evaluation import Perturbation
@@ -90,7 +89,7 @@ def test_norms_keep_their_digits(name: str, make: Callable[[str, float], Any]) -
 @pytest.mark.parametrize("scale", SIZES)
 def test_norms_through_whole_layers_keep_their_digits(scale: float) -> None:
     model, inputs = small_values("bert", scale), families.inputs("bert")
-    relatively_near(GlobEnc(model).maps(inputs).self_attention, direct("bert", model, inputs))
+    relatively_near(cn.GlobEnc(model).maps(inputs).self_attention, direct("bert", model, inputs))
     for name in ("bert", "llama"):
         model, inputs = small_values(name, scale), families.inputs(name)
         scopes: tuple[Scope, ...] = ("atb_ff", "atb_ff_res")
@@ -121,7 +120,7 @@ def test_large_norms_are_right_or_refused(scale: float) -> None:
         for layers, scope in cases:
             try:
                 found = families.measured(model, ids, scopes=[scope], layers=layers)
-            except (NonFiniteError, UnsupportedModelError):
+            except (NonFiniteError, cn.UnsupportedModelError):
                 continue  # in the model's own norms squares overflow, which gives zeros that have no structure
             expected = torch.stack(
                 [layer.vectors(scope)[0].norm(dim=-1) for layer in exact[: 1 if layers else None]], 1

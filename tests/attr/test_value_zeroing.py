@@ -10,7 +10,6 @@ from torch import Tensor
 
 from captum_norm import UnsupportedModelError, ValueZeroing
 from tests import encoder_decoders, families, oracle
-from tests.families import FAMILIES, HEADS
 
 # Where a reader of the code finds each layer, and which columns of the value module's output are values.
 LAYERS = {
@@ -29,7 +28,7 @@ LAYERS = {
 
 def value_columns(name: str, width: int) -> Tensor:
     """Which columns are values, read off the family's own reading of numbered columns."""
-    columns = FAMILIES[name].values(torch.arange(width).reshape(1, 1, width)).flatten()
+    columns = families.FAMILIES[name].values(torch.arange(width).reshape(1, 1, width)).flatten()
     return torch.zeros(width, dtype=torch.bool).index_fill(0, columns, value=True)
 
 
@@ -55,7 +54,7 @@ def with_values_zeroed(
 
 def direct(name: str, model: Any, inputs: Tensor) -> Tensor:
     """(B, L, Q, K)."""
-    family, run, columns = FAMILIES[name], partial(model, inputs), partial(value_columns, name)
+    family, run, columns = families.FAMILIES[name], partial(model, inputs), partial(value_columns, name)
     places = [
         (LAYERS[name].format(index), f"{family.layer.format(index)}.{family.value}")
         for index in range(model.config.num_hidden_layers)
@@ -66,7 +65,7 @@ def direct(name: str, model: Any, inputs: Tensor) -> Tensor:
 @pytest.mark.few
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(LAYERS)))
 def test_maps_equal_whole_passes(seed: int, name: str) -> None:
-    tolerance = 1e-6 if FAMILIES[name].single else 1e-11
+    tolerance = 1e-6 if families.FAMILIES[name].single else 1e-11
     model, inputs = families.build(name, seed, torch.float64), families.inputs(name, seed, 2, 7, torch.float64)
     expected = direct(name, model, inputs)
     for memory_budget in (None, 1):
@@ -80,14 +79,14 @@ def test_maps_equal_whole_passes(seed: int, name: str) -> None:
 
 
 def test_one_layer_alone_and_as_many_examples_as_positions() -> None:
-    model, ids = families.build("bert"), families.inputs("bert", batch=HEADS, length=HEADS)
+    model, ids = families.build("bert"), families.inputs("bert", batch=families.HEADS, length=families.HEADS)
     method = ValueZeroing(model)
     maps = method.maps(ids).self_attention
     torch.testing.assert_close(method.attribute(ids, layer=-1, position=1), maps[:, 1, 1])
     torch.testing.assert_close(method.maps(ids[2:3]).self_attention[0], maps[2], rtol=1e-3, atol=1e-7)
 
 
-@pytest.mark.parametrize("batch", [2, HEADS])
+@pytest.mark.parametrize("batch", [2, families.HEADS])
 def test_biases_of_as_many_heads_as_examples(batch: int) -> None:
     model, ids = families.build("mpt", dtype=torch.float64), families.inputs("mpt", batch=batch, length=6)
     method = ValueZeroing(model)

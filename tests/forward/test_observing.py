@@ -12,7 +12,6 @@ from transformers.masking_utils import flash_attention_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import captum_norm as cn
-from captum_norm import CPLRP, GIM, AttnLRP, CaptumNormError, DecompX, NormAttribution, NormMeter
 from captum_norm.models.hooks import EXPLAINING
 from tests import families, oracle
 from tests.families.family import new
@@ -231,22 +230,22 @@ def test_hooks_are_part_of_the_model_or_named(place: str, effect: Callable[..., 
     with torch.no_grad(), oracle.watched(model, {"": ("model.layers.1.self_attn.v_proj", "output")}) as seen:
         plain = model(inputs, output_attentions=True)
     if (place, effect) not in EXPLAINED:
-        with pytest.raises(CaptumNormError, match=named):
-            NormAttribution(model).maps(inputs)
+        with pytest.raises(cn.CaptumNormError, match=named):
+            cn.NormAttribution(model).maps(inputs)
         return
-    maps: Any = NormAttribution(model).maps(inputs).decoder
+    maps: Any = cn.NormAttribution(model).maps(inputs).decoder
     weight = model.model.layers[1].self_attn.o_proj.weight.detach().T.unflatten(0, (4, 8))
     heads = seen[""][0][0].unflatten(-1, (2, 8)).transpose(0, 1).repeat_interleave(2, 0)
     vectors = torch.einsum("hqk,hkd,hde->qke", plain.attentions[1][0].double(), heads, weight)
     factor = 0.5 if (place, effect) == ("projection", scale) else 1
     torch.testing.assert_close(maps[0, 1], factor * vectors.norm(dim=-1), rtol=1e-6, atol=1e-9)
     if place == "network" and effect is not look:
-        with pytest.raises(CaptumNormError, match=named):
-            NormMeter(model).measure(inputs, scopes=["atb_ff_res"])
-    for method in (DecompX, AttnLRP, CPLRP, GIM):
+        with pytest.raises(cn.CaptumNormError, match=named):
+            cn.NormMeter(model).measure(inputs, scopes=["atb_ff_res"])
+    for method in (cn.DecompX, cn.AttnLRP, cn.CPLRP, cn.GIM):
         rules: Any = method(model)
         if place == "norm" and effect is not look:
-            with pytest.raises(CaptumNormError, match=named):
+            with pytest.raises(cn.CaptumNormError, match=named):
                 rules.decompose(inputs, target=7)
         else:
             assert abs(float(rules.decompose(inputs, target=7).number) - float(plain.logits[0, -1, 7])) < 1e-6
@@ -256,7 +255,7 @@ def test_hooks_stay_and_are_called_once_for_each_forward_pass() -> None:
     model, inputs, calls = families.build("llama"), families.inputs("llama", batch=1), list[int]()
     layer = model.model.layers[0]
     layer.register_forward_hook(lambda *_: calls.append(1))
-    method = NormAttribution(model)
+    method = cn.NormAttribution(model)
     method.maps(inputs)
     calls.clear()
     method.maps(inputs)

@@ -12,7 +12,6 @@ from captum_norm.errors import UnsupportedScopeError
 from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.layers import layer_of, seen
 from tests import encoder_decoders, families
-from tests.families import randomized
 from tests.families.family import GROUPED, new
 from tests.hybrids import HYBRIDS
 
@@ -192,7 +191,7 @@ IDS = torch.tensor([[5, 9, 33, 14, 7, 52, 8], [11, 4, 40, 21, 6, 3, 17]])
 
 
 def gemma4(settings: dict[str, Any], seed: int = 0, scalar: float | None = None) -> Any:
-    model = randomized(new("Gemma4ForCausalLM", **SETTINGS | settings), seed, torch.float64)
+    model = families.randomized(new("Gemma4ForCausalLM", **SETTINGS | settings), seed, torch.float64)
     for place, layer in enumerate(model.model.layers):
         layer.layer_scalar.fill_(0.6 + 0.2 * place if scalar is None else scalar)
     return model

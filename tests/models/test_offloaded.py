@@ -11,7 +11,6 @@ from torch import nn
 from captum_norm import AttentionBlockAttribution, NormAttribution, NormMeter, UnsupportedModelError
 from captum_norm.errors import NonFiniteError
 from tests import families, feed_forwards
-from tests.families import FAMILIES, arrangement_of, tiers
 from tests.test_matrix import SCOPES
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -44,7 +43,7 @@ NOT_RUN = {"deberta", "deberta-v2", "llama4", "siglip-vision"}
 OFFLOADED: list[Any] = [
     *(
         pytest.param(*case.values, to_memory, marks=case.marks)
-        for case in tiers((name for name in FAMILIES if name not in NOT_RUN), arrangement_of)
+        for case in families.tiers((name for name in families.FAMILIES if name not in NOT_RUN), families.arrangement_of)
     ),
     *((name, offload) for name in ("bert", "gpt2", "gemma2") for offload in (to_disk, some_to_disk)),
 ]
@@ -60,7 +59,7 @@ def own(module: nn.Module) -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "offload"), OFFLOADED)
 def test_an_offloaded_model_gives_what_the_plain_one_gives(name: str, offload: Offload, tmp_path: Path) -> None:
     model, inputs = families.build(name), families.inputs(name)
-    style = FAMILIES[name].style
+    style = families.FAMILIES[name].style
     scopes = (*SCOPES[style], *(() if name in feed_forwards.NOT_UNDERSTOOD else feed_forwards.SCOPES[style]))
     expected = families.measured(model, inputs, scopes=scopes, weights=True)
     with torch.no_grad():

@@ -11,15 +11,14 @@ from captum_norm import AttentionWeights, NormMeter, UnsupportedModelError
 from captum_norm.commands.models import supported_models
 from captum_norm.models.model import refusals
 from tests import families, refused, support
-from tests.refused import REFUSED
 
 REASONS = {name: refusal["reason"] for refusal in refusals() for name in refusal["model_types"]}
 
 
 @pytest.mark.few
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", refused.REFUSED)
 def test_the_reason_is_that_of_the_table(name: str) -> None:
-    model = families.randomized(REFUSED[name], 0, torch.float32)
+    model = families.randomized(refused.REFUSED[name], 0, torch.float32)
     inputs = refused.inputs(name, model)
     with torch.no_grad():
         before = model(**inputs)[0]
@@ -35,7 +34,7 @@ def test_the_reason_is_that_of_the_table(name: str) -> None:
 
 @pytest.mark.parametrize("refusal", refusals(), ids=lambda refusal: refusal["model_types"][0])
 def test_every_reason_has_a_model(refusal: Mapping[str, Any]) -> None:
-    assert any(name in REFUSED for name in refusal["model_types"])
+    assert any(name in refused.REFUSED for name in refusal["model_types"])
 
 
 def test_what_is_refused_is_not_listed_as_supported() -> None:
@@ -54,7 +53,7 @@ def test_the_list_and_its_page_are_those_of_the_test_matrix() -> None:
 
 @pytest.mark.parametrize("name", ["led", "longt5", "pegasus_x"])
 def test_the_decoder_can_be_explained_where_the_reason_says_so(name: str) -> None:
-    model = families.randomized(REFUSED[name], 0, torch.float32)
+    model = families.randomized(refused.REFUSED[name], 0, torch.float32)
     inputs = refused.inputs(name, model)
     stacks = NormMeter(model).measure(inputs, scopes=["atb"], stacks=["decoder", "cross"])
     assert list(stacks) == ["decoder", "cross"]
@@ -62,7 +61,7 @@ def test_the_decoder_can_be_explained_where_the_reason_says_so(name: str) -> Non
 
 @pytest.mark.parametrize(("name", "half"), [("blip-2 (T5)", "language_model"), ("florence2", "model.language_model")])
 def test_the_encoder_decoder_behind_an_image_tower_can_be_explained_alone(name: str, half: str) -> None:
-    model = families.randomized(REFUSED[name], 0, torch.float32)
+    model = families.randomized(refused.REFUSED[name], 0, torch.float32)
     assert f"model.{half}, with inputs_embeds" in REASONS[name]
     inputs = {"inputs_embeds": torch.randn(2, 7, 32), "decoder_input_ids": torch.tensor([[1, 5, 7], [1, 6, 8]])}
     stacks = NormMeter(model.get_submodule(half)).measure(inputs, scopes=["atb"])
@@ -71,6 +70,6 @@ def test_the_encoder_decoder_behind_an_image_tower_can_be_explained_alone(name: 
 
 @pytest.mark.parametrize("name", ["mobilebert", "convbert", "gpt_neox_japanese"])
 def test_weights_are_explained_where_attention_alone_is_understood(name: str) -> None:
-    model = families.randomized(REFUSED[name], 0, torch.float32)
+    model = families.randomized(refused.REFUSED[name], 0, torch.float32)
     maps = AttentionWeights(model).maps(refused.inputs(name, model)).self_attention
     torch.testing.assert_close(maps.sum(-1), torch.ones(2, 2, 12))

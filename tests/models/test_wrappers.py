@@ -11,7 +11,6 @@ import transformers as hf
 from torch import Tensor, nn
 
 import captum_norm as cn
-from captum_norm import AttentionTimesGradient, DecompX, InvalidInputError, NormAttribution
 from captum_norm.forward.session import Session
 from captum_norm.identity import weights_digest
 from captum_norm.methods import METHODS
@@ -266,11 +265,11 @@ def test_task_classes_of_peft_change_no_position(task: str) -> None:
     kind, model_class, config_class, targets = TASKS[task]
     wrapped = small.adapted(small.randomized(lambda: model_class(config_class(**small.SIZES))), kind, targets)
     position: Any = {"features": "mean", "tagger": "mean", "answers": "mean", "causal classifier": "last"}[task]
-    scores = NormAttribution(wrapped).attribute(small.INPUTS)
-    assert torch.equal(scores, NormAttribution(wrapped.get_base_model()).attribute(small.INPUTS, position=position))
+    scores = cn.NormAttribution(wrapped).attribute(small.INPUTS)
+    assert torch.equal(scores, cn.NormAttribution(wrapped.get_base_model()).attribute(small.INPUTS, position=position))
     if task == "tagger":
-        with pytest.raises(InvalidInputError, match="pass the position to read"):
-            AttentionTimesGradient(wrapped).attribute(small.INPUTS, 1)
+        with pytest.raises(cn.InvalidInputError, match="pass the position to read"):
+            cn.AttentionTimesGradient(wrapped).attribute(small.INPUTS, 1)
 
 
 def test_an_adapted_encoder_decoder() -> None:
@@ -280,7 +279,7 @@ def test_an_adapted_encoder_decoder() -> None:
         "decoder_input_ids": small.IDS.flip(1),
         "decoder_attention_mask": small.INPUTS["attention_mask"].flip(1),
     }
-    found, expected = (NormAttribution(m).maps(pair) for m in (wrapped, wrapped.get_base_model()))
+    found, expected = (cn.NormAttribution(m).maps(pair) for m in (wrapped, wrapped.get_base_model()))
     for stack in ("encoder", "decoder", "cross"):
         assert torch.equal(getattr(found, stack), getattr(expected, stack))
 
@@ -293,4 +292,4 @@ def test_adapters_that_choose_by_the_inputs_run_through_peft() -> None:
     with torch.no_grad():
         logits, without = (m(input_ids=ids).logits[0, -1] for m in (wrapped, unwrapped(wrapped)))
     assert not torch.allclose(logits, without, atol=1e-3)
-    torch.testing.assert_close(DecompX(wrapped).decompose(ids, 1).number, logits[1:2])
+    torch.testing.assert_close(cn.DecompX(wrapped).decompose(ids, 1).number, logits[1:2])

@@ -24,7 +24,6 @@ from captum_norm.results.base import Result
 from captum_norm.results.maps import Patches, numbered
 from captum_norm.results.stacks import named_layers, place_of_layer
 from tests import tiny
-from tests.tiny import bert_config, tokenizer
 
 TEXTS = ["a dog sees the cat", "the cat runs"]
 bert = pytest.fixture(scope="module")(tiny.bert)
@@ -240,7 +239,7 @@ MAPPED = [name for name, method in METHODS.items() if method.maps and method.loa
 @pytest.fixture(scope="module")
 def deep() -> Any:
     torch.manual_seed(0)
-    config = bert_config()
+    config = tiny.bert_config()
     config.num_hidden_layers = 4
     return transformers.BertForSequenceClassification(config).train(False)
 
@@ -250,7 +249,7 @@ BOTH = {"input_ids": torch.tensor([[5, 6, 7]]), "decoder_input_ids": torch.tenso
 
 @pytest.mark.parametrize("name", MAPPED)
 def test_maps_have_the_numbers_of_the_layers_requested(name: str, deep: Any) -> None:
-    method = METHODS[name].load()(deep, tokenizer=tokenizer())
+    method = METHODS[name].load()(deep, tokenizer=tiny.tokenizer())
     whole = method.maps(TEXTS)
     assert whole.layers == {"encoder": (0, 1, 2, 3)}
     some = method.maps(TEXTS, layers=[-2, 1])
@@ -285,7 +284,7 @@ def test_each_stack_has_its_own_numbers() -> None:
 
 
 def test_a_layer_twice_is_found_once(deep: Any) -> None:
-    twice = cn.NormAttribution(deep, tokenizer=tokenizer()).maps(TEXTS, layers=[3, 3])
+    twice = cn.NormAttribution(deep, tokenizer=tiny.tokenizer()).maps(TEXTS, layers=[3, 3])
     assert twice.layers == {"encoder": (3, 3)}
     assert twice.layer(3).layers == {"encoder": (3,)}
     (example, _) = twice.page().examples
@@ -293,14 +292,14 @@ def test_a_layer_twice_is_found_once(deep: Any) -> None:
 
 
 def test_whatever_shows_layers_names_them_by_their_numbers(deep: Any) -> None:
-    maps: Any = cn.NormAttribution(deep, tokenizer=tokenizer()).maps(TEXTS, layers=[3, 1])
+    maps: Any = cn.NormAttribution(deep, tokenizer=tiny.tokenizer()).maps(TEXTS, layers=[3, 1])
     assert repr(maps) == (
         "AttributionMaps(encoder (2, 2, 7, 7) of layers 3, 1, mixing ratio (2, 2, 7), convergence delta "
         f"{maps.convergence_delta.max():.1e})"
     )
     entry = maps.top(1)[0]
     assert entry.key == maps[entry.example].tokens[0][entry.column]
-    whole: Any = cn.NormAttribution(deep, tokenizer=tokenizer()).maps(TEXTS).encoder
+    whole: Any = cn.NormAttribution(deep, tokenizer=tiny.tokenizer()).maps(TEXTS).encoder
     assert entry.value == pytest.approx(float(whole[entry.example, entry.layer, entry.row, entry.column]))
     frame = maps.to_frame()
     assert sorted(set(frame["layer"])) == [1, 3]
@@ -316,7 +315,7 @@ def test_whatever_shows_layers_names_them_by_their_numbers(deep: Any) -> None:
 
 
 def test_measurements_have_numbers_too(deep: Any) -> None:
-    meter = cn.NormMeter(deep, tokenizer=tokenizer())
+    meter = cn.NormMeter(deep, tokenizer=tiny.tokenizer())
     options: dict[str, Any] = {"scopes": ["attn", "atb"], "weights": True}
     whole = meter.measure(TEXTS, **options)["encoder"]
     some = meter.measure(TEXTS, **options, layers=[2, -1])["encoder"]
@@ -332,15 +331,15 @@ def test_measurements_have_numbers_too(deep: Any) -> None:
 
 
 def test_an_explanation_has_the_numbers_of_its_maps(deep: Any) -> None:
-    found = cn.explain(TEXTS, deep, tokenizer(), layer=2)
+    found = cn.explain(TEXTS, deep, tiny.tokenizer(), layer=2)
     assert (found.layer, found.layers) == (2, (2,))
     assert json.loads(found[0].file_bytes(".json"))["map"]["layers"] == [2]
     assert found[0].plot().axes[0].get_title() == "layer 2"
-    assert cn.explain(TEXTS, deep, tokenizer(), method="integrated-gradients").layers == ()
+    assert cn.explain(TEXTS, deep, tiny.tokenizer(), method="integrated-gradients").layers == ()
 
 
 def test_numbers_that_do_not_fit_are_refused(deep: Any) -> None:
-    maps: Any = cn.NormAttribution(deep, tokenizer=tokenizer()).maps(TEXTS)
+    maps: Any = cn.NormAttribution(deep, tokenizer=tiny.tokenizer()).maps(TEXTS)
     assert cn.AttributionMaps(maps.encoder[:, 2:], None, None, None, None, maps.real).layers == {"encoder": (0, 1)}
     for layers in ([4, 5], [0, 1, 2, -1]):
         with pytest.raises(cn.InvalidInputError, match="encoder of 4 layers; expected a number from 0 for each"):
@@ -354,7 +353,7 @@ def test_numbers_that_do_not_fit_are_refused(deep: Any) -> None:
 
 def test_files_without_numbers_are_read(deep: Any, tmp_path: Path) -> None:
     """Files of version 1: their layers count from 0, but for explanations, which tell."""
-    known, path = tokenizer(), tmp_path / "old.safetensors"
+    known, path = tiny.tokenizer(), tmp_path / "old.safetensors"
     maps = cn.NormAttribution(deep, tokenizer=known).maps(TEXTS, layers=[1, 3])
     _save_old(maps, path, "layers", "decoder_tokens")
     assert cn.AttributionMaps.load(path) == replace(maps, layers={})

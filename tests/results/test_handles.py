@@ -21,7 +21,6 @@ from captum_norm.loading import LANGUAGE_MODEL, load
 from captum_norm.results.base import Result
 from captum_norm.results.stacks import StackResult
 from tests import tiny
-from tests.tiny import tokenizer
 
 TEXTS = ["a dog sees the cat", "the cat runs"]
 
@@ -49,26 +48,26 @@ class Case(NamedTuple):
 
 
 def _maps(bert: Any) -> Case:
-    maps: Any = cn.NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS, layers=[1])
-    alone: Any = cn.NormAttribution(bert, tokenizer=tokenizer()).maps(TEXTS[1], layers=[1])
+    maps: Any = cn.NormAttribution(bert, tokenizer=tiny.tokenizer()).maps(TEXTS, layers=[1])
+    alone: Any = cn.NormAttribution(bert, tokenizer=tiny.tokenizer()).maps(TEXTS[1], layers=[1])
     return Case(maps, maps.encoder, (maps[0], maps.encoder[0]), alone.encoder, "value", "encoder", "[CLS]")
 
 
 def _measurements(bert: Any) -> Case:
-    meter = cn.NormMeter(bert, tokenizer=tokenizer())
+    meter = cn.NormMeter(bert, tokenizer=tiny.tokenizer())
     measured, alone = (meter.measure(texts, weights=True)["encoder"] for texts in (TEXTS, TEXTS[1]))
     weights: Any = measured.weights
     return Case(measured, weights, (measured[0], weights[0]), alone.weights, "value", "weights", "sees")
 
 
 def _explanation(bert: Any) -> Case:
-    found, alone = (cn.explain(texts, bert, tokenizer(), layer=1) for texts in (TEXTS, TEXTS[1]))
+    found, alone = (cn.explain(texts, bert, tiny.tokenizer(), layer=1) for texts in (TEXTS, TEXTS[1]))
     squares: Any = found.squares
     return Case(found, found.scores, (found[0], squares[0]), alone.scores, "score", "scores", "runs")
 
 
 def _comparison(bert: Any) -> Case:
-    options: dict[str, Any] = {"tokenizer": tokenizer(), "methods": ["norm"], "steps": 2}
+    options: dict[str, Any] = {"tokenizer": tiny.tokenizer(), "methods": ["norm"], "steps": 2}
     found, alone = (cn.compare(bert, texts, **options) for texts in (TEXTS, TEXTS[1:]))
     scores = found.results["norm"].scores
     part = alone.results["norm"].scores
@@ -226,7 +225,7 @@ def test_files_moves_and_equality(kind: type[Result], cases: dict[type[Result], 
 
 def test_a_part_of_a_comparison_is_a_comparison() -> None:
     bert = tiny.classifier()
-    options: dict[str, Any] = {"tokenizer": tokenizer(), "methods": ["norm", "globenc"], "steps": 2}
+    options: dict[str, Any] = {"tokenizer": tiny.tokenizer(), "methods": ["norm", "globenc"], "steps": 2}
     both = cn.compare(bert, TEXTS, **options)
     for example, part in enumerate(both):
         assert len(part) == 1

@@ -17,7 +17,6 @@ import pytest
 from captum_norm.runs import RayBackend
 from tests.runs import extractions
 from tests.runs.aligners import Slow
-from tests.runs.extractions import check_result, finished, write_text
 
 pytestmark = pytest.mark.long
 
@@ -92,22 +91,22 @@ def in_time(seconds: float) -> Iterator[Callable[[], None]]:
 def test_whatever_is_killed_the_output_is_the_same(tmp_path: Path, cluster: Any) -> None:
     rng = random.Random(FAULTS)
     pairs = extractions.text(600)
-    source, out = write_text(tmp_path / "text", pairs), tmp_path / "out"
+    source, out = extractions.write_text(tmp_path / "text", pairs), tmp_path / "out"
     run = Run(cluster, source, out)
     left = [kind for _ in range(FAULTS) for kind in (Run.kill_worker, Run.kill_node, Run.kill_driver)][:FAULTS]
     rng.shuffle(left)
     while left:
         with in_time(120) as check:
-            goal = finished(out) + rng.randrange(1, 12)
-            while run.alive() and finished(out) < goal:
+            goal = extractions.finished(out) + rng.randrange(1, 12)
+            while run.alive() and extractions.finished(out) < goal:
                 check()
         if not run.alive():
             assert run.driver.exitcode == 0
-            check_result(source, out, pairs)
+            extractions.check_result(source, out, pairs)
             out.unlink()
             run.start()
         elif left[-1](run, rng):
             left.pop()
     run.driver.join(300)
     assert run.driver.exitcode == 0
-    check_result(source, out, pairs)
+    extractions.check_result(source, out, pairs)

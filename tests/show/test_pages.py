@@ -30,16 +30,15 @@ from tests import tiny
 from tests.lab.analysis.results import LAYERS, RESULT, WORD_TABLE
 from tests.lab.comparison.examples import HOSTILE, TEXTS, comparison
 from tests.pages import content, decoded
-from tests.tiny import tokenizer
 
 SENTENCES = ["a dog sees the cat", "the cat runs"]
 bert = pytest.fixture(scope="module")(tiny.bert)
 
 
 def test_each_text_has_its_scores_and_maps_without_padding(bert: Any) -> None:
-    norms = explain(SENTENCES, bert, tokenizer(), page=False)
-    heads = explain(SENTENCES, bert, tokenizer(), per_head=True)
-    weights = explain(SENTENCES, bert, tokenizer(), method="weights")
+    norms = explain(SENTENCES, bert, tiny.tokenizer(), page=False)
+    heads = explain(SENTENCES, bert, tiny.tokenizer(), per_head=True)
+    weights = explain(SENTENCES, bert, tiny.tokenizer(), method="weights")
     page = explanation_page(norms, weights, heads)
     assert [example.title for example in page.examples] == SENTENCES
     for number, example in enumerate(page.examples):
@@ -56,27 +55,27 @@ def test_each_text_has_its_scores_and_maps_without_padding(bert: Any) -> None:
 
 def test_methods_of_several_scopes_are_told_apart(bert: Any) -> None:
     scopes = ("attn", "attn_res_ln")
-    both = [explain(SENTENCES[0], bert, tokenizer(), scope=scope, page=False) for scope in scopes]
+    both = [explain(SENTENCES[0], bert, tiny.tokenizer(), scope=scope, page=False) for scope in scopes]
     (example,) = explanation_page(*both).examples
     assert [scores.method for scores in example.scores] == ["norm (attn)", "norm (attn_res_ln)"]
 
 
 @pytest.mark.parametrize(("position", "row"), [(0, 0), (-1, 6), (2, 2), ("first", 0), ("last", 6), ("mean", None)])
 def test_the_explained_row_is_marked(bert: Any, position: Any, row: int | None) -> None:
-    (example,) = explanation_page(explain(SENTENCES[0], bert, tokenizer(), position=position)).examples
+    (example,) = explanation_page(explain(SENTENCES[0], bert, tiny.tokenizer(), position=position)).examples
     assert example.row == row
 
 
 def test_negative_scores_of_causal_models_diverge() -> None:
     model = tiny.gpt2()
     options: dict[str, Any] = {"method": "decompx", "target": 5, "page": False}
-    (example,) = explanation_page(explain(SENTENCES[0], model, tokenizer(), **options)).examples
+    (example,) = explanation_page(explain(SENTENCES[0], model, tiny.tokenizer(), **options)).examples
     assert example.scores[0].signed
     assert [maps.stack for maps in example.maps] == ["decoder"]
 
 
 def test_only_explanations_of_the_same_texts_go_together(bert: Any) -> None:
-    one, other = (explain(text, bert, tokenizer()) for text in SENTENCES)
+    one, other = (explain(text, bert, tiny.tokenizer()) for text in SENTENCES)
     with pytest.raises(InvalidInputError, match="different texts"):
         explanation_page(one, other)
 

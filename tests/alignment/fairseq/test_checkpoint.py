@@ -21,7 +21,6 @@ from alignment.fairseq import load_fairseq_checkpoint
 from alignment.fairseq.checkpoint import read_checkpoint
 from captum_norm import InvalidInputError
 from tests.alignment.fairseq import make_reference
-from tests.alignment.fairseq.make_reference import CASES, PAD, Case, batch
 from tests.alignment.fairseq.small import save_checkpoint, settings, weights
 from tests.fuzzing import bounded, limited
 
@@ -192,8 +191,8 @@ class Hooked:
         return function, (*arguments[:-1], dict)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.form}")
-def test_model_computes_what_fairseq_computes(case: Case, reference: Path) -> None:
+@pytest.mark.parametrize("case", make_reference.CASES, ids=lambda case: f"{case.name}-{case.form}")
+def test_model_computes_what_fairseq_computes(case: make_reference.Case, reference: Path) -> None:
     same_as_fairseq(reference / f"{case.name}.pt", reference / case.name)
 
 
@@ -233,14 +232,14 @@ def same_as_fairseq(checkpoint: Path, data: Path) -> None:
     expected = {name: torch.from_numpy(array) for name, array in np.load(checkpoint.with_suffix(".npz")).items()}
     model: Any = load_fairseq_checkpoint(checkpoint, data, codes=False)[0]
     model.set_attn_implementation("eager")
-    source, target = batch()
-    left = source.ne(PAD)
+    source, target = make_reference.batch()
+    left = source.ne(make_reference.PAD)
     right = left.flip(1)
-    moved = torch.full_like(source, PAD).masked_scatter(right, source[left])
+    moved = torch.full_like(source, make_reference.PAD).masked_scatter(right, source[left])
     with torch.no_grad():
         found = model(input_ids=moved, attention_mask=right.long(), decoder_input_ids=target, output_attentions=True)
     encoded, logits, cross = expected["encoder"], expected["logits"], expected["cross"]
-    steps = target.ne(PAD)
+    steps = target.ne(make_reference.PAD)
     # Rounding in float32, of sums in another order, through three layers; relative to the largest logit.
     close(found.logits[steps], logits[steps], 1e-5 * float(logits[steps].abs().max()))
     close(found.encoder_last_hidden_state[right], encoded[left], 1e-5)

@@ -16,7 +16,6 @@ from captum_norm.attr.frozen.decompx import Bias
 from captum_norm.errors import IncompleteDecompositionError, NotEnoughMemoryError
 from tests import families
 from tests.attr.frozen import decompx_by_hand
-from tests.attr.frozen.decompx_by_hand import bert_by_hand, gpt2_by_hand, llama_by_hand
 from tests.classifiers import classifier, randomized
 from tests.families import FAMILIES, GROUPED, TEXT, tiers
 from tests.families.decoders import GPT2
@@ -40,7 +39,7 @@ def test_a_classifier_equals_vectors_by_hand(seed: int, propagate: bool) -> None
     method = DecompX(model, propagate=propagate)
     found = method.decompose(ids, [2, 0])
     for example, target in enumerate((2, 0)):
-        _, logits = bert_by_hand(model, ids[example : example + 1], "apart")
+        _, logits = decompx_by_hand.bert_by_hand(model, ids[example : example + 1], "apart")
         near(found.scores[example], logits[:-1, target])
         near(found.bias[example], logits[-1, target])
         near(found.number[example], model(ids).logits[example, target])
@@ -58,7 +57,7 @@ def test_hidden_states_and_shared_biases_equal_vectors_by_hand(seed: int, bias: 
     found = method.decompose(ids, 1)
     assert maps.convergence_delta.max() < 1e-12
     for example in range(2):
-        states, logits = bert_by_hand(model, ids[example : example + 1], bias)
+        states, logits = decompx_by_hand.bert_by_hand(model, ids[example : example + 1], bias)
         for layer, state in enumerate(states):
             near(maps.self_attention[example, layer], state[:, :-1].norm(dim=-1))
         near(found.scores[example], logits[:-1, 1])
@@ -72,7 +71,7 @@ def test_hidden_states_and_shared_biases_equal_vectors_by_hand(seed: int, bias: 
 def test_next_words_equal_vectors_by_hand(propagate: bool) -> None:
     model, ids = randomized(families.build("gpt2"), 0), families.inputs("gpt2", 0, 1, 7)
     with torch.no_grad():
-        logits = gpt2_by_hand(model, ids, "apart")
+        logits = decompx_by_hand.gpt2_by_hand(model, ids, "apart")
     found = DecompX(model, propagate=propagate).decompose(ids, 5)
     near(found.scores[0], logits[:-1, 5])
     near(found.bias[0], logits[-1, 5])
@@ -99,7 +98,7 @@ def test_rivals_that_are_nearly_alike_are_told_apart(bias: Bias) -> None:
 def test_gated_networks_equal_integrals_by_hand(propagate: bool) -> None:
     model, ids = randomized(hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)), 1), families.inputs("llama", 1, 1, 7)
     with torch.no_grad():
-        logits = llama_by_hand(model, ids, "apart")
+        logits = decompx_by_hand.llama_by_hand(model, ids, "apart")
     found = DecompX(model, propagate=propagate).decompose(ids, 5)
     near(found.scores[0], logits[:-1, 5], 1e-6)  # the norms of its file work in float32
     assert found.bias.abs().max() == 0
@@ -245,7 +244,7 @@ def test_changed_weights_are_seen() -> None:
     for change in (write, exchange):
         change()
         with torch.no_grad():
-            _, logits = bert_by_hand(model, ids, "apart")
+            _, logits = decompx_by_hand.bert_by_hand(model, ids, "apart")
         found = method.decompose(ids, 1)
         near(found.scores[0], logits[:-1, 1])
         near(found.bias[0], logits[-1, 1])

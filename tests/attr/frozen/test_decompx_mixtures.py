@@ -15,7 +15,6 @@ from tests import families, feed_forwards, oracle
 from tests.attr.frozen.decompx_by_hand import ByHand, eager, share, start
 from tests.attr.frozen.test_decompx import SHARINGS, batches_of, first_output, near
 from tests.classifiers import randomized
-from tests.families import FAMILIES, GROUPED, TEXT
 
 MIXTURES = {
     **{name: feed_forwards.PARTS[name] for name in ("mixtral", "qwen2-moe", "llama4", "gpt-oss")},
@@ -29,7 +28,7 @@ class MixtureByHand(ByHand):
     """With the networks of a mixture, their weights at each position taken as given."""
 
     def root_mean_square(self, parts: Tensor, owner: nn.Module, name: str) -> Tensor:
-        norm = FAMILIES["llama"].norm(owner, name)
+        norm = families.FAMILIES["llama"].norm(owner, name)
         return oracle.norm_parts(norm, parts[None], torch.zeros(1).double().expand(1, len(parts), parts.shape[-1]))[0][
             0
         ]
@@ -60,7 +59,7 @@ def by_hand(name: str, model: Any, ids: Tensor, sharing: str) -> tuple[Tensor, T
     with oracle.watched(model, {norm: (norm, "input") for norm in names}) as seen:
         output, step = eager(model, ids), MixtureByHand(sharing)
     ends = [end.double() for (end,) in seen.values()]
-    mixtures = feed_forwards.read_layers(FAMILIES[name], MIXTURES[name], model, ends)
+    mixtures = feed_forwards.read_layers(families.FAMILIES[name], MIXTURES[name], model, ends)
     parts = start(output.hidden_states[0][0])
     for layer, weights, mixture in zip(model.model.layers, output.attentions, mixtures, strict=True):
         read, attention = step.root_mean_square(parts, layer, "input_layernorm"), layer.self_attn
@@ -123,7 +122,7 @@ def test_coefficients_are_those_that_experts_receive() -> None:
 
 def test_neurons_of_experts_count_as_memory() -> None:
     model, ids = families.build("mixtral"), families.inputs("mixtral", 0, 1, 7)
-    method = DecompX(model, memory_budget=5 * parts.LAYER_COPIES * 7 * 2 * TEXT["intermediate_size"] * 4)
+    method = DecompX(model, memory_budget=5 * parts.LAYER_COPIES * 7 * 2 * families.TEXT["intermediate_size"] * 4)
     method.maps(ids)  # what is learnt of the model takes runs of its own
     copies = batches_of(model)
     method.maps(ids)
@@ -154,7 +153,7 @@ def test_experts_that_are_not_understood_are_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_infinite_activations_outside_of_routers_are_refused() -> None:
-    config = hf.LlamaConfig(**GROUPED, hidden_act="relu")
+    config = hf.LlamaConfig(**families.GROUPED, hidden_act="relu")
     model, ids = hf.LlamaForCausalLM(config).train(False), families.inputs("llama", 0, 2, 7)
     negative = float("-inf")
     gate = model.model.layers[0].mlp.gate_proj

@@ -11,19 +11,18 @@ from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.layouts import Layout, Site
 from captum_norm.models.search.attention_blocks import find_blocks
 from tests import families
-from tests.families import FAMILIES, tiers
 
 
-@pytest.mark.parametrize("name", tiers())
+@pytest.mark.parametrize("name", families.tiers())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_arrangement_is_found(name: str, dtype: torch.dtype) -> None:
     """In fresh models, whose attention adds next to nothing to the stream; with noise, the oracle's tests need it."""
     torch.manual_seed(1)
-    model: Any = FAMILIES[name].build().eval().to(dtype)
+    model: Any = families.FAMILIES[name].build().eval().to(dtype)
     inputs = families.inputs(name, 1, dtype=dtype)
     with torch.no_grad():
         blocks = find_blocks(bind_inputs(model, inputs))
-    family = FAMILIES[name]
+    family = families.FAMILIES[name]
     assert {block.layout.style for block in blocks.values()} == {family.style}
     for block in blocks.values():
         assert f"{block.name}.{block.layout.projection}".endswith(family.projection)
@@ -52,9 +51,9 @@ def test_a_block_that_is_not_understood_is_refused_with_what_was_found() -> None
         assert part in message
 
 
-@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.branch_factor])
+@pytest.mark.parametrize("name", [name for name, family in families.FAMILIES.items() if family.branch_factor])
 def test_a_factor_is_found_and_its_present_value_is_used(name: str) -> None:
-    family, inputs = FAMILIES[name], families.inputs(name)
+    family, inputs = families.FAMILIES[name], families.inputs(name)
     model = families.build(name)
     meter = NormMeter(model)
     (before,) = meter.measure(inputs, scopes=["attn", "atb"]).values()
