@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,16 @@ from torch import Tensor
 
 from captum_norm import InvalidInputError, NormMeter
 from captum_norm.errors import UnsupportedModelError, UnsupportedScopeError
-from captum_norm.functional import spearman
-from captum_norm.functional.contributions import average_ranks
+from captum_norm.functional import centred_ranks, spearman
 from captum_norm.lab.analysis import contextualization_change
 from captum_norm.lab.analysis import corpus as reading
 from captum_norm.lab.analysis.corpus import Corpus, Encoder, TokenSequence
 from captum_norm.lab.analysis.engine import analyze
-from captum_norm.lab.analysis.layers import affine_maps
+from captum_norm.lab.analysis.layers import ExpansionRate
 from captum_norm.lab.analysis.norms import LENGTHS, WEIGHTS
 from captum_norm.lab.analysis.results import AnalysisResult
 from tests import encoder_decoders, families, oracle
+from tests.families import FAMILIES
 from tests.feed_forwards import EVERY, PARTS
 from tests.lab.analysis.small import TEXTS, bert, gpt2, tokenizer, write_texts
 
@@ -323,7 +324,7 @@ def test_rank_correlation_with_ties(seed: int) -> None:
 
 
 def test_ranks_by_hand_and_nothing_to_order() -> None:
-    assert average_ranks(torch.tensor([5.0, 1.0, 5.0, 2.0])).tolist() == [3.5, 1, 3.5, 2]
+    assert centred_ranks(torch.tensor([5.0, 1.0, 5.0, 2.0])).tolist() == [2, -3, 2, -1]  # of 3.5, 1, 3.5 and 2
     assert spearman(torch.ones(3), torch.arange(3)).isnan()
 
 
@@ -385,12 +386,13 @@ def test_one_position_has_nothing_to_order() -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", ["bert", "albert", "deberta", "deberta-v2", "gpt2", "gpt-neox", "llama"])
 def test_all_heads_together_by_one_matrix(name: str, seed: int) -> None:
-    family, model, ids = families.FAMILIES[name], families.build(name, seed, torch.float64), families.inputs(name, seed)
+    family, model, ids = FAMILIES[name], families.build(name, seed, torch.float64), families.inputs(name, seed)
     modules = [f"{family.layer.format(index)}.{family.value}" for index in range(model.config.num_hidden_layers)]
     with oracle.watched(model, {module: (module, "input") for module in modules}) as seen:
         layers = oracle.layers(family, model, ids)
     received = [x for notes in seen.values() for x in notes]  # ALBERT's layers share theirs
-    found = [read() for read in affine_maps(model, {"input_ids": ids}, len(layers))]
+    context: Any = SimpleNamespace(model=model, inputs={"input_ids": ids}, layers=len(layers))
+    found = [read() for read in ExpansionRate.prepare(context)]
     for layer, x, one in zip(layers, received, found, strict=True):
         expected = torch.einsum("bhkd,hde->bke", layer.values, layer.projection)
         np.testing.assert_allclose(x.numpy() @ one.weight + one.bias, expected.numpy(), atol=1e-10)
