@@ -99,7 +99,7 @@ class HuggingFaceTokenizer:
 
     def digest(self) -> str:
         """A hash of everything that determines the pieces: the tokenizer's saved form, languages and prefix."""
-        from captum_norm.identity import tokenizer_digest
+        from alignment.identity import tokenizer_digest
 
         with _restored(self._tokenizer):
             if self._languages is not None:

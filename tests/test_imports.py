@@ -28,7 +28,7 @@ LAYERS = {
         {"bars"},
         {"results", "runs"},
         {"loading", "models"},
-        {"forward", "identity"},
+        {"forward"},
         {"attr"},
         {"generation", "methods"},
         {"lab"},
@@ -40,7 +40,7 @@ LAYERS = {
         {"cli"},
     ),
     "alignment": (
-        {"tokenization", "word_maps"},
+        {"identity", "tokenization", "word_maps"},
         {"inspection", "lexicon", "links", "markup", "normalization", "subwords"},
         {"alignments", "decoding", "formats", "symmetrization", "tags"},
         {"aer", "corpora", "fairseq", "huggingface", "pipeline", "selection"},
@@ -95,7 +95,7 @@ THIRD_PARTY: dict[str, dict[str, set[str]]] = {
 Those of alignment read, write, decode and score without a model.
 """
 
-NO_TORCH = ("InvalidInputError", "bars", "checks", "identity", "results.tables", "runs", "text")
+NO_TORCH = ("InvalidInputError", "bars", "checks", "results.tables", "runs", "text")
 """What these may import of captum_norm."""
 
 NEVER = {"", "alignment", "fairseq"}

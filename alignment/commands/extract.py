@@ -1,5 +1,6 @@
 """Runs ``norm-align extract``: aligns parallel text and writes Pharaoh format."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,9 @@ from alignment.pipeline.blocks import Pairs, Splits, read_lines
 from alignment.pipeline.extraction import lexicon_file, output_file
 from captum_norm import InvalidInputError
 from captum_norm.commands.program import Command, Options, argument, option
-from captum_norm.commands.shared import Workers, output_path, positive, share, write_outputs
+from captum_norm.commands.shared import number_of_threads, output_path, positive, share, write_outputs
 from captum_norm.loading import on_device
-from captum_norm.runs import Journal, cut
+from captum_norm.runs import Backend, Journal, RayBackend, cut
 from captum_norm.versions import versions
 
 if TYPE_CHECKING:
@@ -59,7 +60,47 @@ class _Written(Options, title="what is written"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtractOptions(_Written, AlignerOptions, _Counted, Workers):
+class _Workers(Options, title="the workers"):
+    """Where a long run takes place."""
+
+    workers: int | None = option(
+        "share the work among N processes, on this machine or the cluster (default: this process; on a cluster, as "
+        "many as it has room for)",
+        metavar="N",
+        parse=positive,
+    )
+    ray: str | None = option(
+        "the Ray cluster to run on: auto for that of this machine (default: $RAY_ADDRESS, or none)",
+        os.environ.get("RAY_ADDRESS"),
+        metavar="ADDRESS",
+    )
+    cpus_per_worker: int | None = option(
+        "cores for each worker, and its threads (default: 1)", metavar="N", parse=number_of_threads
+    )
+    gpus_per_worker: float = option(
+        "GPUs for each worker, or a share of one, such as 0.5; the model then runs on cuda (default: 0)",
+        0.0,
+        metavar="N",
+    )
+
+    def backend(self, threads: int | None = None) -> Backend:
+        """Where the run takes place: here, unless workers or a cluster are asked for."""
+        if self.workers is None and not self.ray:
+            return "local"
+        return RayBackend(
+            workers=self.workers,
+            address=self.ray or None,
+            cpus_per_worker=self.cpus_per_worker or threads or 1,
+            gpus_per_worker=self.gpus_per_worker,
+        )
+
+    def worker_device(self, device: str) -> str:
+        """The device of the model: that of ``--device``, or cuda if each worker has a GPU."""
+        return "cuda" if self.gpus_per_worker and device == "cpu" else device
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractOptions(_Written, AlignerOptions, _Counted, _Workers):
     """The options of ``norm-align extract``."""
 
     source: str = argument(models.SOURCE, metavar="SOURCE")

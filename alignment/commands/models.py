@@ -192,7 +192,7 @@ def identity(
     options: ModelOptions, model: "nn.Module", tokenizer: IdentifiedTokenizer, device: str
 ) -> dict[str, str | None]:
     """What must not change when a run is resumed: hashes of model and tokenizer, their options, the device type."""
-    from captum_norm.identity import configuration_digest, weights_digest
+    from alignment.identity import configuration_digest, weights_digest
 
     values = {name: getattr(options, name) for names in _OF_KIND.values() for name in names}
     return {

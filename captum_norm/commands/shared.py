@@ -1,6 +1,5 @@
 """What several commands share: options, numbers, the text they are given, and the files they write."""
 
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -13,13 +12,11 @@ from captum_norm.commands.program import Options, option
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL, Precision, Quantization
 from captum_norm.methods import METHODS, import_method
-from captum_norm.runs import Backend, RayBackend
 from captum_norm.runs.job import MOST_CORES
 from captum_norm.text.files import check_file, check_folder, is_url, write_whole
 from captum_norm.text.lines import read_text, text_of_file
 
 __all__ = [
-    "Workers",
     "index_or",
     "number_of_threads",
     "output_folder",
@@ -196,46 +193,6 @@ class Subject(Options, title="the model and the output"):
         from captum_norm.loading import on_device
 
         return model if (self.device, self.dtype) == ("cpu", None) else on_device(model, self.device, self.dtype)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workers(Options, title="the workers"):
-    """Where a long run takes place."""
-
-    workers: int | None = option(
-        "share the work among N processes, on this machine or the cluster (default: this process; on a cluster, as "
-        "many as it has room for)",
-        metavar="N",
-        parse=positive,
-    )
-    ray: str | None = option(
-        "the Ray cluster to run on: auto for that of this machine (default: $RAY_ADDRESS, or none)",
-        os.environ.get("RAY_ADDRESS"),
-        metavar="ADDRESS",
-    )
-    cpus_per_worker: int | None = option(
-        "cores for each worker, and its threads (default: 1)", metavar="N", parse=number_of_threads
-    )
-    gpus_per_worker: float = option(
-        "GPUs for each worker, or a share of one, such as 0.5; the model then runs on cuda (default: 0)",
-        0.0,
-        metavar="N",
-    )
-
-    def backend(self, threads: int | None = None) -> Backend:
-        """Where the run takes place: here, unless workers or a cluster are asked for."""
-        if self.workers is None and not self.ray:
-            return "local"
-        return RayBackend(
-            workers=self.workers,
-            address=self.ray or None,
-            cpus_per_worker=self.cpus_per_worker or threads or 1,
-            gpus_per_worker=self.gpus_per_worker,
-        )
-
-    def worker_device(self, device: str) -> str:
-        """The device of the model: that of ``--device``, or cuda if each worker has a GPU."""
-        return "cuda" if self.gpus_per_worker and device == "cpu" else device
 
 
 def text_option() -> Any:

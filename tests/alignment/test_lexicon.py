@@ -186,7 +186,7 @@ def test_files(tmp_path: Path) -> None:
     lexicon.count(*pairs[0])
     assert np.array_equal(read.dice(*pairs[0][:2]), lexicon.dice(*pairs[0][:2]))
     words = [[f"{side}{number}" for number in range(200)] for side in "st"]
-    alike = lexicon_of([(*words, np.full((200, 200), 0.5))])  # its counts take a hundredth of their size
+    alike = lexicon_of([(words[0], words[1], np.full((200, 200), 0.5))])  # its counts take a hundredth of their size
     alike.save(tmp_path / "lexicon")
     assert len(Lexicon.load(tmp_path / "lexicon")) == len(alike) > 40_000
     Lexicon().save(tmp_path / "lexicon")

@@ -7,14 +7,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from captum_norm import InvalidInputError, cli
 from captum_norm.commands.program import Command, Options, Program, option
-from captum_norm.commands.shared import Workers, natural, positive, resamples
-from captum_norm.runs import RayBackend
+from captum_norm.commands.shared import natural, positive, resamples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +137,3 @@ def test_a_number_of_thousands_of_digits_is_refused_in_one_sentence(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert len(error) <= 1100
-
-
-@pytest.mark.parametrize(("asked", "on_ray"), [({}, False), ({"workers": 2}, True), ({"ray": "auto"}, True)])
-def test_a_run_is_here_unless_workers_or_a_cluster_are_asked_for(asked: dict[str, Any], on_ray: bool) -> None:
-    backend = Workers(**{"ray": None, **asked}).backend()
-    assert backend == (RayBackend(workers=asked.get("workers"), address=asked.get("ray")) if on_ray else "local")

@@ -11,8 +11,8 @@ import transformers as hf
 from torch import Tensor, nn
 
 import captum_norm as cn
+from alignment.identity import weights_digest
 from captum_norm.forward.session import Session
-from captum_norm.identity import weights_digest
 from captum_norm.methods import METHODS
 from captum_norm.models.wrappers import class_of, explained_module, unwrapped
 from tests import tiny

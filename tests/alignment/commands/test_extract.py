@@ -501,3 +501,9 @@ def test_python_and_the_command_align_alike() -> None:
     forward, reverse = (WordAligner(*load_shipped_model(name)) for name in ("fr-en", "en-fr"))
     found = BidirectionalAligner(forward, reverse).align(story.sources, story.targets)
     assert lines("links") == list(map(format_pharaoh, found))
+
+
+@pytest.mark.parametrize(("asked", "on_ray"), [({}, False), ({"workers": 2}, True), ({"ray": "auto"}, True)])
+def test_a_run_is_here_unless_workers_or_a_cluster_are_asked_for(asked: dict[str, Any], on_ray: bool) -> None:
+    backend = extract.ExtractOptions(source="-", **{"ray": None, **asked}).backend()
+    assert backend == (RayBackend(workers=asked.get("workers"), address=asked.get("ray")) if on_ray else "local")

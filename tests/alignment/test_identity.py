@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from alignment.identity import configuration_digest, tokenizer_digest, weights_digest
 from captum_norm.errors import InvalidInputError
-from captum_norm.identity import configuration_digest, tokenizer_digest, weights_digest
 from captum_norm.loading import load_tokenizer
 from captum_norm.models import Layout, Site, layouts, register_layout
 from tests.alignment.translation_models import FAMILIES
