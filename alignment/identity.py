@@ -29,16 +29,15 @@ def weights_digest(model: "nn.Module") -> str:
     """
     import torch
 
-    from captum_norm.models.offloading import is_elsewhere, loaded
+    from captum_norm.models import loaded
 
     digest = hashlib.blake2b(digest_size=16)
     for name, stored in model.state_dict().items():
-        tensor = stored
-        if is_elsewhere(model, stored):
-            path, _, attribute = name.rpartition(".")
-            module: Any = model.get_submodule(path)
-            with loaded(module):
-                tensor = getattr(module, attribute)
+        path, _, attribute = name.rpartition(".")
+        module = model.get_submodule(path)
+        with loaded(module):
+            tensor: Any = module._parameters.get(attribute)
+            tensor = stored if tensor is None else tensor
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()

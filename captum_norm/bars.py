@@ -1,7 +1,7 @@
 """Shows progress bars of long computations, on request, and messages above them."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from os import PathLike
@@ -68,21 +68,6 @@ def advance(shown: "tqdm[Never]", number: int, *, fresh: bool) -> None:
     if not (fresh or shown.disable):
         shown.initial += number
     shown.update(number)
-
-
-@contextmanager
-def line_bar(description: str, source: TextSource, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar in lines of a text, which are counted first if that is cheap; it hides all bars below it."""
-    total, bad_lines = count_lines(source) if shown else None, 0
-    with progress(0) if shown else hidden(), bar(description, total, "lines") as line, hidden():
-
-        def done(lines: int, bad: int) -> None:
-            nonlocal bad_lines
-            bad_lines += bad
-            line.set_postfix(bad=bad_lines, refresh=False)
-            line.update(lines)
-
-        yield done
 
 
 def count_lines(source: TextSource) -> int | None:

@@ -13,9 +13,10 @@ import torch
 from tqdm import tqdm
 from transformers import BertModel
 
+from alignment.pipeline.extraction import line_bar
 from captum_norm import NormAttribution, NormMeter, progress
 from captum_norm.attr.feed_forward import feed_forward_norms
-from captum_norm.bars import DISPLAY, advance, bar, count_lines, line_bar, to_stderr
+from captum_norm.bars import DISPLAY, advance, bar, count_lines, to_stderr
 from captum_norm.cli import main
 from captum_norm.forward.record import Layer
 from captum_norm.models import Scope

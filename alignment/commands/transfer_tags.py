@@ -15,10 +15,10 @@ from alignment.formats.text import write_text
 from alignment.links import Alignment, Link
 from alignment.markup import Markup, TextWord, check_plain, parse_markup, split_text
 from alignment.normalization import NormalizedWords
+from alignment.pipeline.extraction import line_bar
 from alignment.tags import transfer_tags
 from alignment.tokenization import languages_of
 from captum_norm import InvalidInputError
-from captum_norm.bars import line_bar
 from captum_norm.commands.program import Command, argument, option
 from captum_norm.runs import Block, cut
 from captum_norm.text.characters import spelled_lines

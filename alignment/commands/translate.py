@@ -12,9 +12,9 @@ from alignment.commands import aligners, models
 from alignment.commands.aligners import OneModelOptions
 from alignment.formats import TextSource, format_pharaoh, split_words
 from alignment.normalization import NormalizedWords, tokenize
+from alignment.pipeline.extraction import line_bar
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
-from captum_norm.bars import line_bar
 from captum_norm.commands.program import Command, argument, option
 from captum_norm.commands.shared import output_path, positive, write_outputs
 from captum_norm.text.characters import spelled_lines

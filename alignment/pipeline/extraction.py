@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from hashlib import blake2b
@@ -150,7 +150,7 @@ def extract(
     if backend != "local":
         raise InvalidInputError("got a stream; several workers need files or URLs as input and output")
     report("a run from or to a stream cannot be resumed: if interrupted, it starts over")
-    with bars.line_bar("aligning", source, shown=shown) as advance:
+    with line_bar("aligning", source, shown=shown) as advance:
         counts = _align_through(cut(inputs, block_lines), aligner, counting, file, out, report, advance)
     if at_end is not None:
         at_end()
@@ -312,6 +312,21 @@ def _align_through(
                 yield Record(notes, spool.read(size))
 
         return _write(counting.reread(reread), write)
+
+
+@contextmanager
+def line_bar(description: str, source: TextSource, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar in lines of a text, which are counted first if that is cheap; it hides all bars below it."""
+    total, bad_lines = bars.count_lines(source) if shown else None, 0
+    with bars.progress(0) if shown else bars.hidden(), bars.bar(description, total, "lines") as line, bars.hidden():
+
+        def done(lines: int, bad: int) -> None:
+            nonlocal bad_lines
+            bad_lines += bad
+            line.set_postfix(bad=bad_lines, refresh=False)
+            line.update(lines)
+
+        yield done
 
 
 def _write(records: Iterator[Record], write: Callable[[Iterator[bytes]], None]) -> ExtractionCounts:

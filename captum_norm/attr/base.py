@@ -1,7 +1,7 @@
 """Base class of the methods: what users call, the same for all, and what a method defines, the map of a layer."""
 
 from abc import ABC
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Unpack, overload
@@ -167,19 +167,7 @@ class AttentionMapAttribution(Attribution, ABC):
     @overload
     def attribute(
         self,
-        inputs: Tensor | Texts,
-        target: Any = None,
-        additional_forward_args: Any = None,
-        *,
-        position: Position = None,
-        layer: int | None = None,
-        return_convergence_delta: Literal[True],
-    ) -> tuple[Tensor, Tensor]: ...
-
-    @overload
-    def attribute(
-        self,
-        inputs: tuple[Tensor, ...] | Mapping[str, Any],
+        inputs: Inputs,
         target: Any = None,
         additional_forward_args: Any = None,
         *,

@@ -154,7 +154,9 @@ class InformationFlow(AttentionMapAttribution):
                 heads, others = block_importances(layer)
                 streams.append(_stream_behind_block(layer, heads, others, threshold, per_head=per_head))
                 if behind is not None and "feed-forward" not in others:
-                    streams.append(_stream_behind_network(layer))
+                    stack: Role = "decoder" if layer.place.role == "cross" else layer.place.role
+                    written = {part: values.cpu() for part, values in feed_forward_importances(layer).items()}
+                    streams.append(_Stream(stack, layer.place.index, "feed-forward", written))
                 return heads.sum(1)
 
             return self._checked(layer_map, layer)
@@ -278,12 +280,6 @@ def _stream_behind_block(
     attention = chosen.nonzero().cpu(), heads[chosen].cpu()
     importances = {part: values.cpu() for part, values in others.items()}
     return _Stream("decoder" if cross else role, layer.place.index, name, importances, attention, cross)
-
-
-def _stream_behind_network(layer: Layer) -> _Stream:
-    stack: Role = "decoder" if layer.place.role == "cross" else layer.place.role
-    others = {part: values.cpu() for part, values in feed_forward_importances(layer).items()}
-    return _Stream(stack, layer.place.index, "feed-forward", others)
 
 
 def _followed(

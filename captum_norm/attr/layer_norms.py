@@ -128,7 +128,7 @@ def layer_norms(
             consume(part, weights)
     formed = (values[:, formed_keys] * formed_weights.transpose(1, 2).unsqueeze(-1)).flatten(2)
     ends = end_of or partial(_end_of, layer, carries)
-    scales_of = scales_of or _scales_of
+    scales_of = scales_of or (lambda carry, tensors: carry.scales(tensors.projected, tensors.total))
     own_norms, others_norms = _finish(layer, carries, pairs, formed, results, scales_of, ends, limit)
     small = _small_ends(carries, pairs, results, (formed_keys, formed_weights), own_norms, others_norms)
     _refine_ends(layer, carries, pairs, small, results, own_norms, scales_of, ends)
@@ -141,15 +141,13 @@ def layer_norms(
     results.discrepancy = error, layer.dtype
     if with_maps:
         results.norms.update({scope: pairs[carry.norms].divided(scope) for scope, carry in carries.items()})
-        _add_residual(results.norms, carries, own_norms, cross=layer.call.cross)
+        _add_residual(results.norms, carries, {} if layer.call.cross else own_norms)
 
 
-def _add_residual(
-    maps: Mapping[Scope, Tensor], carries: Mapping[Scope, Carry], own_norms: Mapping[Scope, Tensor], *, cross: bool
-) -> None:
+def _add_residual(maps: Mapping[Scope, Tensor], carries: Mapping[Scope, Carry], own: Mapping[Scope, Tensor]) -> None:
     """Write each query's own norm, in which the residual connection counts, into the maps of scopes that have it."""
-    for scope, norms in own_norms.items():
-        if carries[scope].residual and not cross:
+    for scope, norms in own.items():
+        if carries[scope].residual:
             own_keys(maps[scope]).copy_(norms)
 
 
@@ -307,10 +305,6 @@ def _end_of(layer: Layer, carries: Mapping[Scope, Carry], scope: Scope, tensors:
     if carry.final is not None and tensors.normed is not None:
         return tensors.residual, tensors.normed
     return tensors.residual, tensors.total if carry.residual else tensors.projected
-
-
-def _scales_of(carry: Carry, tensors: BlockTensors) -> Scales:
-    return carry.scales(tensors.projected, tensors.total)
 
 
 @dataclass(eq=False)

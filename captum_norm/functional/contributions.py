@@ -102,19 +102,13 @@ def cosine_distance(vectors: Tensor, others: Tensor) -> Tensor:
     return difference.square().sum(-1) / 2
 
 
-def _first(parts: Tensor, _: Tensor) -> Tensor:
-    weights = torch.zeros_like(parts[..., 0])
-    weights[0] = 1
-    return weights
-
-
 BIAS_SHARES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
     {
         "absdot": lambda parts, bias: torch.linalg.vecdot(parts, bias).abs(),
         "abssim": lambda parts, bias: cosine_similarity(balanced(parts)[0], balanced(bias)[0], dim=-1).abs(),
         "norm": lambda parts, _: length(parts),
         "equal": lambda parts, _: parts.any(-1).to(parts),
-        "cls": _first,
+        "cls": lambda parts, _: torch.eye(len(parts), 1).to(parts).expand(parts.shape[:-1]),
     }
 )
 """Each part's share of a bias, before normalisation to a sum of 1: parts (K, R, D), bias (D,) or (R, D) -> (K, R)."""

@@ -154,6 +154,7 @@ class GenerationAttribution(Attribution):
             InvalidInputError: prompt, answer, outputs, segments or contrast do not fit together or the model.
             CaptumNormError: see the method's ``attribute``.
         """
+        kind = type(self.method).__name__
         tokenized = read_prompt(prompt, self.tokenizer, continued=self._continued)
         answer = self._answer(tokenized, target, gen_args)
         texts = token_texts(answer, self.tokenizer)
@@ -190,7 +191,9 @@ class GenerationAttribution(Attribution):
         if names is not None and not hops and _adds_vectors(self.method):
             segment_attr = _segment_norms(self.method, inputs, numbers, end - start)
         elif names is not None:
-            segment_attr = _segment_sums(total, numbers, len(names))
+            places = torch.tensor(numbers)
+            inside = places >= 0
+            segment_attr = total.new_zeros(len(names)).index_add(0, places[inside], total[: len(places)][inside])
         return GenerationResult(
             input_tokens=tokens,
             output_tokens=texts[start:end],
@@ -200,7 +203,7 @@ class GenerationAttribution(Attribution):
             template=template.tolist(),
             explained=Explained(
                 model=type(self.model).__name__,
-                method=_name(self.method),
+                method=str(getattr(self.method, "name", None) or getattr(self.method, "signature", kind)),
                 unit=_unit(self.method),
                 prompt=tokenized.text,
                 answer="".join(texts),
@@ -334,10 +337,6 @@ def aggregated_unit(method: AttentionMapAttribution) -> str:
     return method.units.together or (f"mean {entry}" if aggregation == "mean" else f"share of {aggregation}")
 
 
-def _name(method: Any) -> str:
-    return str(getattr(method, "name", None) or getattr(method, "signature", type(method).__name__))
-
-
 def _unit(method: Any) -> str:
     if not isinstance(method, AttentionMapAttribution):
         return "part of the logit"
@@ -357,13 +356,6 @@ def _adds_vectors(method: Any) -> bool:
 def _of_inputs(scores: Tensor, template: Tensor) -> Tensor:
     """Drop the scores of virtual tokens, which come first, and set those of a chat template to 0: (R, K)."""
     return scores.detach().cpu()[:, -len(template) :].masked_fill(template, 0)
-
-
-def _segment_sums(scores: Tensor, numbers: Sequence[int], count: int) -> Tensor:
-    """Add the scores of each segment's tokens, (G,)."""
-    segments = torch.tensor(numbers)
-    inside = segments >= 0
-    return scores.new_zeros(count).index_add(0, segments[inside], scores[: len(segments)][inside])
 
 
 def answer_rows(

@@ -12,7 +12,7 @@ from captum_norm.models.layouts import (
 )
 from captum_norm.models.model import longest_sequence
 from captum_norm.models.objects import Explainable, SentenceSimilarity, opened
-from captum_norm.models.offloading import input_device
+from captum_norm.models.offloading import input_device, loaded
 from captum_norm.models.outputs import (
     Difference,
     Position,
@@ -41,6 +41,7 @@ __all__ = [
     "explained_module",
     "explained_number",
     "input_device",
+    "loaded",
     "longest_sequence",
     "name_outputs",
     "opened",

@@ -49,7 +49,10 @@ def _is_instance(value: object, classes: Mapping[str, str]) -> bool:
 def are_texts(inputs: object) -> TypeGuard[Texts]:
     """Whether inputs are a text, or a list of texts or of pairs of texts."""
     listed = [inputs] if isinstance(inputs, str) else inputs
-    return isinstance(listed, list) and bool(listed) and all(map(_is_text, listed))
+    if not isinstance(listed, list) or not listed:
+        return False
+    pairs = (value if isinstance(value, tuple) and len(value) == 2 else (value,) for value in listed)
+    return all(isinstance(part, str) for pair in pairs for part in pair)
 
 
 def tokenized(model: nn.Module, texts: Texts, tokenizer: Any) -> Mapping[str, Any]:
@@ -83,11 +86,6 @@ def _padded(encoded: Sequence[Mapping[str, list[int]]], model: nn.Module) -> dic
         name: pad_sequence(rows, batch_first=True, padding_value=padding.get(name, 0)).to(input_device(model))
         for name, rows in columns.items()
     }
-
-
-def _is_text(value: object) -> bool:
-    parts = value if isinstance(value, tuple) and len(value) == 2 else (value,)
-    return all(isinstance(part, str) for part in parts)
 
 
 class SentenceEncoder(nn.Module):

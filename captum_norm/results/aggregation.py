@@ -170,12 +170,8 @@ def _product_rows(maps: Tensor, rows: Tensor) -> Tensor:
     return rows
 
 
-def _mean_rows(maps: Tensor, rows: Tensor) -> Tensor:
-    return rows @ maps.mean(1)
-
-
 AGGREGATIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
-    {"rollout": _rollout_rows, "product": _product_rows, "mean": _mean_rows}
+    {"rollout": _rollout_rows, "product": _product_rows, "mean": lambda maps, rows: rows @ maps.mean(1)}
 )
 """How ``attribute`` combines the maps of all layers: ``(maps (B, L, Q, K), rows (B, P, Q)) -> (B, P, K)``.
 

@@ -298,7 +298,9 @@ class StackResult(Result):
                     cached = len({*before} - {numbers[first or 0]})
                     if first is None:
                         continue
-                    of_axis, how = _words_from(of_axis, first), "mean"
+                    own, how = numbers[first:], "mean"
+                    places = tuple(number - own[0] for number in own)
+                    of_axis = Words(of_axis.texts[own[0] :], places, of_axis.pieces[first:])
                 if values.dtype == torch.bool:
                     values = values.new_ones(1, len(of_axis.texts))
                 else:
@@ -390,12 +392,6 @@ def _padded(real: Tensor | None, examples: int, size: int) -> Tensor:
     if real is None or real.shape[1] > size:
         return torch.ones(examples, size, dtype=torch.bool)
     return pad(real, (size - real.shape[1], 0), value=True)
-
-
-def _words_from(words: Words, first: int) -> Words:
-    """Return the words of the tokens from one on."""
-    own = words.numbers[first:]
-    return Words(words.texts[own[0] :], tuple(number - own[0] for number in own), words.pieces[first:])
 
 
 def _stacked(parts: Sequence[Tensor], axes: int) -> Tensor:
