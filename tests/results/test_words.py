@@ -252,6 +252,7 @@ def test_measurements_of_words(bart: Any, score: Any) -> None:
         for stack in measured.stacks():
             assert stack.rows(1) == (TARGETS if name != "encoder" else SOURCES)[1]
             assert stack.columns(1) == (TARGETS if name == "decoder" else SOURCES)[1]
+            assert stack.unit == ("attention weight" if stack.name == "weights" else "norm")
         assert words.words() == words
     with pytest.raises(InvalidInputError, match=r"^got measurements without tokens"):
         replace(measured, tokens=None).words()

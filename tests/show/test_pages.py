@@ -213,6 +213,8 @@ def test_agreement_refusals_and_signatures_are_tables_and_curves_figures(found: 
     values = [row[1:] for row in tables["Agreement"].rows]
     np.testing.assert_array_equal(np.array(values, dtype=float), found.agreement.numpy()[order][:, order])
     assert [column.meaning for column in tables["Agreement"].columns[1:]] == found.ranking
+    numbered = [f"{column.name} {column.meaning}" for column in tables["Agreement"].columns[1:]]
+    assert [row[0] for row in tables["Agreement"].rows] == numbered
     assert {row[0]: row[1] for row in tables["Signatures"].rows} == {
         name: one.signature for name, one in found.results.items()
     }
