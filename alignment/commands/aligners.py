@@ -68,8 +68,8 @@ class LinkOptions(Options, title="the links"):
     """How maps become links."""
 
     recipe: Recipe = option(
-        "how maps become links; a name, NAME,KEY=VALUE, or a file of the same keys; with their error rates in %% on "
-        "three stories, one direction: "
+        "how maps become links; a name, a name with other settings, as in hmm,jump_penalty=0.2, or a file of settings; "
+        "the names, with their error rates in %% on three stories in one direction: "
         f"{', '.join(f'{name} {error:.0f}' for name, error in MEAN_ERROR.items())}; paper is that of Kobayashi et al. "
         "2020 (default: hmm)",
         RECIPES["hmm"],
@@ -83,7 +83,7 @@ class DirectionOptions(Options, title="the second model, of the opposite directi
     """The second model."""
 
     reverse_model: str | None = option(
-        "the model of the opposite direction, or none; the same multilingual model may serve both, and does if "
+        "the model of the opposite direction, or none; a multilingual model serves both directions if "
         "--source-language and --target-language are given. With a recipe that has a null column, such as paper, none "
         "is the default (default: that of a shipped or multilingual model)",
         metavar="NAME_OR_PATH",
@@ -111,7 +111,7 @@ class LexiconOptions(Options, title="the lexicon: links then depend on other sen
     """The lexicon of another text."""
 
     use_lexicon: str | None = option(
-        "use what extract --save-lexicon wrote for another text of the same direction; also for streams", metavar="FILE"
+        "use counts that extract --save-lexicon wrote for a text of this direction; also for streams", metavar="FILE"
     )
 
 

@@ -78,7 +78,7 @@ class GoldOptions(Options, title="the gold alignments"):
         "talp",
     )
     gold_base: Literal[0, 1] | None = option(
-        "the index of the first word, which talp requires (default: 1 for naacl, 0 for alibi and tsv)"
+        "the index of the first word, required for talp (default: 1 for naacl, 0 for alibi and tsv)"
     )
     gold_swapped: bool = option("gold links have the target first", False)
 
@@ -97,13 +97,13 @@ class EvaluateOptions(GoldOptions):
     systems: list[AlignmentFile] = argument(
         "alignments in Pharaoh format (i-j, source first, from 0), given as [NAME=]FILE[:swapped][:base1]; "
         ":swapped for target first, as norm-align extract TARGET SOURCE writes; :base1 for indices from 1. The first "
-        "system is the baseline. One of all files may be -, standard input",
+        "system is the baseline. One of the files, GOLD included, may be -, standard input",
         parse=system_file,
         metavar="SYSTEM",
         nargs="+",
     )
     source: str | None = option(
-        "the tokenised source sentences, one per line; used to check that every link lies inside; tsv files have them",
+        "the tokenised source sentences, one per line; every link must lie inside them; tsv files contain them",
         metavar="FILE",
     )
     target: str | None = option("the tokenised target sentences, likewise", metavar="FILE")

@@ -34,8 +34,8 @@ _BLOCK_LINES = 2048
 @dataclass(frozen=True, kw_only=True)
 class _Counted(LexiconOptions, title=LexiconOptions.title):
     lexicon: bool | None = option(
-        "first count which words the whole text links, and use these counts; maps are then kept on disk (default: for "
-        "files that two models align by add or multiply)"
+        "first count which words are linked throughout the text, and use these counts; maps are then kept on disk "
+        "(default: for files that two models align by add or multiply)"
     )
     save_lexicon: str | None = option("also write the counts to FILE", metavar="FILE")
 
@@ -48,11 +48,11 @@ class _Written(Options, title="what is written"):
         "pharaoh",
     )
     scores: bool = option(
-        "also write the probability of each link, i-j:p; for the recipe hmm, in both directions by add or multiply",
+        "also write the probability of each link, i-j:p; needs the recipe hmm, and for two models add or multiply",
         False,
     )
     page: Path | None = option(
-        "also write a page with the first sentence pairs; their maps, and lines between the words",
+        "also write a page with the first sentence pairs; it has their maps, and lines between linked words",
         parse=output_path(".html"),
         metavar="FILE.html",
     )
@@ -75,7 +75,7 @@ class _Workers(Options, title="the workers"):
         metavar="ADDRESS",
     )
     cpus_per_worker: int | None = option(
-        "cores for each worker, and its threads (default: 1)", metavar="N", parse=number_of_threads
+        "cores, and threads, for each worker (default: 1)", metavar="N", parse=number_of_threads
     )
     gpus_per_worker: float = option(
         "GPUs for each worker, or a share of one, such as 0.5; the model then runs on cuda (default: 0)",
@@ -106,14 +106,14 @@ class ExtractOptions(_Written, AlignerOptions, _Counted, _Workers):
     source: str = argument(models.SOURCE, metavar="SOURCE")
     target: str | None = argument("the tokenised target sentences, one per line", metavar="TARGET", nargs="?")
     out: str | None = option(
-        "where to write the links; i-j, source first, from 0, one line for each line of the input. From files to a "
-        "file, a killed run continues where it stopped (default: standard output)",
+        "where to write the links; by default as i-j, source first, from 0, one line for each line of the input. A run "
+        "that was killed continues where it stopped if it reads files and writes to one (default: standard output)",
         metavar="FILE",
     )
     overwrite: bool = option("replace FILE if it exists", False)
     restart: bool = option("discard the work of an unfinished run", False)
     tokenize: bool = option(
-        "split raw text into words, for the shipped models; as Moses does, and --format tsv shows the words", False
+        "split raw text into words, for the shipped models; it works like Moses, and --format tsv shows them", False
     )
     block_lines: int | None = option(
         f"the number of lines that are read, aligned and written together (default: {_BLOCK_LINES:,})",

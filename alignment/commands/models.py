@@ -62,8 +62,8 @@ class ModelOptions(Options, title="the translation model"):
     """The translation model."""
 
     model: str = option(
-        "fr-en or en-fr, which come with this package, a .pt file of fairseq, or a Hugging Face folder or name; of a "
-        "model or a PEFT adapter",
+        "fr-en or en-fr, which come with this package, a .pt file of fairseq, or a Hugging Face folder or name; "
+        "either may be a PEFT adapter",
         "fr-en",
         metavar="NAME_OR_PATH",
     )
@@ -78,7 +78,7 @@ class ModelOptions(Options, title="the translation model"):
         metavar="FILE",
     )
     source_language: str | None = option(
-        "the source language of a multilingual model, such as deu_Latn; of Hugging Face", metavar="CODE"
+        "the source language of a multilingual Hugging Face model, such as deu_Latn", metavar="CODE"
     )
     target_language: str | None = option("the target language, likewise", metavar="CODE")
     source_prefix: str | None = option(
@@ -96,13 +96,13 @@ class RunOptions(Options, title="the run"):
     """A run over text of any size."""
 
     max_words: int = option(
-        "treat lines with more words on a side, or more than 16 letters for each of these, as unusable",
+        "treat a line as unusable if a side has more words than this, or more than 16 times as many letters",
         256,
         parse=positive,
         metavar="N",
     )
     bad_lines: Literal["empty", "stop"] = option(
-        "what to do with an unusable line; write an empty line and report its number, or stop", "empty"
+        "what to do with an unusable line; empty: write an empty line and report its number; stop: end the run", "empty"
     )
     max_tokens: int = option("the maximum batch size in pieces, padding included", 4096, parse=positive, metavar="N")
     threads: int | None = option(

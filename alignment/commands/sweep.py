@@ -62,13 +62,13 @@ class SweepOptions(models.ModelOptions, _OwnCorpus):
         metavar="CORPUS",
     )
     swapped: bool = option(
-        "exchange source and target, for a model that does not name its languages, such as Hugging Face's", False
+        "exchange source and target, for a model that does not name its languages, such as one of Hugging Face", False
     )
     no_gradients: bool = option("leave out the gradient baselines", False)
     bootstrap: int = option("resamples for the 95%% intervals of AER; 0 for none", 1000, parse=resamples, metavar="N")
     max_tokens: int = option("the maximum size of a batch in pieces", 4096, parse=positive, metavar="N")
     out: Path | None = option(
-        "also write sweep.csv and a page for each corpus; with heatmaps and the links of every head, CORPUS.html",
+        "also write sweep.csv and a page for each corpus; CORPUS.html has heatmaps and the links of every head",
         parse=output_folder,
         metavar="FOLDER",
     )

@@ -46,7 +46,7 @@ class TranslateOptions(OneModelOptions):
     max_length: int = option("the maximum number of pieces in a translation", 200, parse=positive, metavar="N")
     alignments: bool = option("also print the word alignment: translation ||| i-j ..., source first, from 0", False)
     page: Path | None = option(
-        "also write a page with the first translations; their maps, and lines between the words",
+        "also write a page with the first translations; it has their maps, and lines between linked words",
         parse=output_path(".html"),
         metavar="FILE.html",
     )

@@ -35,7 +35,7 @@ class CompareOptions(Subject):
     """The options of ``captum-norm compare``."""
 
     examples: str | None = argument(
-        "a text, a file with one text per line, which ends at a tab, or - to read such lines from standard input "
+        "a text, a file with one text per line, or - to read such lines from standard input; a text ends at a tab "
         "(default: six captions)",
         metavar="TEXT|FILE",
         nargs="?",

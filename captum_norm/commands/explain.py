@@ -55,8 +55,8 @@ class ExplainOptions(Subject, Answers):
     """The options of ``captum-norm explain``."""
 
     texts: list[str] = argument(
-        "the text to explain, a file that contains it, or - for standard input; several are explained one by one; a "
-        "prompt if an answer is explained",
+        "the text to explain, a file that contains it, or - for standard input; several are explained one by one; "
+        "the prompt, if an answer is explained",
         [],
         metavar="TEXT|FILE",
         nargs="*",

@@ -28,7 +28,7 @@ class ModelsOptions(Options):
 
     check: str | None = option(
         "run a model or a PEFT adapter (a folder, or a name on the Hugging Face hub) once and show the structure of "
-        "each layer and how exactly its vectors sum to the output (default: list the models in the tests)",
+        "each layer and how exactly its vectors sum to the output (default: list the models that are tested)",
         metavar="NAME_OR_PATH",
     )
     quantize: Quantization | None = quantize_option()
