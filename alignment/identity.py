@@ -32,12 +32,13 @@ def weights_digest(model: "nn.Module") -> str:
     from captum_norm.models import loaded
 
     digest = hashlib.blake2b(digest_size=16)
+    modules = dict(model.named_modules(remove_duplicate=False))
     for name, stored in model.state_dict().items():
         path, _, attribute = name.rpartition(".")
-        module = model.get_submodule(path)
-        with loaded(module):
-            tensor: Any = module._parameters.get(attribute)
-            tensor = stored if tensor is None else tensor
+        module, tensor = modules.get(path), stored
+        if module is not None and attribute in module._parameters:
+            with loaded(module):
+                tensor = module._parameters[attribute]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
