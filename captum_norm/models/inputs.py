@@ -43,8 +43,6 @@ def bind_inputs(
             f"got inputs of shape {tuple(main.shape)} for {kind}, which reads pictures; expected pixel_values (batch, "
             "channels, height, width), such as an image processor returns"
         )
-    if facts.hands_on_cache and "use_cache" not in arguments:
-        arguments["use_cache"] = False
     given = (arguments.get(name) for name in library.decoder) if facts.decoder is not None else ()
     start = next((value for value in given if isinstance(value, Tensor)), None)
     prefix = _read_prefix(facts, arguments, main, main if start is None else start)
@@ -225,7 +223,7 @@ def _read_prefix(facts: Model, arguments: dict[str, Any], main: Tensor, continue
         # A cache is of use to nobody here, but where positions restart its absence tells transformers to see several
         # sequences in one: then the model's own default decides.
         unset = arguments.get("use_cache") is None and arguments.get("position_ids") is None
-        if "use_cache" in facts.parameters and unset:
+        if facts.takes_cache and unset:
             arguments["use_cache"] = False
         return Prefix(virtual=number)
     if virtual is not None:

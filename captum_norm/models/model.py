@@ -68,7 +68,7 @@ class Model:
     towers: Mapping[str, nn.Module]  # the models inside it that read images or sounds beside tokens, by name
     has_towers: bool  # which a model made of them alone has, too
     watched: Watched
-    hands_on_cache: bool  # whether a model with towers hands ``use_cache`` on to the one that reads the tokens
+    takes_cache: bool  # whether it takes ``use_cache``, or hands it on to the model inside it that reads the tokens
     adapted: nn.Module | None  # the adapter of PEFT that may put virtual tokens before the inputs
     processes: Any  # that have its shards; None if it is in this one alone
     role_of: Callable[[AttentionCall], Role]
@@ -128,7 +128,7 @@ def _read(module: nn.Module, state: tuple[object, ...], watched: Watched) -> Mod
         towers=others,
         has_towers=towers is not None,
         watched=(watched or frozenset(TEXT_STACKS)) if towers is not None else frozenset(),
-        hands_on_cache=towers is not None and takes_all and "use_cache" in forward_parameters(text),
+        takes_cache="use_cache" in parameters or (takes_all and "use_cache" in forward_parameters(text)),
         adapted=next(filter(is_peft, module.modules()), None),
         processes=processes_of(module),
         role_of=stack_reader(None if halves is None else halves[0], others),

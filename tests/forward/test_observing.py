@@ -13,8 +13,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import captum_norm as cn
 from captum_norm.models.hooks import EXPLAINING
+from captum_norm.models.inputs import bind_inputs
 from tests import families, oracle
+from tests.families import FAMILIES
 from tests.families.family import new
+from tests.families.images import VISION_LANGUAGE
 from tests.fuzzing import at_line
 from tests.padding import padded
 
@@ -50,10 +53,12 @@ def test_the_weights_of_sparse_attention_are_those_it_returns() -> None:
     torch.testing.assert_close(cn.AttentionWeights(model).maps(ids, per_head=True).decoder, expected)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "llava"])
 def test_positions_that_restart_are_two_sequences_where_the_plain_call_sees_them_so(name: str) -> None:
     """Transformers reads them as packed sequences, unless a cache is to be made."""
-    model, ids = families.build(name), families.inputs(name, batch=1, length=12)
+    model = families.randomized((FAMILIES | VISION_LANGUAGE)[name].build, 0, torch.float32)
+    ids = families.inputs("llama", batch=1, length=12)
+    assert bind_inputs(model, ids).arguments["use_cache"] is False  # of use to nobody here
     positions = torch.tensor([[*range(7), *range(5)]])
     for use_cache in (True, False):
         inputs = {"input_ids": ids, "position_ids": positions, "use_cache": use_cache}
