@@ -258,6 +258,8 @@ class GenerationAttribution(Attribution):
             with torch.no_grad(), evaluating(self.model):
                 generated = generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
         except (TypeError, ValueError) as error:
+            if not gen_args:
+                raise
             reason = " ".join(str(error).split())
             raise InvalidInputError(
                 f"generate() of {type(self.model).__name__} refuses gen_args={quoted(gen_args)}: {reason[:300]}"

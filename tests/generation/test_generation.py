@@ -5,7 +5,7 @@ import csv
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import pytest
@@ -415,6 +415,15 @@ def test_generated_answers_are_the_models_own() -> None:
     given = generation_of(cn.NormAttribution(model)).attribute(PROMPT, generated)
     assert torch.equal(result.seq_attr, given.seq_attr)
     assert state_of(model) == before
+
+
+def test_an_error_of_generate_without_arguments_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> Never:
+        raise TypeError("a fault of the model's")
+
+    monkeypatch.setattr(gpt2(), "generate", fail)
+    with pytest.raises(TypeError, match=r"^a fault of the model's$"):
+        generation_of(cn.NormAttribution(gpt2())).attribute(PROMPT)
 
 
 def test_a_model_in_training_answers_without_dropout() -> None:
