@@ -342,16 +342,13 @@ class _Pairs:
         if self.maps is None:
             return
         values, sizes = self.values[part.examples, part.keys], self.sizes[part.examples, :, part.keys]
+        exact = partial(self.rows, torch.float64)
         if self.form is None:
             rows = self.rows(weights.dtype).flatten(0, 1)
             norms = length((weights * values.permute(0, 2, 3, 1)).permute(0, 2, 3, 1) @ rows)
-            exact = partial(self.rows, torch.float64)
             self.maps[part] = refined_channel_norms(norms, weights, values, sizes, exact)
         else:
-            norms, exact = (
-                summed_norms(weights, self.form[part.examples, ..., part.keys]),
-                partial(self.rows, torch.float64),
-            )
+            norms = summed_norms(weights, self.form[part.examples, ..., part.keys])
             self.maps[part] = refined_summed_norms(norms, weights, values, sizes, self.suspects, exact)
 
     def divided(self, scope: Scope) -> Tensor:

@@ -71,7 +71,7 @@ def shares_of(scores: Sequence[float], counted: Sequence[bool] | None = None) ->
 def color_table(*, below: bool = False) -> npt.NDArray[np.uint8]:
     """Return the whole scale, (256, 3), lightest first; ``below``: the scale of negative numbers."""
     anchors = _ANCHORS_BELOW if below else _ANCHORS
-    steps = [np.linspace(start, end, 1000) for start, end in pairwise(anchors)]
+    steps = [np.linspace(start, end) for start, end in pairwise(anchors)]
     path = np.concatenate(steps)
     travelled = np.concatenate([[0.0], np.linalg.norm(np.diff(path, axis=0), axis=1).cumsum()])
     even = np.linspace(0, travelled[-1], STEPS)

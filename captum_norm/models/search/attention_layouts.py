@@ -213,7 +213,7 @@ def _continues(trace: Trace, stream: Tensor, after: list[Event], same: Same, fac
                 event = received[end - 1]
                 call = trace.call_of(event.site.module)
                 for onward in [total, call.tensor] if call is not None and call.norm else [total]:
-                    value = sketch(onward)[:-2].numpy().tobytes()
+                    value = sketch(onward).numpy().tobytes()
                     if value not in seen:
                         seen.add(value)
                         pending.append((onward, places[event]))
