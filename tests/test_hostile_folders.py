@@ -65,6 +65,17 @@ def test_a_sentence_encoder_runs_no_code(
     assert "harmful" not in sys.modules
 
 
+def test_a_router_runs_no_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(folder)
+    (folder / "harmful.py").write_text("raise SystemExit('was run')", encoding="utf-8")
+    modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.Router"}]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    routes = {"types": {"0": "harmful.Pooling"}, "structure": {"query": ["0"]}, "parameters": {}}
+    (folder / "router_config.json").write_text(json.dumps(routes), encoding="utf-8")
+    assert "harmful.Pooling" in refusal(load_sentence_transformer, folder)
+    assert "harmful" not in sys.modules
+
+
 def test_older_versions_of_sentence_transformers_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "modules.json").write_text("[]", encoding="utf-8")
     monkeypatch.setattr("sentence_transformers.__version__", "5.9.1")

@@ -102,6 +102,18 @@ def test_windows_and_pictures_do_not_attend_to_each_other() -> None:
     torch.testing.assert_close(maps.sum(-1), torch.ones(1, 2, 36).to(maps))
 
 
+def test_gradients_of_packed_pictures_are_those_of_each_example_alone() -> None:
+    name = "qwen2.5-vl"
+    method = cn.AttentionTimesGradient(model_of(name))
+    maps, *of_examples = (
+        method.maps(given, stacks=["vision"], target=3).towers["vision"]
+        for given in (inputs_of(name), alone(name, 0), alone(name, 1))
+    )
+    for found, expected in zip((maps[..., :16, :16], maps[..., 16:, 16:]), of_examples, strict=True):
+        assert expected.abs().amax((0, 2, 3)).min() > 1e-3
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
 def test_pictures_are_padding_where_no_query_attends_to_them() -> None:
     """Half of SmolVLM's last picture is padding: its patches are 0 in the tower's maps."""
     model, inputs = model_of("smolvlm"), inputs_of("smolvlm")

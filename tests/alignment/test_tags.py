@@ -263,6 +263,7 @@ KEPT = [
     ("the <code>int</code>s", "les ints", "0-0 1-1 2-1", "les <code>int</code>s"),
     ("the <code>int</code> value", "der int-Wert", "0-0 1-1 2-1", "der <code>int</code>-Wert"),
     ("the <code>x</code> value", "der max-Wert", "0-0 1-1 2-1", "der <code>x</code> max-Wert"),
+    ("a<code>x</code> b", "A B", "0-0 2-1", "A<code>x</code> B"),
     ("press <kbd>Ctrl</kbd> now", "drücken", "0-0", "drücken <kbd>Ctrl</kbd>"),
     ("<kbd>A</kbd> or <kbd>A</kbd>", "A oder A", "0-0 2-0 1-1", "<kbd>A</kbd> oder <kbd>A</kbd>"),
     ("<i translate = no>New <b>York</b></i>a", "A Nova York", "0-1 1-2 2-0", "A <i translate = no>New <b>York</b></i>"),

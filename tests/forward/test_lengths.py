@@ -147,11 +147,10 @@ def test_a_layer_that_is_not_seen_beyond_a_length_is_missed(change: str) -> None
     "change", ["mixed before the network", "mixed behind the network", "mixed between layers", "flipped"]
 )
 def test_layers_that_mix_positions_beyond_a_length_are_not_chained(change: str, length: int) -> None:
-    model = build(change, length)
-    for method in (cn.AttentionRollout(model), cn.NormAttribution(model, "attn_res"), cn.ALTI(model)):
-        method.attribute(ids(length), position=3)
     place = r"layers\.1\.attention" if change == "flipped" else r"layers\.1"
-    for method in (cn.AttentionRollout(model), cn.NormAttribution(model)):
+    for method in (cn.AttentionRollout(build(change, length)), cn.NormAttribution(model := build(change, length))):
+        for before in (method, cn.NormAttribution(model, "attn_res"), cn.ALTI(model)):
+            before.attribute(ids(length), position=3)
         with pytest.raises(cn.UnsupportedModelError, match=rf'mixes .*"{place}" .* over {length + 8} positions'):
             method.attribute(ids(length + 8), position=3)
 

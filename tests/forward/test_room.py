@@ -43,6 +43,13 @@ def deep_bert() -> Any:
     return families.randomized(new("BertModel", **families.TEXT | {"num_hidden_layers": LAYERS}), 0, torch.float32)
 
 
+def test_a_meter_whose_maps_are_not_chained_runs_the_model_twice() -> None:
+    model, runs = families.build("bert"), list[int]()
+    model.register_forward_hook(lambda *_: runs.append(1))
+    cn.NormMeter(model).measure(families.inputs("bert"), scopes=["attn"])
+    assert len(runs) == 2  # over an excerpt, to find its blocks, and over the inputs
+
+
 @pytest.mark.parametrize("name", ["bert", "albert", "gpt2"])
 def test_maps_without_room_are_refused_before_the_forward_pass(name: str, memory: dict[str, int]) -> None:
     model, ids = families.build(name), long_input(name)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm import InvalidInputError, NormAttribution, UnsupportedModelError
+from captum_norm.models.call import Positions
 from captum_norm.models.embeddings import embeddings_through, replacement, run_embedded
 from captum_norm.models.hooks import modules_of
 from captum_norm.models.inputs import bind_inputs
@@ -83,6 +84,18 @@ def test_that_layers_mix_positions_is_not_forgotten() -> None:
         method.maps(ids + 10**6)
     with pytest.raises(UnsupportedModelError, match="mixes positions"):
         method.scores(maps, 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((5, 5), (3, 3)), ((5, 2, 4), (3, 1, 4)), ((2, 5), (1, 3)), ((2, 7), (1, 7)), ((5, 7), (5, 7)), ((), ())],
+)
+def test_an_excerpt_has_the_first_positions_of_the_first_example(
+    shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    value = torch.rand(shape)
+    first = value[tuple(map(slice, expected))]
+    assert torch.equal(Positions(length=5).cut(value, batch=2, length=3), first)
 
 
 def test_what_stands_in_for_a_token() -> None:

@@ -1,7 +1,9 @@
 """Models whose weights hooks of accelerate keep elsewhere between the calls of their modules."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from torch import nn
 
 from captum_norm import AttentionBlockAttribution, NormAttribution, NormMeter, UnsupportedModelError
 from captum_norm.errors import NonFiniteError
+from captum_norm.models.offloading import expect_same_inputs
 from tests import families, feed_forwards
 from tests.test_matrix import SCOPES
 
@@ -126,3 +129,15 @@ def test_a_model_loaded_with_a_device_map(tmp_path: Path) -> None:
     loaded = type(model).from_pretrained(tmp_path / "model", device_map=places, offload_folder=tmp_path / "offload")
     assert loaded.transformer.h[1].attn.c_proj.weight.is_meta
     torch.testing.assert_close(NormAttribution(loaded).maps(inputs).decoder, expected)
+
+
+def test_inputs_that_differ_are_told_apart_between_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[set[str]] = []
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda _: 2)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", lambda _, own, **__: told.append(own))
+    ones = torch.ones(2)
+    different = ["1", 1, None, nn.ReLU(), [1, "1"], ones, ones[:, None], ones.double(), {"a": ones}, {"b": ones}]
+    for value in (*different, *map(copy.deepcopy, different)):
+        expect_same_inputs(SimpleNamespace(get_all_groups=lambda: [0]), value)
+    assert told[: len(different)] == told[len(different) :]
+    assert len(set().union(*told)) == len(different)

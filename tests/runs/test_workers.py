@@ -1,9 +1,12 @@
 """Workers on Ray make the output of one process, whatever happens to them."""
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -149,7 +152,7 @@ def test_bad_input_is_told_by_the_worker(tmp_path: Path, ray: RayBackend) -> Non
 def test_ray_is_not_needed_by_one_process_and_named_if_it_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     source, out = write_text(tmp_path / "text", extractions.text(9)), tmp_path / "out"
     with pytest.raises(InvalidInputError, match=r"several workers need Ray: pip install 'captum-norm\[cluster\]'"):
         run(source, out, backend="ray")
@@ -169,6 +172,23 @@ def test_a_cluster_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: py
     with pytest.raises(InvalidInputError, match=f"^cannot reach a Ray cluster at {re.escape(address)}: [^\n]+$"):
         run(source, out, backend=RayBackend(address=address))
     run(source, out)
+
+
+def test_missing_workers_are_started_at_once_and_then_seldom() -> None:
+    job: Any = SimpleNamespace(title="work", output="out")
+    driver = ray_workers._Driver(MagicMock(), job, MagicMock(), MagicMock(), RayBackend(workers=2))
+    for started in (2, 0):
+        driver._workers.clear()
+        driver._scale()
+        assert len(driver._workers) == started
+
+
+def test_a_connection_of_ours_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = MagicMock(is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with ray_workers._connected(RayBackend(address="auto")):
+        ray.shutdown.assert_not_called()
+    ray.shutdown.assert_called_once()
 
 
 @pytest.mark.parametrize(

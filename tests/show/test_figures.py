@@ -191,6 +191,9 @@ def test_a_comparison_shows_the_scores_and_gains_of_all_methods() -> None:
     rows = [shares_of(compared.results[name].scores[0][:5].tolist(), counted) for name in names]
     np.testing.assert_array_equal(scores.images[0].get_array(), rows)
     assert [bar.get_width() for bar in gains.patches] == [means[name]["relevance_gain"] for name in names]  # type: ignore[attr-defined]
+    gains.set_xlim(0, 2000)
+    figure.canvas.draw()
+    assert "10^{3}" in gains.xaxis.get_offset_text().get_text()
     assert compared.signature in [text.get_text() for text in figure.texts]
     colors = scores.images[0].get_cmap()
     np.testing.assert_array_equal(

@@ -245,6 +245,22 @@ def test_a_wrong_base_or_orientation_is_told_of(
     assert error.splitlines() == ([f"norm-align: warning: {path}: {told.format(path=path)}"] if told else [])
 
 
+@pytest.mark.parametrize(
+    ("shift", "system", "change", "advice"),
+    [(1, "far", "less", "counts from 1, write far:base1"), (0, "far:base1", "more", "counts from 0, write far")],
+)
+def test_another_base_is_told_of(
+    capsys: pytest.CaptureFixture[str], shift: int, system: str, change: str, advice: str
+) -> None:
+    lines = [[(source, source * factor % 11) for source in range(1, 11)] for factor in range(2, 11) for _ in range(3)]
+    for name, more in (("pairs", 0), ("far", shift)):
+        text = "\n".join(" ".join(f"{i + more}-{j + more}" for i, j in links) for links in lines)
+        Path(name).write_text(text, encoding="utf-8")
+    assert cli.main(["evaluate", "pairs", system, "--gold-base=0", "--bootstrap=0"]) == 0
+    told = f"{FAR.format(f'indices one {change}', '0.0 instead of 100.0')} if it {advice}, else check --gold-base"
+    assert capsys.readouterr().err == f"norm-align: warning: far: {told}\n"
+
+
 @needs("rwth-de-en")
 def test_published_rows_of_fast_align(run: Run) -> None:
     """The rows of fastalign.deen-results.txt as rounded there, but for one recall, which is of another run (65.5)."""

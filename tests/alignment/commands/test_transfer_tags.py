@@ -87,6 +87,10 @@ def test_translations_are_text_of_markup(run: Printed, monkeypatch: pytest.Monke
     write("fr", ["<b>1 &lt; 2 &amp;</b>"])
     assert run("fr", *ONE)[0] == ["<b>1 &lt; 2 &amp;</b>"]
     assert read == [["1", "<", "2", "&"]]
+    monkeypatch.setattr(command, "NormalizedWords", ())  # other models read words with their punctuation marks
+    write("fr", ["<b>L'1 &lt; 2.</b><img/>3"])
+    run("fr", *ONE)
+    assert read[1:] == [["L'1", "<", "2.", "3"]]
 
 
 def test_layer_and_head_are_chosen_on_the_first_lines(run: Printed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import pickle
 import shutil
 import sys
 from collections.abc import Sequence
@@ -288,6 +289,7 @@ def test_words_are_cut_once() -> None:
     first, second = tokenizer.encode_source([["a", "aa"], ["aa", "a", "a"]])
     assert (first.ids, second.ids) == ([4, 4, 4, 2], [4, 4, 4, 4, 2])
     assert letters.asked == ["a", "aa"]
+    assert pickle.loads(pickle.dumps(tokenizer)).encode_source([["a", "aa"]]) == [first]
 
 
 def test_sentences_of_segmenters_that_need_them_whole() -> None:

@@ -166,6 +166,7 @@ def test_bar_is_on_standard_error_if_asked_for(tmp_path: Path, capsys: pytest.Ca
     out, err = capsys.readouterr()
     assert out == ""
     assert f"/{len(PAIRS)}.0 " in err
+    assert "workers" not in err  # there is one process
     bad = [f"{source}, line {number}: " in err for number in range(1, len(PAIRS) + 1)]
     assert bad == [not line for line in expected(PAIRS).splitlines()]
 

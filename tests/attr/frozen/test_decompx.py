@@ -264,6 +264,7 @@ def test_tolerance_follows_the_models_dtype() -> None:
 def test_targets_of_any_kind(propagate: bool) -> None:
     model, ids = classifier(), families.inputs("bert", batch=2)
     method = DecompX(model, propagate=propagate)
+    assert torch.equal(method.attribute(ids), method.attribute(ids, model(ids).logits.argmax(-1)))
     ones = method.attribute(ids, 1)
     for target in ([1], (1, 1), torch.tensor([1]), torch.tensor(1), torch.tensor([1, 1])):
         torch.testing.assert_close(method.attribute(ids, target), ones, rtol=0, atol=0)

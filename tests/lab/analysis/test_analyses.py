@@ -248,6 +248,7 @@ def test_contextualization_change(tmp_path: Path, make: Any) -> None:
     model = make()
     result = run("contextualization-change", model, tmp_path, max_length=64)
     sequences = [sequence for sequence in encoded() if len(sequence.ids) > 1]
+    assert [(plot.name, plot.error) for plot in result.plots] == [("change", None), ("change-by-layer", "sd")]
     changes = [contextualization_change(model, torch.tensor([sequence.ids])) for sequence in sequences]
     macro = torch.stack([change.macro for change in changes]).mean(0)  # (L, C)
     for row in rows(result, "layers"):
