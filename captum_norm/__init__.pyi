@@ -4,10 +4,12 @@ from .attr.attention_block import AttentionBlockAttribution as AttentionBlockAtt
 from .attr.attention_block import GlobEnc as GlobEnc
 from .attr.attention_gradient import AttentionTimesGradient as AttentionTimesGradient
 from .attr.base import AttentionMapAttribution as AttentionMapAttribution
+from .attr.components import ComponentAttribution as ComponentAttribution
 from .attr.frozen.decompx import DecompX as DecompX
 from .attr.frozen.lrp import CPLRP as CPLRP
 from .attr.frozen.lrp import GIM as GIM
 from .attr.frozen.lrp import AttnLRP as AttnLRP
+from .attr.frozen.lrp import RelP as RelP
 from .attr.information_flow import InformationFlow as InformationFlow
 from .attr.norms import NormAttribution as NormAttribution
 from .attr.norms import NormMeter as NormMeter

@@ -55,6 +55,7 @@ _methods = {
     "cp-lrp": NamedMethod("CPLRP"),
     "attnlrp": NamedMethod("AttnLRP"),
     "gim": NamedMethod("GIM"),
+    "relp": NamedMethod("RelP"),
     "attention-gradient": NamedMethod("AttentionTimesGradient"),
     "weights": NamedMethod("AttentionWeights"),
     "rollout": NamedMethod("AttentionRollout"),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from captum_norm.attr.alti import alti_map
+from captum_norm.attr.frozen.components import ComponentRequest
 from captum_norm.attr.frozen.head import HeadNetwork, HeadReading, read_head
 from captum_norm.attr.frozen.network import HookedModules
 from captum_norm.attr.layer_maps import (
@@ -18,7 +19,7 @@ from captum_norm.attr.layer_maps import (
     scores_of_inputs,
 )
 from captum_norm.attr.logit_updates import LogitUpdates, PathScales, Tracing, block_updates, norm_scales, residual_path
-from captum_norm.attr.output import Decomposition, OutputAttribution
+from captum_norm.attr.output import Decomposition, OutputAttribution, restored
 from captum_norm.checks import check_choice
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.gradients import gradients_on
@@ -116,27 +117,38 @@ class ALTILogit(OutputAttribution):
         """
         call, request = self.call_of(inputs, additional_forward_args, Request(target=target, position=position))
         return finite_results(
-            self.model, self._traced(call, self._values(call, request, several=True), maps=False).logit_updates()
+            self.model, self._traced(call, self.values(call, request, several=True), maps=False).logit_updates()
         )
 
-    def decomposition(self, call: ModelCall, values: OutputValues, *, together: bool = False) -> Decomposition:
+    def decomposition(
+        self,
+        call: ModelCall,
+        values: OutputValues,
+        *,
+        together: bool = False,
+        components: ComponentRequest | None = None,
+    ) -> Decomposition:
         """Decompose the values by what each block adds to them, traced to the tokens."""
-        parts = finite_results(self.model, self._traced(call, values, maps=True).decomposition())
+        tracing, kinds = self._traced(call, values, maps=True), () if components is None else components.kinds
+        read = {kind: restored(call, kind, tracing.placed(kind), causal=tracing.causal) for kind in kinds}
+        parts = finite_results(self.model, tracing.decomposition()._replace(components=read or None))
         if not together or not values.several:
             return parts
         halves = [half.sum(1) for half in (parts.scores if call.encoder else [parts.scores])]
         scores = SourceAndPrefix(*halves) if call.encoder else halves[0]
-        return Decomposition(scores, parts.bias.sum(1), parts.number.sum(1), parts.convergence_delta.amax(1))
+        summed = {kind: {name: part.sum(1) for name, part in stacks.items()} for kind, stacks in read.items()}
+        delta = parts.convergence_delta.amax(1)
+        return Decomposition(scores, parts.bias.sum(1), parts.number.sum(1), delta, summed or None)
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Decompose the output value requested, or what one layer adds to it."""
-        tracing = self._traced(call, self._values(call, request), maps=True)
+        tracing = self._traced(call, self.values(call, request), maps=True)
         scores = tracing.scores(layer_indices(request.layers, tracing.depth))
         return scores_of_inputs(call, scores), tracing.summed.convergence_delta
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Place the parts of each layer in the rows of the positions that the head reads."""
-        return self._traced(call, self._values(call, request), maps=True).layer_maps(request)
+        return self._traced(call, self.values(call, request), maps=True).layer_maps(request)
 
     def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Scores:  # noqa: ARG002 - of one position
         """Add up the rows of all layers in maps, which are of one position each."""

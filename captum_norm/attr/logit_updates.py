@@ -30,6 +30,7 @@ from captum_norm.models.call import ModelCall, Positions
 from captum_norm.models.projections import NormReader
 from captum_norm.models.stacks import Place, Role
 from captum_norm.results.aggregation import normalize_rows
+from captum_norm.results.components import Component
 from captum_norm.results.maps import AttributionMaps, SourceAndPrefix
 
 
@@ -297,6 +298,30 @@ class Tracing:
         parts = self.summed._asdict().items()
         shaped: dict[str, Any] = {name: None if part is None else self._shaped(part) for name, part in parts}
         return LogitUpdates(**shaped)
+
+    def placed(self, kind: Component) -> dict[Role, Tensor]:
+        """Stack the updates of heads or feed-forward networks at the positions read, (B[, P], L, [H,] Q)."""
+        if kind not in ("heads", "feed_forward"):
+            raise InvalidInputError(
+                f'got components="{kind}"; updates are those of "heads" and "feed_forward": take another method, such '
+                "as RelP"
+            )
+        first = next(iter(self.path)).role
+        updates: dict[Role, list[Tensor]] = {}
+        for place, update in self.updates.items():
+            if kind == "heads":
+                updates.setdefault(place.role, []).append(update.heads)
+            elif update.feed_forward is not None:
+                updates.setdefault(first, []).append(update.feed_forward[:, None])
+        queries = self.updates[next(iter(self.path))].keys.shape[1] - self.call.prefix.past
+        places = self.reading.outputs, self.reading.positions
+        placed: dict[Role, Tensor] = {}
+        for role, layers in updates.items():
+            parts = stacked_heads(layers) if kind == "heads" else torch.stack(layers, 1).squeeze(-1)
+            rows = parts.new_zeros(len(self.reading.number), queries, *parts.shape[1:])
+            rows.index_put_(tuple(place.to(rows.device) for place in places), parts, accumulate=True)
+            placed[role] = self._shaped(rows.movedim(1, -1))
+        return placed
 
     def scores(self, layers: Collection[int]) -> Any:
         """Add up the tokens' parts in the updates of some layers, at the places of the user's inputs."""

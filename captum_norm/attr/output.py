@@ -1,19 +1,26 @@
 """Decomposes values of a model's output: the base classes of the methods that do."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, Never, Unpack
+from typing import Any, ClassVar, Literal, NamedTuple, Never, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
 from captum_norm.attr.base import AttentionMapAttribution
+from captum_norm.attr.frozen.components import (
+    FEED_FORWARD,
+    ComponentNetwork,
+    ComponentRequest,
+    Tap,
+    component_request,
+)
 from captum_norm.attr.frozen.network import FrozenNetwork, HookedModules
 from captum_norm.attr.frozen.rules import RuleSet
-from captum_norm.attr.layer_maps import TOLERANCE, expect_number, finite_results, scores_of_inputs
-from captum_norm.checks import check_bool
+from captum_norm.attr.layer_maps import TOLERANCE, expect_number, finite_results, scores_of_inputs, stack_name
+from captum_norm.checks import check_bool, quoted
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, UnsupportedModelError
 from captum_norm.forward.gradients import gradients_on, gradients_through
 from captum_norm.forward.request import Request, expect_room_for_gradients
@@ -25,7 +32,10 @@ from captum_norm.models.inputs import Inputs
 from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Readout
 from captum_norm.models.precision import least_precise
+from captum_norm.models.stacks import Place, Role, StackName
+from captum_norm.results.components import Component
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
+from captum_norm.results.stacks import STACKS
 
 
 class Decomposition(NamedTuple):
@@ -40,12 +50,16 @@ class Decomposition(NamedTuple):
         convergence_delta: ``|Σ scores + bias − number| / (Σ |scores| + |bias|)``, or the frozen network's deviation
             from the model if larger, (B[, P]). For a difference of two outputs, the error is relative to their sizes if
             these are larger, since they were rounded.
+        components: what the components of each kind requested contribute, by stack: residual streams (B[, P], L + 1, S)
+            at the first layer's input and every layer's output, heads (B[, P], L, H, S) before the output projection,
+            feed-forward networks (B[, P], L, S), their neurons (B[, P], L, N[, S]), experts (B[, P], L, E, S).
     """
 
     scores: Any
     bias: Tensor
     number: Tensor
     convergence_delta: Tensor
+    components: Mapping[Component, Mapping[StackName, Tensor]] | None = None
 
 
 class OutputAttribution(AttentionMapAttribution):
@@ -72,6 +86,8 @@ class OutputAttribution(AttentionMapAttribution):
         *,
         position: Any = None,
         together: bool = False,
+        components: Component | Sequence[Component] = (),
+        per_position: bool = False,
     ) -> Decomposition:
         """Decompose an output value of each example, or P values of each, in one forward pass.
 
@@ -84,6 +100,10 @@ class OutputAttribution(AttentionMapAttribution):
                 :meth:`~captum_norm.NormAttribution.attribute`, or several positions of each example, (B, P), which may
                 repeat.
             together: explain the sum of an example's values, such as the logits of a whole answer.
+            components: also read what components inside the model contribute: ``"residual"``, ``"heads"``,
+                ``"feed_forward"``, ``"neurons"``, ``"experts"``, or several of these; see
+                :class:`captum_norm.ComponentAttribution`.
+            per_position: read neurons at each position.
 
         Returns:
             the contributions. If targets or positions have an axis P, so has every tensor, behind that of the examples,
@@ -92,7 +112,8 @@ class OutputAttribution(AttentionMapAttribution):
         Raises:
             InvalidInputError: for a target or position outside the output.
             IncompleteDecompositionError: if the contributions do not add up to the value, as when the model computes
-                something that is neither linear nor a norm, an activation or a gated pair.
+                something that is neither linear nor a norm, an activation or a gated pair; with components, in any
+                layer.
             CaptumNormError: see :meth:`captum_norm.NormMeter.measure`.
 
         Example:
@@ -106,17 +127,23 @@ class OutputAttribution(AttentionMapAttribution):
             >>> AttnLRP(model).decompose(ids, ids[:, 2:], position=[[1, 2, 3]], together=True).scores.shape
             torch.Size([1, 5])
         """
-        request = Request(target=target, position=position)
-        call, request = self.call_of(inputs, additional_forward_args, request)
-        return self.decomposition(
-            call, self._values(call, request, several=True), together=check_bool("together", together)
-        )
+        parts = component_request(components, per_position=per_position)
+        call, request = self.call_of(inputs, additional_forward_args, Request(target=target, position=position))
+        values = self.values(call, request, several=True)
+        return self.decomposition(call, values, together=check_bool("together", together), components=parts)
 
     @abstractmethod
-    def decomposition(self, call: ModelCall, values: OutputValues, *, together: bool = False) -> Decomposition:
+    def decomposition(
+        self,
+        call: ModelCall,
+        values: OutputValues,
+        *,
+        together: bool = False,
+        components: ComponentRequest | None = None,
+    ) -> Decomposition:
         """Decompose the values of a call's output, or the sum of each example's."""
 
-    def _values(self, call: ModelCall, request: Request, *, several: bool = False) -> OutputValues:
+    def values(self, call: ModelCall, request: Request, *, several: bool = False) -> OutputValues:
         """Return the values requested, the only one of each example unless there may be several."""
         # Indices made in inference mode cannot be saved for a gradient.
         with gradients_on():
@@ -149,7 +176,7 @@ class OutputAttribution(AttentionMapAttribution):
 class RelevanceAttribution(OutputAttribution):
     """Base class of the rule sets: decomposes output values by gradient × input of the frozen network."""
 
-    rules: ClassVar[RuleSet]
+    rules: ClassVar[RuleSet | None]  # None: the model's own gradients, from which components alone can be read
     mapped = False
     units = MapUnits("relevance", "relevance", aggregation="propagated", target="part of the output")
     _propagate = False
@@ -175,7 +202,7 @@ class RelevanceAttribution(OutputAttribution):
                 f"got layer={request.layers[0]}; a layer's parts do not add up to the output that is explained: "
                 "leave layer= out"
             )
-        parts = self.decomposition(call, self._values(call, request))
+        parts = self.decomposition(call, self.values(call, request))
         return scores_of_inputs(call, parts.scores), parts.convergence_delta
 
     def explains_states(self, call: ModelCall, request: Request) -> bool:
@@ -190,14 +217,31 @@ class RelevanceAttribution(OutputAttribution):
             f"{type(self).__name__} explains values of the output and has no maps of layers; call attribute"
         )
 
-    def decomposition(self, call: ModelCall, values: OutputValues, *, together: bool = False) -> Decomposition:
+    def decomposition(
+        self,
+        call: ModelCall,
+        values: OutputValues,
+        *,
+        together: bool = False,
+        components: ComponentRequest | None = None,
+    ) -> Decomposition:
         """Decompose the values by a backward pass for each, or by one for their sum."""
-        explained = self._propagated if self._propagate else self._relevance
+        if self._propagate:
+            if components is not None:
+                raise InvalidInputError(
+                    f"got components={quoted(components.kinds)} of {type(self).__name__} that propagates parts; "
+                    'components are read from gradients: leave out propagate= and take bias="apart"'
+                )
+            explained: Callable[..., Decomposition] = self._propagated
+        else:
+            explained = partial(self._relevance, components=components)
         made = self.session.explain(partial(explained, self._prepared(call), values, together=together))
         if values.several and not together:
             return made
-        first = SourceAndPrefix(*(half[:, 0] for half in made.scores)) if call.encoder else made.scores[:, 0]
-        return Decomposition(first, *(value[:, 0] for value in made[1:]))
+        scores, bias, number, delta, read = made
+        first = SourceAndPrefix(*(half[:, 0] for half in scores)) if call.encoder else scores[:, 0]
+        read = read and {kind: {name: part[:, 0] for name, part in parts.items()} for kind, parts in read.items()}
+        return Decomposition(first, bias[:, 0], number[:, 0], delta[:, 0], read)
 
     def _propagated(self, call: ModelCall, values: OutputValues, *, together: bool) -> Decomposition:
         """Decompose the values by propagating the tokens' parts, for a method that does."""
@@ -217,9 +261,9 @@ class RelevanceAttribution(OutputAttribution):
         with gradients_on():
             return call.outside_inference()
 
-    def _hooked_modules(self, call: ModelCall) -> HookedModules:
+    def _hooked_modules(self, call: ModelCall, *, feed_forward: bool = False) -> HookedModules:
         """Find the modules to hook, once, in a model that the rules understand."""
-        blocks = self.session.blocks(call)
+        blocks = self.session.blocks(call, feed_forward=feed_forward)
         if self._modules is None or self._modules.blocks is not blocks:
             gated = next((block for block in blocks.values() if block.gated), None)
             if gated is not None:
@@ -230,14 +274,25 @@ class RelevanceAttribution(OutputAttribution):
         return self._hooked(blocks)
 
     def _relevance(
-        self, call: ModelCall, values: OutputValues, *, together: bool, rules: RuleSet | None = None
+        self,
+        call: ModelCall,
+        values: OutputValues,
+        *,
+        together: bool,
+        components: ComponentRequest | None = None,
+        rules: RuleSet | None = None,
     ) -> Decomposition:
         """Decompose the values, or the sum of each example's, by one backward pass for each."""
         if may_be_large(call):
             expect_room_for_gradients(call, self.session.sizes(call))
-        rules, modules = rules or self.rules, self._hooked_modules(call)
+        rules, kinds = self.rules if rules is None else rules, () if components is None else components.kinds
+        modules = self._hooked_modules(call, feed_forward=not FEED_FORWARD.isdisjoint(kinds))
         with gradients_on(), evaluating(call.model):
-            network = FrozenNetwork(modules, call, rules)
+            network: FrozenNetwork
+            if components is None:
+                network = FrozenNetwork(modules, call, cast(RuleSet, rules))
+            else:
+                network = ComponentNetwork(modules, call, rules, components)
             with gradients_through(self.model):
                 output = network.run()
             if WATCH.get() is not None:
@@ -249,15 +304,45 @@ class RelevanceAttribution(OutputAttribution):
             each = [network.relevances(numbers[:, i], again=i + 1 < count) for i in range(count)]
         scores, bias = (torch.stack(parts, 1) for parts in zip(*each, strict=True))
         numbers, rounded = numbers.detach().to(bias), rounded.to(bias)
-        if network.scored_apart:
+        if rules is None:
+            bias = numbers - scores.sum(2)
+        elif network.scored_apart:
             # What a softmax keeps in the model's own code is not seen, so all other steps are checked once.
             # Nor is it where as many examples as positions may have been taken for these.
             if not modules.complete or call.batch in network.lengths:
-                self._relevance(call, values, together=together, rules=replace(rules, temperature=None))
+                constant = replace(rules, temperature=None)
+                self._relevance(call, values, together=together, components=components, rules=constant)
                 modules.complete = True
             bias = numbers - scores.sum(2)
         halves = list(scores.split(network.lengths, 2))
-        return self._checked(call, halves, bias, numbers, rounded, network.largest_deviation())
+        made = self._checked(call, halves, bias, numbers, rounded, network.largest_deviation())
+        if not isinstance(network, ComponentNetwork):
+            return made
+        if not network.scored_apart:
+            self._expect_sums(network, numbers, rounded)
+        causal = self.session.seen(call).causal
+        read = {kind: restored(call, kind, network.stacked(kind), causal=causal) for kind in kinds}
+        return made._replace(components=finite_results(self.model, read))
+
+    def activations(self, call: ModelCall, request: ComponentRequest) -> tuple[dict[Tap, Tensor], list[Tensor]]:
+        """Run the model once, as it is; return the activations of components, and what enters the first layers."""
+        call = self._prepared(call)
+        modules = self._hooked_modules(call, feed_forward=not FEED_FORWARD.isdisjoint(request.kinds))
+        with torch.no_grad(), evaluating(call.model):
+            network = ComponentNetwork(modules, call, None, request)
+            call.note(network.run())
+        return network.activations, network.streams
+
+    def _expect_sums(self, network: ComponentNetwork, numbers: Tensor, rounded: Tensor) -> None:
+        """Refuse a layer whose residual stream does not add up to the values with the biases behind it."""
+        for number, least, reading in zip(numbers.unbind(1), rounded.unbind(1), network.readings, strict=True):
+            for tap, (total, size) in reading.sums.items():
+                relative = torch.maximum(size, least.to(size)).clamp(min=torch.finfo(size.dtype).tiny)
+                self._accept(
+                    (total - number.to(total)).abs() / relative,
+                    f"the parts of the residual stream that enters {Place(tap.role, tap.layer)} of "
+                    f"{type(self.model).__name__}, and those of the biases behind it, do not add up to the output",
+                )
 
     def _checked(
         self,
@@ -294,6 +379,17 @@ class RelevanceAttribution(OutputAttribution):
             deviation, f'the frozen network does not compute what {type(self.model).__name__} does in "{step}"'
         )
         return deviation
+
+
+def restored(
+    call: ModelCall, kind: Component, stacks: Mapping[Role, Tensor], *, causal: bool
+) -> dict[StackName, Tensor]:
+    """Name what components contribute by stack, in the user's order of positions where these are the last axis."""
+    named = {stack_name(role, causal=causal): (part, call.positions_of(role)[0]) for role, part in stacks.items()}
+    return {
+        name: part if kind == "neurons" and part.dim() == len("BPLN") else positions.restore(part, part.dim() - 1)
+        for name, (part, positions) in sorted(named.items(), key=lambda item: STACKS.index(item[0]))
+    }
 
 
 def sequences(call: ModelCall) -> list[Positions]:

@@ -134,6 +134,7 @@ class Use(NamedTuple):
     queries: Tensor | None = None  # indices of its n queries; None for all, in order
     coefficient: Tensor | None = None  # factor of its output, (n, 1)
     scale: Tensor | None = None  # factor of its input, (n, 1)
+    expert: int = 0  # its number among the experts of a mixture
 
     def reads(self, inputs: Tensor) -> Tensor:
         """Select and scale its inputs from those of all queries, (N, D) -> (n, D)."""

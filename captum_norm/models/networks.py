@@ -137,9 +137,9 @@ class ExpertsReader:
             position, place = (routing.experts == expert).nonzero(as_tuple=True)
             coefficient = routing.coefficients[position, place, None].to(dtype)
             if self.scorer is None:
-                yield Use(self.network(expert), position, coefficient)
+                yield Use(self.network(expert), position, coefficient, expert=expert)
             else:
-                yield Use(self.network(expert), position, scale=coefficient)
+                yield Use(self.network(expert), position, scale=coefficient, expert=expert)
 
 
 def cuts_of(outputs: int, width: int) -> list[Cuts]:

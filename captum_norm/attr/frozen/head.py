@@ -84,7 +84,7 @@ class HeadNetwork(FrozenNetwork):
         self._shares.clear()
         (gradient,) = torch.autograd.grad(number, self.streams, retain_graph=True, materialize_grads=True)
         gradient = self._batch_first(gradient)
-        return gradient.reshape(self._batch, -1, gradient.shape[-1]), list(self._shares)
+        return gradient.reshape(self._batch, -1, gradient.shape[-1]), [share for _, share in self._shares]
 
 
 def read_head(network: HeadNetwork, call: ModelCall, output: Any, values: OutputValues) -> HeadReading:

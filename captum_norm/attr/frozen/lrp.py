@@ -1,6 +1,6 @@
 """Attributes output values to the tokens by relevance propagation: gradient × input of the frozen network."""
 
-from captum_norm.attr.frozen.rules import ATTN_LRP, CP_LRP
+from captum_norm.attr.frozen.rules import ATTN_LRP, CP_LRP, RELP
 from captum_norm.attr.frozen.rules import GIM as GIM_RULES
 from captum_norm.attr.output import RelevanceAttribution
 
@@ -62,6 +62,31 @@ class AttnLRP(RelevanceAttribution):
 
     name = "attnlrp"
     rules = ATTN_LRP
+
+
+class RelP(RelevanceAttribution):
+    """RelP [Jafari et al. 2025]: gradient × input where norms, activations and gates pass on relevance, by their rules.
+
+    Norms' statistics and routing are constant, an activation passes all of its output's relevance to its input, and
+    gated networks give half to either factor, all as for :class:`captum_norm.AttnLRP`. Attention has its own gradient,
+    so a product's relevance reaches both factors whole, and the softmax takes it back: ``decompose`` returns that, too,
+    as ``bias``. It was made to find components that matter: see :class:`captum_norm.ComponentAttribution`.
+
+    Args:
+        model: a Hugging Face or fairseq model, or one built with torch.nn's attention; left unchanged.
+        readout: the values to explain instead of logits: see :data:`captum_norm.models.outputs.Readout`.
+        memory_budget, tokenizer: see :class:`captum_norm.forward.session.MeterOptions`.
+
+    Example:
+        >>> import torch
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=4))
+        >>> RelP(model).attribute(torch.tensor([[7, 9, 3]]), target=11).shape
+        torch.Size([1, 3])
+    """
+
+    name = "relp"
+    rules = RELP
 
 
 class GIM(RelevanceAttribution):

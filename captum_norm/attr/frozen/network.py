@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode, wrap_torch_function
 from captum_norm.attr.frozen.rules import ACTIVATIONS, DECOMPX, AttentionRules, RuleSet, with_rules
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
 from captum_norm.functional import Normalization, apply_linear, inverse_scale
-from captum_norm.functional.feed_forward import Elementwise, Network, Use
+from captum_norm.functional.feed_forward import Elementwise, Use
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
@@ -43,6 +43,7 @@ from captum_norm.models.offloading import is_elsewhere, tensor_of
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.probes import FAILURES, affine_test, may_be_affine
 from captum_norm.models.projections import NormReader, Projection, read_step, reproduces
+from captum_norm.models.stacks import Place
 
 Step = NormReader | Projection | Elementwise | ExpertsReader | Tensor
 """What a module computes; a tensor is the bias of an affine map."""
@@ -63,9 +64,9 @@ class HookedModules:
         self.blocks = blocks
         # The first of the layers to run begins the frozen part, in an encoder–decoder model one in either half.
         encoder, crossing = encoder_of(model), [module for module, block in blocks.items() if block.cross]
-        layers = layer_of(model, blocks, crossing)
-        self.layers, encoding = set(layers.values()), set(() if encoder is None else encoder.modules())
-        self.encoder = {layer for attention, layer in layers.items() if attention in encoding}
+        self.layer_of, encoding = layer_of(model, blocks, crossing), set(() if encoder is None else encoder.modules())
+        self.layers = set(self.layer_of.values())
+        self.encoder = {layer for attention, layer in self.layer_of.items() if attention in encoding}
         self.has_encoder = encoder is not None
         # Whether layers have the axes (S, B, D), unless they were seen with one example of one position.
         self.queries_first = any(block.queries_first for block in blocks.values())
@@ -131,8 +132,10 @@ class FrozenNetwork(TorchFunctionMode):
         self.deviations: list[tuple[str, Tensor]] = []
         # Whether the model's own code computes scores of attention that are not constant.
         self.scored_apart = False
-        # The share of the output that biases and softmaxes take, (B,) each.
-        self._shares: list[Tensor] = []
+        # The number of layers that have run, and of halves that have been entered behind them.
+        self.level = 0
+        # The share of the output that biases and softmaxes take, (B,) each, by the level at which they do.
+        self._shares: list[tuple[int, Tensor]] = []
         # Whether the layers entered are an encoder's.
         self._entered: set[bool] = set()
         # Whether the layers make a graph.
@@ -146,6 +149,7 @@ class FrozenNetwork(TorchFunctionMode):
         # The name of the module that ran last, which tells where a function is called.
         self._latest = ""
         self._attended = 0
+        self.place: Place  # of the attention call that ran last
         # Output of the last sum with a constant vector.
         self._last_sum: Tensor | None = None
         # Output, function and input of the last activation, which may gate the next product.
@@ -230,7 +234,7 @@ class FrozenNetwork(TorchFunctionMode):
         dtype, pairs = self.dtype, zip(gradients, self.streams, strict=True)
         parts = ((g.to(dtype) * x.detach().to(dtype)).sum(-1).to(value.device) for g, x in pairs)
         relevance = torch.cat([part.T if self._queries_first else part for part in parts], 1)
-        shares = [share.to(relevance) for share in self._shares]
+        shares = [share.to(relevance) for _, share in self._shares]
         return relevance, torch.stack(shares).sum(0) if shares else relevance.new_zeros(self._batch)
 
     def largest_deviation(self) -> tuple[str, Tensor]:
@@ -270,21 +274,21 @@ class FrozenNetwork(TorchFunctionMode):
         with torch.no_grad():
             output = call.output()
             if temperature is None:
-                place, _, weights = self.stacks.attend(call)
+                self.place, _, weights = self.stacks.attend(call)
         if temperature is None:
             line = (weights @ call.values_by_head.to(weights.dtype)).transpose(1, 2)
         else:
             # Where attention weights come in place of the queries, they do in place of the keys.
             self.scored_apart |= call.key is call.value
             query, key, value = (tensor.view_as(tensor) for tensor in (call.query, call.key, call.value))
-            with AttentionRules(self.rules.activation, temperature):
-                place, line, _ = self.stacks.attend(replace(call, query=query, key=key, value=value))
+            with AttentionRules(self.rules):
+                self.place, line, _ = self.stacks.attend(replace(call, query=query, key=key, value=value))
             line = line.view_as(line)
             self._keep(line, line)
             for tensor in (query, key, value):
                 self._keep(tensor, tensor, -1)
-        real = self.call.positions_of(place.role)[0].real
-        self._note(str(place), line, output, None if real is None else real.to(output.device))
+        real = self.call.positions_of(self.place.role)[0].real
+        self._note(str(self.place), line, output, None if real is None else real.to(output.device))
         return output + (line - line.detach()).to(output.dtype)
 
     def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
@@ -321,26 +325,28 @@ class FrozenNetwork(TorchFunctionMode):
         linear, constant = torch.zeros_like(inputs), torch.zeros_like(inputs).detach()
         for use in uses:
             chosen = every if use.queries is None else use.queries
-            written, bias = self._through(use.network, use.reads(inputs))
-            if use.coefficient is not None:
-                written, bias = written * use.coefficient, bias * use.coefficient
+            written, bias = self.through(use, inputs)
             linear, constant = linear.index_add(0, chosen, written), constant.index_add(0, chosen, bias)
         # Experts that read rows of their own have the whole batch for each expert.
         times = max(1, len(every) // self.streams[-1][..., 0].numel())
         return self._observed(linear, constant, output, times)
 
-    def _through(self, network: Network, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Carry inputs, (n, D), through a network; return what depends on them, and what does not."""
-        points = [affine.linear(inputs) for affine in network.inner]
+    def through(self, use: Use, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Carry inputs, (N, D), through a network; return what depends on them, (n, D), and what does not."""
+        network, read = use.network, use.reads(inputs)
+        points = [affine.linear(read) for affine in network.inner]
         with torch.no_grad():
-            biases = [affine.whole(torch.zeros_like(inputs)) for affine in network.inner]
+            biases = [affine.whole(torch.zeros_like(read)) for affine in network.inner]
             sums = [point + bias for point, bias in zip(points, biases, strict=True)]
             if len(sums) == 1:
                 line = self.rules.activation(network.activation, *sums)
             else:
                 line = self.rules.product(network.activation, network.factor, *sums)
             constant = network.outer.whole(line.of(*biases) + line.constant)
-        return network.outer.linear(line.of(*points)), constant
+        written = network.outer.linear(line.of(*points))
+        if use.coefficient is None:
+            return written, constant
+        return written * use.coefficient, constant * use.coefficient
 
     def _observed(self, linear: Tensor, constant: Tensor | None, output: Tensor, times: int = 1) -> Tensor:
         """Return what the model computed, with the gradient of a line; note the line's constant and deviation."""
@@ -362,11 +368,11 @@ class FrozenNetwork(TorchFunctionMode):
     def _keep(self, tensor: Tensor, constant: Tensor, sign: int = 1, times: int = 1) -> None:
         """Record the contribution of a constant added to ``tensor``, once its gradient is known."""
         # The graph holds the hook, and must not hold the network, whose tensors hold the graph.
-        constant, network = constant.detach(), proxy(self)
+        constant, network, level = constant.detach(), proxy(self), self.level
 
         def keep(gradient: Tensor) -> None:
             shares = (gradient.to(network.dtype) * constant.to(network.dtype)).sum(-1)
-            network._shares.append(sign * network._shares_of(shares, times))
+            network._shares.append((level, sign * network._shares_of(shares, times)))
 
         if tensor.requires_grad:
             tensor.register_hook(keep)
@@ -412,7 +418,7 @@ class FrozenNetwork(TorchFunctionMode):
             return output
         if output.dtype is not self.dtype and output.requires_grad:
             self.modules.precisions.add(output.dtype.to_real())  # such as rotations of queries in float32
-        return with_rules(func, args, options, output, self.rules.temperature)
+        return with_rules(func, args, options, output, self.rules)
 
     def _torchs_attention(self, *args: Any, **options: Any) -> Any:
         """Run torch's attention with its inner steps in sight."""

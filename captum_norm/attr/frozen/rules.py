@@ -4,12 +4,12 @@ The scores are gradient × input of a network whose forward pass is the model's 
 the rules say:
 
 ====================  ====================  ====================  ====================  ====================
-step                  DecompX               CP-LRP                AttnLRP               GIM
+step                  DecompX               CP-LRP                AttnLRP; RelP         GIM
 ====================  ====================  ====================  ====================  ====================
 softmax of scores     constant weights      constant weights      gradient              gradient at
                                                                                         temperature 2
-product q·k           nothing               nothing               half to each          half to each
-product weights·v     all to v              all to v              half to each          half to each
+product q·k           nothing               nothing               half to each; all     half to each
+product weights·v     all to v              all to v              half to each; all     half to each
 norm                  frozen statistics     frozen statistics     frozen statistics     frozen statistics
 activation g(z)       (g(z) − g(0)) / z     g(z) / z              g(z) / z              g′(z)
 gated g(u) ⊙ w        integrated along the  all to w, by g(u)     half to each, by      half to each, by
@@ -17,8 +17,9 @@ gated g(u) ⊙ w        integrated along the  all to w, by g(u)     half to each
 routing of experts    constant              constant              constant              constant
 ====================  ====================  ====================  ====================  ====================
 
-Biases keep what they contribute: it reaches no token. Under AttnLRP and GIM the softmax keeps something, too, and under
-GIM the activations do, as their gradients are not those of a line through zero.
+RelP differs from AttnLRP in attention alone, which has its own gradient.
+Biases keep what they contribute: it reaches no token. Under AttnLRP, RelP and GIM the softmax keeps something, too, and
+under GIM the activations do, as their gradients are not those of a line through zero.
 
 Where relevance flows through attention weights, the model's own attention function runs, so grouped queries, positions,
 masks, windows, soft caps and sinks are its own. Each product of two tensors that both depend on the input is a bilinear
@@ -79,6 +80,7 @@ class RuleSet:
     activation: Callable[[Elementwise, Tensor], Line]
     product: Callable[[Elementwise, Elementwise | None, Tensor, Tensor], Line]
     temperature: float | None = None  # of the softmax in the backward pass; None: attention weights are constant
+    halved: bool = True  # whether the factors of attention's products share their gradient
 
 
 def secant(function: Elementwise, point: Tensor) -> Line:
@@ -143,6 +145,9 @@ CP_LRP = RuleSet(activation=proportional, product=gate_stopped)
 ATTN_LRP = RuleSet(activation=proportional, product=halves(proportional), temperature=1)
 """Relevance also flows through the softmax; each product is halved [Achtibat et al. 2024]."""
 
+RELP = RuleSet(activation=proportional, product=halves(proportional), temperature=1, halved=False)
+"""As AttnLRP, with attention's own gradient [Jafari et al. 2025]."""
+
 GIM = RuleSet(activation=tangent, product=halves(tangent), temperature=2)
 """As AttnLRP, with true gradients of activations and a softer softmax [Edin et al. 2025b]."""
 
@@ -161,18 +166,18 @@ def halve(product: Tensor) -> None:
 
 
 def with_rules(
-    func: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], output: Tensor, temperature: float
+    func: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], output: Tensor, rules: RuleSet
 ) -> Tensor:
     """Return a torch function's output, which passes gradients on as the rules of attention say."""
     if not output.requires_grad:
         return output
-    if func in MATRIX_PRODUCTS:
+    if func in MATRIX_PRODUCTS and rules.halved:
         # What is added to the product comes before its factors.
         if all(map(depends_on_input, tensors_in([*args, *options.values()])[-2:])):
             halve(output)
-    elif func in SOFTMAX and temperature != 1:
+    elif func in SOFTMAX and rules.temperature not in (None, 1):
         named = dict(zip(("input", "dim"), args, strict=False)) | options
-        softer: Tensor = tempered(output, named["input"], temperature, named.get("dim", -1))
+        softer: Tensor = tempered(output, named["input"], rules.temperature, named.get("dim", -1))
         return softer
     return output
 
@@ -196,9 +201,9 @@ def depends_on_input(tensor: Tensor) -> bool:
 class AttentionRules(TorchFunctionMode):
     """Applies rules inside an attention function: to its softmax, its products, and activations such as a soft cap."""
 
-    def __init__(self, activation: Callable[[Elementwise, Tensor], Line], temperature: float) -> None:
+    def __init__(self, rules: RuleSet) -> None:
         super().__init__()
-        self._activation, self._temperature = activation, temperature
+        self._rules = rules
 
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -210,6 +215,6 @@ class AttentionRules(TorchFunctionMode):
             return output
         if func in ACTIVATIONS and args and output.requires_grad:
             inputs, rest = args[0], args[1:]
-            line = self._activation(lambda values: func(values, *rest, **options), inputs.detach())
+            line = self._rules.activation(lambda values: func(values, *rest, **options), inputs.detach())
             return (line.of(inputs) + line.constant).to(output.dtype)
-        return with_rules(func, args, options, output, self._temperature)
+        return with_rules(func, args, options, output, self._rules)

@@ -180,7 +180,7 @@ def test_attention_functions_with_soft_caps_equal_rules_by_hand(name: str) -> No
     q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     seed, allowed = torch.randn(2, 3, 5, 4).double(), by_hand.causal(5)
 
-    with rules.AttentionRules(METHODS[name].rules.activation, METHODS[name].rules.temperature):
+    with rules.AttentionRules(METHODS[name].rules):
         scores = torch.matmul(q, k.transpose(2, 3)) * 0.7
         weights = soft_cap(scores).masked_fill(~allowed, torch.finfo(scores.dtype).min)
         output = torch.matmul(torch.nn.functional.softmax(weights, dim=-1), v)
