@@ -131,14 +131,14 @@ class ALTILogit(OutputAttribution):
         """Decompose the values by what each block adds to them, traced to the tokens."""
         tracing, kinds = self._traced(call, values, maps=True), () if components is None else components.kinds
         read = {kind: restored(call, kind, tracing.placed(kind), causal=tracing.causal) for kind in kinds}
-        parts = finite_results(self.model, tracing.decomposition()._replace(components=read or None))
+        parts = finite_results(self.model, tracing.decomposition()._replace(components=read))
         if not together or not values.several:
             return parts
         halves = [half.sum(1) for half in (parts.scores if call.encoder else [parts.scores])]
         scores = SourceAndPrefix(*halves) if call.encoder else halves[0]
         summed = {kind: {name: part.sum(1) for name, part in stacks.items()} for kind, stacks in read.items()}
         delta = parts.convergence_delta.amax(1)
-        return Decomposition(scores, parts.bias.sum(1), parts.number.sum(1), delta, summed or None)
+        return Decomposition(scores, parts.bias.sum(1), parts.number.sum(1), delta, summed)
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Decompose the output value requested, or what one layer adds to it."""

@@ -163,7 +163,7 @@ class ComponentAttribution(Attribution):
         ends = [move(end, start) for end, start in zip(ends, starts, strict=True)]
         shares = [(step + 0.5) / steps for step in range(check_count("steps", steps))]
         each = [method.decomposition(call, values, components=replace(request, path=(ends, at))) for at in shares]
-        read = [cast(Any, parts.components) for parts in each]
+        read = [parts.components for parts in each]
         mean = {
             kind: {stack: torch.stack([parts[kind][stack] for parts in read]).mean(0) for stack in stacks}
             for kind, stacks in read[0].items()
@@ -207,7 +207,7 @@ def component_scores(
     call: ModelCall, method: str, unit: str, parts: Decomposition, outputs: Sequence[NamedOutput]
 ) -> ComponentScores:
     """Say of which positions the parts of a decomposition's components are."""
-    read = parts.components or {}
+    read = parts.components
     roles = {name: "self" if call.encoder is None else name for stacks in read.values() for name in stacks}
     real, tokens = dict[str, Tensor](), dict[str, Sequence[Sequence[str]]]()
     for name, role in roles.items():

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Never, Unpack, cast
 
 import torch
@@ -59,7 +60,7 @@ class Decomposition(NamedTuple):
     bias: Tensor
     number: Tensor
     convergence_delta: Tensor
-    components: Mapping[Component, Mapping[StackName, Tensor]] | None = None
+    components: Mapping[Component, Mapping[StackName, Tensor]] = MappingProxyType({})
 
 
 class OutputAttribution(AttentionMapAttribution):
@@ -240,7 +241,7 @@ class RelevanceAttribution(OutputAttribution):
             return made
         scores, bias, number, delta, read = made
         first = SourceAndPrefix(*(half[:, 0] for half in scores)) if call.encoder else scores[:, 0]
-        read = read and {kind: {name: part[:, 0] for name, part in parts.items()} for kind, parts in read.items()}
+        read = {kind: {name: part[:, 0] for name, part in parts.items()} for kind, parts in read.items()}
         return Decomposition(first, bias[:, 0], number[:, 0], delta[:, 0], read)
 
     def _propagated(self, call: ModelCall, values: OutputValues, *, together: bool) -> Decomposition:
@@ -320,7 +321,7 @@ class RelevanceAttribution(OutputAttribution):
             return made
         if not network.scored_apart:
             self._expect_sums(network, numbers, rounded)
-        causal = self.session.seen(call).causal
+        causal = bool(self.session.seen(call).causal) if rules is None else network.stacks.causal
         read = {kind: restored(call, kind, network.stacked(kind), causal=causal) for kind in kinds}
         return made._replace(components=finite_results(self.model, read))
 

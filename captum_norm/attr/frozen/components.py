@@ -87,10 +87,10 @@ class ComponentNetwork(FrozenNetwork):
     ) -> None:
         super().__init__(modules, call, rules or DECOMPX)
         self._request, self._plain = request, rules is None
-        self._behind = feed_forward_blocks(modules, request.kinds, plain=self._plain)
-        networks = ((part, reader) for behind in self._behind.values() for part, reader in enumerate(behind.dense))
-        self._outer = {reader.outer.module: part for part, reader in networks}
-        readers = [behind.experts for behind in self._behind.values() if behind.experts is not None]
+        behind = feed_forward_blocks(modules, request.kinds, plain=self._plain)
+        self._networks = {block.written.module for block in behind}
+        self._outer = {reader.outer.module: part for block in behind for part, reader in enumerate(block.dense)}
+        readers = [block.experts for block in behind if block.experts is not None]
         self._most_experts = max((len(reader.module.get_parameter(reader.inner)) for reader in readers), default=0)
         # Of one pass without gradients: the activations. Of one backward pass: what each component contributes, and
         # what a layer reads beside its stream, such as an encoder's output, by the level at which its half begins.
@@ -112,7 +112,8 @@ class ComponentNetwork(FrozenNetwork):
         return [
             *hooks,
             ("before", layers, self._begin),
-            ("before", self._outer, self._write),
+            ("before", self._outer, self._fire),
+            ("after", self._networks, self._write),
             ("after", layers, self._leave),
         ]
 
@@ -147,8 +148,7 @@ class ComponentNetwork(FrozenNetwork):
     def through(self, use: Use, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Carry inputs through an expert, and read it."""
         written, constant = super().through(use, inputs)
-        self._tap(Tap("feed_forward", self._role, self._layer), written, use.queries)
-        self._tap(Tap("experts", self._role, self._layer, use.expert), written, use.queries)
+        self._tap(Tap("experts", self._role, self._layer, use.expert), written, use.queries, written + constant)
         return written, constant
 
     def relevances(self, values: Tensor, *, again: bool) -> tuple[Tensor, Tensor]:
@@ -234,13 +234,17 @@ class ComponentNetwork(FrozenNetwork):
         if stream is not None:
             self._tap(Tap("residual", self._role, self._layer), stream)
 
-    def _write(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _fire(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hidden = first_argument(args, kwargs)
         if hidden is not None and self._entered:
-            self._tap(Tap("feed_forward", self._role, self._layer), hidden)
             self._tap(Tap("neurons", self._role, self._layer, self._outer[module]), hidden)
 
-    def _tap(self, tap: Tap, tensor: Tensor, rows: Tensor | None = None) -> None:
+    def _write(self, _module: nn.Module, *seen: Any) -> None:
+        written = first_tensor(seen[-1])
+        if written is not None and self._entered:
+            self._tap(Tap("feed_forward", self._role, self._layer), written)
+
+    def _tap(self, tap: Tap, tensor: Tensor, rows: Tensor | None = None, value: Tensor | None = None) -> None:
         """Note an activation, or what it contributes, once its gradient is known."""
         checked = tap.kind == "residual" and self._request.moves is None
         if tap.kind not in self._request.kinds and not checked:
@@ -248,7 +252,7 @@ class ComponentNetwork(FrozenNetwork):
         if not tensor.requires_grad:
             self.activations[tap] = tensor.detach()
             return
-        network, factor = proxy(self), tensor.detach()
+        network, factor = proxy(self), (tensor if value is None else value).detach()
         if self._request.moves is not None:
             factor = self._request.moves[tap]
 
@@ -285,17 +289,13 @@ class ComponentNetwork(FrozenNetwork):
         return parts.transpose(1, 2) if self._request.per_position else parts.sum(1)
 
 
-def feed_forward_blocks(
-    modules: HookedModules, kinds: Collection[Component], *, plain: bool
-) -> dict[nn.Module, FeedForwardBlock]:
-    """Return each layer's feed-forward block, if components inside are to be read; refuse what cannot be."""
+def feed_forward_blocks(modules: HookedModules, kinds: Collection[Component], *, plain: bool) -> list[FeedForwardBlock]:
+    """Return the layers' feed-forward blocks, if components inside are to be read; refuse what cannot be."""
     wanted = FEED_FORWARD.intersection(kinds)
     if not wanted:
-        return {}
+        return []
     behind = {
-        modules.layer_of[attention]: block.feed_forward
-        for attention, block in modules.blocks.items()
-        if block.feed_forward is not None
+        modules.layer_of[name]: block.feed_forward for name, block in modules.blocks.items() if block.feed_forward
     }
     without = next((block for name, block in modules.blocks.items() if modules.layer_of[name] not in behind), None)
     if without is not None:
@@ -310,12 +310,12 @@ def feed_forward_blocks(
         )
     if routed and "neurons" in wanted:
         raise UnsupportedModelError(
-            'got components="neurons", but the neurons of experts that share a module cannot be told apart; ask for '
+            'got components="neurons", but the neurons of experts that share a module are not seen one by one; ask for '
             '"experts" or "feed_forward"'
         )
-    if routed and plain:
+    if "experts" in wanted and plain:
         raise UnsupportedModelError(
-            f'got components="{min(wanted)}", but the model\'s own gradients do not tell experts that share a module '
-            "apart; take the rules of a method, such as RelP"
+            'got components="experts" for the model\'s own gradients or a counterfactual, where experts that share a '
+            'module are not seen one by one; ask for "feed_forward", or take a method such as RelP alone'
         )
-    return behind
+    return list(behind.values())

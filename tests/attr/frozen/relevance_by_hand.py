@@ -5,7 +5,7 @@ Nothing here uses the package's network.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ def merged(x: Tensor) -> Tensor:
 def relevance(stream: Tensor, run: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """Relevance of the positions of a stream, (B, S), for the numbers (B,) that ``run`` makes of it."""
     stream = stream.detach().requires_grad_()
-    numbers = run(stream)
+    numbers = run(stream.clone())
     (found,) = torch.autograd.grad(numbers, stream, numbers.detach())
     return found.sum(-1), numbers.detach()
 
@@ -41,14 +41,15 @@ def gpt2(model: Any, rules: Rules, ids: Tensor, target: int) -> tuple[Tensor, Te
 
     def run(stream: Tensor) -> Tensor:
         for layer in body.h:
+            stream = rules.note("residual", stream)
             read = rules.linear(rules.norm(stream, layer.ln_1), layer.attn.c_attn)
             q, k, v = (heads(part, count) for part in read.split(stream.shape[-1], -1))
             mixed = rules.attention(q, k, v, causal(ids.shape[1]), 1 / math.sqrt(q.shape[-1]))
             stream = rules.add(stream, rules.linear(merged(mixed), layer.attn.c_proj))
             inner = rules.linear(rules.norm(stream, layer.ln_2), layer.mlp.c_fc)
-            hidden = rules.active(inner, lambda z: F.gelu(z, approximate="tanh"))
-            stream = rules.add(stream, rules.linear(hidden, layer.mlp.c_proj))
-        return rules.linear(rules.norm(stream, body.ln_f), model.lm_head)[:, -1, target]
+            hidden = rules.note("neurons", rules.active(inner, lambda z: F.gelu(z, approximate="tanh")))
+            stream = rules.add(stream, rules.note("feed_forward", rules.linear(hidden, layer.mlp.c_proj)))
+        return rules.linear(rules.norm(rules.note("residual", stream), body.ln_f), model.lm_head)[:, -1, target]
 
     return relevance(start, run)
 
@@ -60,13 +61,16 @@ def bert(model: Any, rules: Rules, ids: Tensor, target: int, real: Tensor | None
 
     def run(stream: Tensor) -> Tensor:
         for layer in model.bert.encoder.layer:
+            stream = rules.note("residual", stream)
             names = ("query", "key", "value")
             q, k, v = (heads(rules.linear(stream, getattr(layer.attention.self, name)), count) for name in names)
             mixed = rules.attention(q, k, v, allowed[:, None, None], 1 / math.sqrt(q.shape[-1]))
             out = layer.attention.output
             stream = rules.norm(rules.add(rules.linear(merged(mixed), out.dense), stream), out.LayerNorm)
-            hidden = rules.active(rules.linear(stream, layer.intermediate.dense), F.gelu)
-            stream = rules.norm(rules.add(rules.linear(hidden, layer.output.dense), stream), layer.output.LayerNorm)
+            hidden = rules.note("neurons", rules.active(rules.linear(stream, layer.intermediate.dense), F.gelu))
+            written = rules.note("feed_forward", rules.linear(hidden, layer.output.dense))
+            stream = rules.norm(rules.add(written, stream), layer.output.LayerNorm)
+        stream = rules.note("residual", stream)
         pooled = rules.active(rules.linear(stream[:, 0], model.bert.pooler.dense), torch.tanh)
         return rules.linear(pooled, model.classifier)[:, target]
 
@@ -132,7 +136,7 @@ class LlamaLayer(nn.Module):
 def llama(model: Llama, rules: Rules, ids: Tensor, target: int) -> tuple[Tensor, Tensor]:
     def run(stream: Tensor) -> Tensor:
         for layer in model.layers:
-            attn: Any = layer.attn
+            stream, attn = rules.note("residual", stream), cast(Any, layer.attn)
             read = rules.norm(stream, layer.norm1)
             q, k, v = (
                 heads(rules.linear(read, module), count)
@@ -144,8 +148,9 @@ def llama(model: Llama, rules: Rules, ids: Tensor, target: int) -> tuple[Tensor,
             stream = rules.add(stream, rules.linear(merged(mixed), attn.o))
             read = rules.norm(stream, layer.norm2)
             hidden = rules.gated(rules.linear(read, layer.gate), rules.linear(read, layer.up), F.silu)
-            stream = rules.add(stream, rules.linear(hidden, layer.down))
-        return rules.linear(rules.norm(stream, model.norm), model.head)[:, -1, target]
+            written = rules.linear(rules.note("neurons", hidden), layer.down)
+            stream = rules.add(stream, rules.note("feed_forward", written))
+        return rules.linear(rules.norm(rules.note("residual", stream), model.norm), model.head)[:, -1, target]
 
     return relevance(model.embed(ids), run)
 
@@ -164,10 +169,11 @@ def mixtral(model: Any, rules: Rules, ids: Tensor, target: int) -> tuple[Tensor,
             gate, up = (apply(Linear, read, part.detach().T, None) for part in fused.chunk(2))
             written.append(apply(Linear, rules.gated(gate, up, F.silu), down.detach().T, None))
             given.append((coefficients * (chosen == expert)).sum(-1).reshape(*read.shape[:2], 1).detach())
-        return apply(Weighted, torch.stack(written), torch.stack(given).to(read))
+        return apply(Weighted, rules.note("experts", torch.stack(written)), torch.stack(given).to(read))
 
     def run(stream: Tensor) -> Tensor:
         for layer in body.layers:
+            stream = rules.note("residual", stream)
             read, attn = norm(stream, layer.input_layernorm), layer.self_attn
             modules = (attn.q_proj, attn.k_proj, attn.v_proj)
             q, k, v = (heads(rules.linear(read, module), size) for module, size in zip(modules, sizes, strict=True))
@@ -175,7 +181,8 @@ def mixtral(model: Any, rules: Rules, ids: Tensor, target: int) -> tuple[Tensor,
             q, k = rules.rotary(q, base), rules.rotary(k, base)
             mixed = rules.attention(q, k, v, causal(ids.shape[1]), 1 / math.sqrt(q.shape[-1]))
             stream = rules.add(stream, rules.linear(merged(mixed), attn.o_proj))
-            stream = rules.add(stream, mixture(norm(stream, layer.post_attention_layernorm), layer.mlp))
-        return rules.linear(norm(stream, body.norm), model.lm_head)[:, -1, target]
+            written = mixture(norm(stream, layer.post_attention_layernorm), layer.mlp)
+            stream = rules.add(stream, rules.note("feed_forward", written))
+        return rules.linear(norm(rules.note("residual", stream), body.norm), model.lm_head)[:, -1, target]
 
     return relevance(body.embed_tokens(ids), run)

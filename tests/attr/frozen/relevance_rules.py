@@ -1,7 +1,8 @@
 """LRP's rules by hand, as backward passes that carry relevance, not gradients.
 
 Each function's ``backward`` turns the relevance of its output into that of its inputs, by the rules of Achtibat et al.
-2024 (AttnLRP), Ali et al. 2022 (CP-LRP) and Edin et al. 2025b (GIM), and autograd adds up what several uses give.
+2024 (AttnLRP), Ali et al. 2022 (CP-LRP), Jafari et al. 2025 (RelP) and Edin et al. 2025b (GIM), and autograd adds up
+what several uses give.
 """
 
 from collections.abc import Callable
@@ -171,11 +172,26 @@ class Weighted(torch.autograd.Function):
 
 
 class Rules:
-    """The steps of a model under one rule set: ``cp-lrp``, ``attnlrp`` or ``gim``."""
+    """The steps of a model under one rule set: ``cp-lrp``, ``attnlrp``, ``relp`` or ``gim``."""
 
     def __init__(self, name: str) -> None:
         self.constant, self.tangent = name == "cp-lrp", name == "gim"
         self.temperature = 2 if name == "gim" else 1
+        # The shares of attention's products.
+        self.shares = {"cp-lrp": (0.0, 1.0), "relp": (1.0, 1.0)}.get(name, (0.5, 0.5))
+        # The relevance of what was noted, by kind and number.
+        self.noted: dict[str, dict[int, Tensor]] = {}
+
+    def note(self, kind: str, x: Tensor) -> Tensor:
+        kept = self.noted.setdefault(kind, {})
+        index = len(kept)
+        kept[index] = x.detach()  # until its relevance is known
+        x.register_hook(lambda relevance: kept.update({index: relevance}))
+        return x
+
+    def read(self, kind: str) -> Tensor:
+        """The relevance of all layers, (B, L, ...)."""
+        return torch.stack([self.noted[kind][index] for index in sorted(self.noted[kind])], 1)
 
     def linear(self, x: Tensor, module: Any) -> Tensor:
         weight = module.weight if type(module).__name__ == "Conv1D" else module.weight.T
@@ -207,13 +223,12 @@ class Rules:
         """(B, H, Q, d) from queries and (B, H or fewer, K, d) keys and values."""
         repeats = q.shape[1] // k.shape[1]
         k, v = (x[:, :, None].expand(-1, -1, repeats, -1, -1).flatten(1, 2) for x in (k, v))
-        shares = (0.0, 1.0) if self.constant else (0.5, 0.5)
-        scores = scale * apply(Product, q, k.transpose(-1, -2), shares)
+        scores = scale * apply(Product, q, k.transpose(-1, -2), self.shares)
         # A constant factor passes relevance on as it is.
         scores = scores.detach() + (_passed(scores, scale))
         scores = self.active(scores, soft_cap) if capped else scores
         weights = apply(Softmax, scores, allowed.expand_as(scores), self.temperature)
-        return apply(Product, weights, v, shares)
+        return self.note("heads", apply(Product, weights, v, self.shares))
 
 
 def _passed(tensor: Tensor, scale: float) -> Tensor:
