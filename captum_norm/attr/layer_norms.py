@@ -126,11 +126,12 @@ def layer_norms(
         formed_weights[part.examples, :, part.rows] = alphas.gather(3, index).squeeze(3)
         if consume is not None:
             consume(part, weights)
-    formed = (values[:, formed_keys] * formed_weights.transpose(1, 2).unsqueeze(-1)).flatten(2)
+        del weights, gated, alphas  # before the next ones are made
+    own = formed_keys, formed_weights
     ends = end_of or partial(_end_of, layer, carries)
     scales_of = scales_of or (lambda carry, tensors: carry.scales(tensors.projected, tensors.total))
-    own_norms, others_norms = _finish(layer, carries, pairs, formed, results, scales_of, ends, limit)
-    small = _small_ends(carries, pairs, results, (formed_keys, formed_weights), own_norms, others_norms)
+    own_norms, others_norms = _finish(layer, carries, pairs, own, results, scales_of, ends, limit)
+    small = _small_ends(carries, pairs, results, own, own_norms, others_norms)
     _refine_ends(layer, carries, pairs, small, results, own_norms, scales_of, ends)
     error = values.new_zeros(batch)
     for pair in pairs.values() if carries and with_maps else ():
@@ -155,32 +156,33 @@ def _finish(
     layer: Layer,
     carries: Mapping[Scope, Carry],
     pairs: Mapping[Combination, "_Pairs"],
-    formed: Tensor,  # each query's weights of one key times that key's values, (B, Q, H·d)
+    own: tuple[Tensor, Tensor],  # as in _small_ends
     results: LayerResults,
     scales_of: ScalesOf,
     end_of: EndOf,
     limit: int,
 ) -> tuple[dict[Scope, Tensor], dict[Scope, Tensor]]:
     """Fill in what needs the block's tensors; return ‖v_ii‖ and ‖Σ_{j≠i} v_ij‖ at each scope, (B, Q)."""
-    tensors, dtype = layer.recorded, layer.dtype
+    tensors, dtype, (keys, alphas) = layer.recorded, layer.dtype, own
     batch, queries, width = tensors.residual.shape
     weight, bias = layer.block.projection.read()
     weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
     # Of attention's output and of each scope's end: what is lacking to the model's tensor, and this tensor.
-    sketches = {name: formed.new_empty(2, batch, queries, DIRECTIONS) for name in (*pairs, *carries)}
-    own_norms = {scope: formed.new_empty(batch, queries) for scope in carries}
-    others_norms = {scope: formed.new_empty(batch, queries) for scope in carries}
-    results.mixing_ratio.update({scope: formed.new_empty(batch, queries) for scope in carries})
-    results.residual_norm = formed.new_empty(batch, queries)
+    sketches = {name: alphas.new_empty(2, batch, queries, DIRECTIONS) for name in (*pairs, *carries)}
+    own_norms = {scope: alphas.new_empty(batch, queries) for scope in carries}
+    others_norms = {scope: alphas.new_empty(batch, queries) for scope in carries}
+    results.mixing_ratio.update({scope: alphas.new_empty(batch, queries) for scope in carries})
+    results.residual_norm = alphas.new_empty(batch, queries)
     if any(carry.final is not None for carry in carries.values()):
-        results.norm_scale = formed.new_empty(batch, queries)
+        results.norm_scale = alphas.new_empty(batch, queries)
     directions = random_directions(width, weight)
     for rows in chunks(queries, batch * width, limit):
         here = tensors.rows(rows, dtype)
         context_norm = torch.linalg.vector_norm(here.context.detach(), dim=-1)
         direct = others = here.residual.new_empty(0)
         if carries:
-            direct, others = formed[:, rows] @ weight, _without_bias(here, weight, bias)
+            direct = layer.values[:, :, keys[rows]] * alphas[..., rows].unsqueeze(3)
+            direct, others = direct.transpose(1, 2).flatten(2) @ weight, _without_bias(here, weight, bias)
             others = others if layer.call.cross else others - direct
         ends = {scope: end_of(scope, here) for scope in carries}
         for norms, pair in pairs.items():
@@ -202,10 +204,10 @@ def _finish(
                 results.norm_scale[:, rows] = scales.final.squeeze(-1)
             carried, rest = pair.carry.linear(direct), pair.carry.linear(others)
             pair.direct[:, rows], rest = length(carried), length(rest)
-            own = torch.zeros_like(carried) if layer.call.cross else carried
+            kept = torch.zeros_like(carried) if layer.call.cross else carried
             for scope in pair.scopes:
                 own_norm, others_norm, mixing, *sketched = measure_end(
-                    carries[scope], scales, own, rest, sketch, *ends[scope], directions
+                    carries[scope], scales, kept, rest, sketch, *ends[scope], directions
                 )
                 own_norms[scope][:, rows], others_norms[scope][:, rows] = own_norm, others_norm
                 results.mixing_ratio[scope][:, rows] = mixing

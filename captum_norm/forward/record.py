@@ -195,11 +195,10 @@ class Layer:
         }
         return replace(tensors, **copies)
 
-    @cached_property
+    @property
     def attention(self) -> AttentionCall:
-        """The attention call without a gate, laid out in memory as the product of every part would copy it."""
-        call = self.call.ungated or self.call
-        return replace(call, query=call.query.contiguous(), key=call.key.mT.contiguous().mT)
+        """The attention call without a gate."""
+        return self.call.ungated or self.call
 
     def parts(self, *, advancing: bool = True) -> Iterator[tuple[Part, Tensor, Tensor]]:
         """Yield the attention weights of some rows at a time, (examples, H, rows, keys), without and with a gate.
@@ -246,6 +245,7 @@ class Layer:
             yield part, weights, gated
             if advancing:
                 self.advance(weights.shape[0] * weights.shape[2])
+            del weights, gated  # before the next ones are made
 
     def _attended(self, part: Part, mask: Tensor | None) -> Part:
         """Leave out the keys behind the last row's own if no row attends to them, as under a causal mask."""

@@ -244,7 +244,7 @@ def summed_norms(weights: Tensor, form: Tensor) -> Tensor:
     rows = weights * diagonals[0]
     for offset in range(1, heads):
         rows[:, : heads - offset].addcmul_(weights[:, offset:], diagonals[offset])
-    return root((rows * weights).sum(1))
+    return root(rows.mul_(weights).sum(1))
 
 
 def own_keys(pairs: Tensor) -> Tensor:
@@ -272,7 +272,7 @@ def ratio(others: Tensor, own: Tensor) -> Tensor:
 def root(squares: Tensor) -> Tensor:
     """Take square roots, of negative rounding errors as of 0, with a gradient of 0, not infinity, at 0."""
     if not squares.requires_grad:
-        return squares.clamp(min=0).sqrt()
+        return squares.clamp(min=0).sqrt_()
     positive = squares > 0
     return torch.where(positive, squares, torch.ones_like(squares)).sqrt() * positive
 

@@ -154,9 +154,9 @@ def scaled_dot_product(
     dtype, group = torch.promote_types(query.dtype, torch.float32), query.shape[1] // key.shape[1]
     if group > 1:
         key, value = (heads.repeat_interleave(group, dim=1) for heads in (key, value))
-    # There are fewer queries than scores to scale.
-    scaled = query.to(dtype) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    scores = scaled @ key.to(dtype).transpose(-1, -2)
+    # There are fewer queries than scores to scale, which the product would copy in this order.
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = query.to(dtype, copy=True, memory_format=torch.contiguous_format).mul_(scale) @ key.to(dtype).mT
     for summand in (mask, position_bias):
         scores = scores if summand is None else scores.add_(summand)
     weights = scores.softmax(-1)
