@@ -17,7 +17,7 @@ gated g(u) ⊙ w        integrated along the  all to w, by g(u)     half to each
 routing of experts    constant              constant              constant              constant
 ====================  ====================  ====================  ====================  ====================
 
-RelP differs from AttnLRP in attention alone, which has its own gradient.
+RelP differs from AttnLRP in attention, which has its own gradient, and in a stabiliser of g(z) / z.
 Biases keep what they contribute: it reaches no token. Under AttnLRP, RelP and GIM the softmax keeps something, too, and
 under GIM the activations do, as their gradients are not those of a line through zero.
 
@@ -54,8 +54,8 @@ MATRIX_PRODUCTS = frozenset(
 # How many steps back a tensor is followed to tell a function of parameters from one of the input.
 STEPS = 50
 
-STABILIZER = 1e-10
-"""Added to the denominator of g(z) / z where g(0) is not 0."""
+STABILIZER, RELP_STABILIZER = 1e-10, 1e-6
+"""Added to the denominator of g(z) / z where g(0) is not 0; and under RelP always, away from 0, as by its authors."""
 
 
 class Line(NamedTuple):
@@ -96,6 +96,13 @@ def proportional(function: Elementwise, point: Tensor) -> Line:
         return line
     value = function(point)
     slope = value / (point + STABILIZER)
+    return Line((slope,), value - slope * point)
+
+
+def stabilized(function: Elementwise, point: Tensor) -> Line:
+    """Return the line with slope g(z) / (z ± ε) [Jafari et al. 2025, as released]."""
+    value, away = function(point), torch.where(point < 0, -RELP_STABILIZER, RELP_STABILIZER)
+    slope = value / (point + away)
     return Line((slope,), value - slope * point)
 
 
@@ -145,7 +152,7 @@ CP_LRP = RuleSet(activation=proportional, product=gate_stopped)
 ATTN_LRP = RuleSet(activation=proportional, product=halves(proportional), temperature=1)
 """Relevance also flows through the softmax; each product is halved [Achtibat et al. 2024]."""
 
-RELP = RuleSet(activation=proportional, product=halves(proportional), temperature=1, halved=False)
+RELP = RuleSet(activation=stabilized, product=halves(stabilized), temperature=1, halved=False)
 """As AttnLRP, with attention's own gradient [Jafari et al. 2025]."""
 
 GIM = RuleSet(activation=tangent, product=halves(tangent), temperature=2)

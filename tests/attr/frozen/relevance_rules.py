@@ -107,24 +107,24 @@ class Normed(torch.autograd.Function):
 
 
 class Active(torch.autograd.Function):
-    """g(z): all relevance passes, or that of the tangent."""
+    """g(z): all relevance passes, but for z / (z ± ε), or that of the tangent."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, function: Function, tangent: bool) -> Tensor:
+    def forward(ctx: Any, z: Tensor, function: Function, tangent: bool, stabilizer: float) -> Tensor:
         ctx.save_for_backward(z)
-        ctx.function, ctx.tangent = function, tangent
+        ctx.function, ctx.tangent, ctx.stabilizer = function, tangent, stabilizer
         return function(z)
 
     @staticmethod
     def backward(ctx: Any, *relevance: Tensor) -> Any:
         (z,) = ctx.saved_tensors
         if not ctx.tangent:
-            return relevance[0], None, None
+            return relevance[0] * z / (z + ctx.stabilizer * z.sign()), None, None, None
         with torch.enable_grad():
             z = z.detach().requires_grad_()
             value = ctx.function(z)
             (slope,) = torch.autograd.grad(value.sum(), z)
-        return (z * slope / value * relevance[0]).where(value != 0, 0).detach(), None, None
+        return (z * slope / value * relevance[0]).where(value != 0, 0).detach(), None, None, None
 
 
 class Gated(torch.autograd.Function):
@@ -177,6 +177,7 @@ class Rules:
     def __init__(self, name: str) -> None:
         self.constant, self.tangent = name == "cp-lrp", name == "gim"
         self.temperature = 2 if name == "gim" else 1
+        self.stabilizer = 1e-6 if name == "relp" else 0.0
         # The shares of attention's products.
         self.shares = {"cp-lrp": (0.0, 1.0), "relp": (1.0, 1.0)}.get(name, (0.5, 0.5))
         # The relevance of what was noted, by kind and number.
@@ -207,8 +208,9 @@ class Rules:
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         return apply(Add, a, b)
 
-    def active(self, z: Tensor, function: Function) -> Tensor:
-        return apply(Active, z, function, self.tangent)
+    def active(self, z: Tensor, function: Function, divisor: float = 1) -> Tensor:
+        """g(z / divisor), of which the model's code divides before it calls g."""
+        return apply(Active, z, function, self.tangent, divisor * self.stabilizer)
 
     def gated(self, u: Tensor, w: Tensor, function: Function) -> Tensor:
         shares = (0.0, 1.0) if self.constant else (0.5, 0.5)
@@ -226,7 +228,7 @@ class Rules:
         scores = scale * apply(Product, q, k.transpose(-1, -2), self.shares)
         # A constant factor passes relevance on as it is.
         scores = scores.detach() + (_passed(scores, scale))
-        scores = self.active(scores, soft_cap) if capped else scores
+        scores = self.active(scores, soft_cap, 2) if capped else scores
         weights = apply(Softmax, scores, allowed.expand_as(scores), self.temperature)
         return self.note("heads", apply(Product, weights, v, self.shares))
 
