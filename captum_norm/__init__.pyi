@@ -11,6 +11,7 @@ from .attr.frozen.lrp import GIM as GIM
 from .attr.frozen.lrp import AttnLRP as AttnLRP
 from .attr.frozen.lrp import RelP as RelP
 from .attr.information_flow import InformationFlow as InformationFlow
+from .attr.interventions import ActivationPatching as ActivationPatching
 from .attr.norms import NormAttribution as NormAttribution
 from .attr.norms import NormMeter as NormMeter
 from .attr.tokens import TokenAttribution as TokenAttribution

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from transformers import BertModel
 
 from alignment.pipeline.extraction import line_bar
-from captum_norm import NormAttribution, NormMeter, progress
+from captum_norm import ActivationPatching, NormAttribution, NormMeter, progress
 from captum_norm.attr.feed_forward import feed_forward_norms
 from captum_norm.bars import DISPLAY, advance, bar, count_lines, to_stderr
 from captum_norm.cli import main
@@ -44,6 +44,15 @@ def finished_bars(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float | 
 def test_a_library_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     explain()
     assert capsys.readouterr().err == ""
+
+
+def test_a_bar_counts_patches(capsys: pytest.CaptureFixture[str], finished: list[object]) -> None:
+    inputs = families.inputs("gpt2", 0, 2, 4)
+    with progress(delay=0):
+        found = ActivationPatching(families.build("gpt2"), batch_size=10).attribute(inputs, 7, ablation="zero")
+    assert found.scores.numel() == 64
+    assert (64, 64) in finished
+    assert "patches of GPT2LMHeadModel:   0%|          | 0.00/64.0 patches" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["bert", "albert"])  # ALBERT's layers are one module

@@ -1,6 +1,6 @@
 """Attributes one output to components inside a model: residual streams, heads, networks, neurons, experts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from captum_norm.attr.frozen.components import ComponentRequest, component_request
 from captum_norm.attr.layer_maps import real_positions_of
-from captum_norm.attr.output import Decomposition, OutputAttribution, RelevanceAttribution
+from captum_norm.attr.output import Decomposition, OutputAttribution, RelevanceAttribution, sequences
 from captum_norm.checks import check_count
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.request import Request
@@ -27,6 +27,7 @@ from captum_norm.models.outputs import (
     name_outputs,
     output_scores,
 )
+from captum_norm.models.stacks import StackName
 from captum_norm.models.token_inputs import with_outputs
 from captum_norm.models.wrappers import class_of
 from captum_norm.results.components import Component, ComponentScores
@@ -138,10 +139,11 @@ class ComponentAttribution(Attribution):
             work = partial(self._patched, call, values, request, other, alignment, steps)
         elif alignment is not None or steps is not None:
             raise InvalidInputError("got alignment or steps without a counterfactual; pass counterfactual=")
-        named = partial(_named, method, target, position, method.session.tokenizer)
+        named = partial(named_outputs, method, target, position, method.session.tokenizer)
         parts, outputs = with_outputs(work, named, self.model, inputs)
-        unit = PART if counterfactual is None else CHANGE
-        return component_scores(call, method.name, unit, parts, outputs)
+        halves = parts.scores if isinstance(parts.scores, SourceAndPrefix) else [parts.scores]
+        unit, lengths = PART if counterfactual is None else CHANGE, [half.shape[-1] for half in halves]
+        return component_scores(call, method.name, unit, parts.components, lengths, outputs, parts.convergence_delta)
 
     def _patched(
         self,
@@ -155,7 +157,7 @@ class ComponentAttribution(Attribution):
         """Estimate what the activations of a counterfactual change."""
         method = cast(RelevanceAttribution, self.method)
         (here, starts), (there, ends) = (method.activations(each, request) for each in (call, counterfactual))
-        move = partial(_moved, call, counterfactual, alignment)
+        move = partial(moved, call, counterfactual, alignment)
         moves = {tap: move(there[tap], activation) - activation for tap, activation in here.items()}
         request = replace(request, moves=moves)
         if steps is None:
@@ -171,7 +173,7 @@ class ComponentAttribution(Attribution):
         return each[-1]._replace(components=mean)
 
 
-def _moved(call: ModelCall, other: ModelCall, alignment: Tensor | None, tensor: Tensor, like: Tensor) -> Tensor:
+def moved(call: ModelCall, other: ModelCall, alignment: Tensor | None, tensor: Tensor, like: Tensor) -> Tensor:
     """Take a counterfactual's activations at the positions that stand for those of the inputs."""
     if alignment is not None:
         batch, (length, there) = call.batch, (call.positions.length, other.positions.length)
@@ -186,15 +188,22 @@ def _moved(call: ModelCall, other: ModelCall, alignment: Tensor | None, tensor: 
         shift = 0 if other.positions.shift is None else other.positions.shift.to(tensor.device)[:, None]
         rows = (call.positions.shift_left(alignment.to(tensor.device)) - shift).clamp(min=0)
         tensor = tensor[torch.arange(batch, device=tensor.device)[:, None], rows]
-    if tensor.shape != like.shape:
+    if tensor.shape != like.shape or (alignment is None and not torch.equal(real_of(call), real_of(other))):
         raise InvalidInputError(
-            f"got a counterfactual with activations of shape {tuple(tensor.shape)} for {tuple(like.shape)}; expected "
-            "as many positions in each example, or alignment= with the position for each"
+            f"got a counterfactual with activations of shape {tuple(tensor.shape)} for {tuple(like.shape)}, or with "
+            "other padding; expected as many positions in each example, or alignment= with the position for each"
         )
     return tensor
 
 
-def _named(
+def real_of(call: ModelCall) -> Tensor:
+    """Return where the sequences that enter layers have no padding, one behind the other, (B, S)."""
+    halves = ((each.real, each.length or 0) for each in sequences(call))
+    ones = torch.ones(call.batch, 1, dtype=torch.bool, device="cpu")
+    return torch.cat([ones.expand(-1, length) if real is None else real.cpu() for real, length in halves], 1)
+
+
+def named_outputs(
     method: OutputAttribution, target: Any, position: Any, tokenizer: Any, call: ModelCall, output: Any
 ) -> list[NamedOutput]:
     """Name the output explained of each example."""
@@ -204,19 +213,21 @@ def _named(
 
 
 def component_scores(
-    call: ModelCall, method: str, unit: str, parts: Decomposition, outputs: Sequence[NamedOutput]
+    call: ModelCall,
+    method: str,
+    unit: str,
+    read: Mapping[Component, Mapping[StackName, Tensor]],
+    lengths: Sequence[int],  # of the sequences that enter layers
+    outputs: Sequence[NamedOutput],
+    delta: Tensor | None = None,
 ) -> ComponentScores:
-    """Say of which positions the parts of a decomposition's components are."""
-    read = parts.components
+    """Say of which positions the scores of components are."""
     roles = {name: "self" if call.encoder is None else name for stacks in read.values() for name in stacks}
     real, tokens = dict[str, Tensor](), dict[str, Sequence[Sequence[str]]]()
     for name, role in roles.items():
         half = "decoder" if role == "cross" else role
-        texts, scores = call.texts_of(half), parts.scores
-        if isinstance(scores, SourceAndPrefix):
-            scores = scores.source if half == "encoder" else scores.prefix
-        real[name] = real_positions_of(call, call.positions_of(half)[0], scores.shape[-1])
+        texts, length = call.texts_of(half), lengths[0 if half == "encoder" else -1]
+        real[name] = real_positions_of(call, call.positions_of(half)[0], length)
         if texts is not None:
-            tokens[name] = [row[-scores.shape[-1] :] for row in texts]
-    model = class_of(call.model).__name__
-    return ComponentScores(read, real, tokens, outputs, model, method, unit, parts.convergence_delta)
+            tokens[name] = [row[-length:] for row in texts]
+    return ComponentScores(read, real, tokens, outputs, class_of(call.model).__name__, method, unit, delta)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, Never, Unpack, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Never, TypeVar, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +34,11 @@ from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Readout
 from captum_norm.models.precision import least_precise
 from captum_norm.models.stacks import Place, Role, StackName
-from captum_norm.results.components import Component
+from captum_norm.results.components import NUMBERED, Component
 from captum_norm.results.maps import AttributionMaps, MapUnits, Scores, SourceAndPrefix
 from captum_norm.results.stacks import STACKS
+
+Network = TypeVar("Network", bound=ComponentNetwork)
 
 
 class Decomposition(NamedTuple):
@@ -327,12 +329,19 @@ class RelevanceAttribution(OutputAttribution):
 
     def activations(self, call: ModelCall, request: ComponentRequest) -> tuple[dict[Tap, Tensor], list[Tensor]]:
         """Run the model once, as it is; return the activations of components, and what enters the first layers."""
+        network, output = self.run_plain(call, request, ComponentNetwork)
+        call.note(output)
+        return network.activations, network.streams
+
+    def run_plain(
+        self, call: ModelCall, request: ComponentRequest, kind: Callable[..., Network]
+    ) -> tuple[Network, Any]:
+        """Run the model as it is inside a network of this kind; return the network and the model's output."""
         call = self._prepared(call)
         modules = self._hooked_modules(call, feed_forward=not FEED_FORWARD.isdisjoint(request.kinds))
         with torch.no_grad(), evaluating(call.model):
-            network = ComponentNetwork(modules, call, None, request)
-            call.note(network.run())
-        return network.activations, network.streams
+            network = kind(modules, call, rules=None, request=request)
+            return network, network.run()
 
     def _expect_sums(self, network: ComponentNetwork, numbers: Tensor, rounded: Tensor) -> None:
         """Refuse a layer whose residual stream does not add up to the values with the biases behind it."""
@@ -387,8 +396,9 @@ def restored(
 ) -> dict[StackName, Tensor]:
     """Name what components contribute by stack, in the user's order of positions where these are the last axis."""
     named = {stack_name(role, causal=causal): (part, call.positions_of(role)[0]) for role, part in stacks.items()}
+    axes = len("BPLS") + (kind in NUMBERED)
     return {
-        name: part if kind == "neurons" and part.dim() == len("BPLN") else positions.restore(part, part.dim() - 1)
+        name: part if part.dim() < axes else positions.restore(part, axes - 1)
         for name, (part, positions) in sorted(named.items(), key=lambda item: STACKS.index(item[0]))
     }
 

@@ -81,6 +81,16 @@ def with_argument(args: tuple[Any, ...], kwargs: dict[str, Any], old: Tensor, ne
     return replaced, {name: new if value is old else value for name, value in kwargs.items()}
 
 
+def with_result(output: Any, old: Tensor, new: Tensor) -> Any:
+    """Replace one tensor in what a module returned by another."""
+    if isinstance(output, Mapping):
+        return type(output)(**{name: with_result(part, old, new) for name, part in output.items()})
+    if isinstance(output, tuple | list):
+        parts = [with_result(part, old, new) for part in output]
+        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
+    return new if output is old else output
+
+
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors in (nested) arguments."""
     if isinstance(value, Tensor):

@@ -22,7 +22,7 @@ from captum_norm.functional.feed_forward import Use
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import FeedForwardBlock
 from captum_norm.models.call import ModelCall
-from captum_norm.models.hooks import Hook, first_argument, first_tensor, with_argument
+from captum_norm.models.hooks import Hook, first_argument, first_tensor, with_argument, with_result
 from captum_norm.models.stacks import Role
 from captum_norm.results.components import Component
 
@@ -132,9 +132,7 @@ class ComponentNetwork(FrozenNetwork):
         if self._request.path is not None:
             ends, share = self._request.path
             stream = torch.lerp(stream, ends[len(self.streams)].to(stream), share)
-        entered = super().enter(stream)
-        self._tap(Tap("residual", self._role, 0), entered)
-        return entered
+        return self.tap(Tap("residual", self._role, 0), super().enter(stream))
 
     def attention(self, call: AttentionCall) -> Tensor:
         """Replace attention, before the output projection, and read its heads."""
@@ -142,13 +140,12 @@ class ComponentNetwork(FrozenNetwork):
             self.place, output = self.stacks.enter(call), call.output()
         else:
             output = super().attention(call)
-        self._tap(Tap("heads", self.place.role, self.place.index), output)
-        return output
+        return self.tap(Tap("heads", self.place.role, self.place.index), output)
 
     def through(self, use: Use, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Carry inputs through an expert, and read it."""
         written, constant = super().through(use, inputs)
-        self._tap(Tap("experts", self._role, self._layer, use.expert), written, use.queries, written + constant)
+        self.tap(Tap("experts", self._role, self._layer, use.expert), written, use.queries, written + constant)
         return written, constant
 
     def relevances(self, values: Tensor, *, again: bool) -> tuple[Tensor, Tensor]:
@@ -178,7 +175,7 @@ class ComponentNetwork(FrozenNetwork):
         if kind in ("feed_forward", "experts"):
             without = [torch.zeros_like(next(iter(layers.values()))[0])]
             layers = {layer: layers.get(layer, without) for layer in range(self.layers[role])}
-        units = [torch.cat(parts, 1) for parts in layers.values()]
+        units = [torch.cat(parts, 1) if len(parts) > 1 else parts[0] for parts in layers.values()]
         if kind in ("heads", "neurons"):  # of which layers may have different numbers
             most, others = max(part.shape[1] for part in units), units[0].dim() - 2
             units = [pad(part, (*[0] * 2 * others, 0, most - part.shape[1])) for part in units]
@@ -227,31 +224,37 @@ class ComponentNetwork(FrozenNetwork):
 
         tensor.register_hook(keep)
 
-    def _leave(self, _module: nn.Module, *seen: Any) -> None:
-        stream = first_tensor(seen[-1])
+    def _leave(self, _module: nn.Module, *seen: Any) -> Any:
         self.layers[self._role] = self._layer = self._layer + 1
         self.level += 1
-        if stream is not None:
-            self._tap(Tap("residual", self._role, self._layer), stream)
+        return self._tap_result(Tap("residual", self._role, self._layer), seen[-1])
 
-    def _fire(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _fire(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         hidden = first_argument(args, kwargs)
-        if hidden is not None and self._entered:
-            self._tap(Tap("neurons", self._role, self._layer, self._outer[module]), hidden)
+        if hidden is None or not self._entered:
+            return None
+        tapped = self.tap(Tap("neurons", self._role, self._layer, self._outer[module]), hidden)
+        return None if tapped is hidden else with_argument(args, kwargs, hidden, tapped)
 
-    def _write(self, _module: nn.Module, *seen: Any) -> None:
-        written = first_tensor(seen[-1])
-        if written is not None and self._entered:
-            self._tap(Tap("feed_forward", self._role, self._layer), written)
+    def _write(self, _module: nn.Module, *seen: Any) -> Any:
+        return self._tap_result(Tap("feed_forward", self._role, self._layer), seen[-1]) if self._entered else None
 
-    def _tap(self, tap: Tap, tensor: Tensor, rows: Tensor | None = None, value: Tensor | None = None) -> None:
-        """Note an activation, or what it contributes, once its gradient is known."""
+    def _tap_result(self, tap: Tap, output: Any) -> Any:
+        """Tap the first tensor that a module returns; return its output with another in place, or None."""
+        tensor = first_tensor(output)
+        if tensor is None:
+            return None
+        tapped = self.tap(tap, tensor)
+        return None if tapped is tensor else with_result(output, tensor, tapped)
+
+    def tap(self, tap: Tap, tensor: Tensor, rows: Tensor | None = None, value: Tensor | None = None) -> Tensor:
+        """Note an activation, or what it contributes, once its gradient is known; return what goes on in its place."""
         checked = tap.kind == "residual" and self._request.moves is None
         if tap.kind not in self._request.kinds and not checked:
-            return
+            return tensor
         if not tensor.requires_grad:
             self.activations[tap] = tensor.detach()
-            return
+            return tensor
         network, factor = proxy(self), (tensor if value is None else value).detach()
         if self._request.moves is not None:
             factor = self._request.moves[tap]
@@ -266,6 +269,14 @@ class ComponentNetwork(FrozenNetwork):
             network._parts[whole] = parts if known is None else known + parts
 
         tensor.register_hook(keep)
+        return tensor
+
+    def by_position(self, tensor: Tensor) -> Tensor:
+        """View an activation by example and position, (B, S, ...)."""
+        if tensor.dim() > 2:
+            return self._batch_first(tensor)
+        rows: Tensor = tensor.unflatten(0, (-1, self._batch) if self._queries_first else (self._batch, -1))
+        return rows.transpose(0, 1) if self._queries_first else rows
 
     def _placed(self, tap: Tap, parts: Tensor, rows: Tensor | None) -> Tensor:
         """Add up what an activation's channels contribute: (B, S), heads and experts (B, H, S), neurons (B, N[, S])."""
@@ -276,12 +287,7 @@ class ComponentNetwork(FrozenNetwork):
         if rows is not None:
             positions = self._batch * self.lengths[-1]
             parts = parts.new_zeros(positions, 1).index_add(0, rows % positions, parts)
-        if parts.dim() == 2:  # rows of all positions
-            first = (-1, self._batch) if self._queries_first else (self._batch, -1)
-            parts = parts.unflatten(0, first)
-            parts = parts.transpose(0, 1) if self._queries_first else parts
-        else:
-            parts = self._batch_first(parts)
+        parts = self.by_position(parts)
         if tap.kind == "experts":
             return pad(parts.transpose(1, 2), (0, 0, tap.part, self._most_experts - 1 - tap.part))
         if tap.kind != "neurons":

@@ -141,7 +141,7 @@ class DecompX(RelevanceAttribution):
         examples = []
         chosen = self._sharing, self.session.options.budget
         with self._bar(call) as shown:
-            for index, example in enumerate(_examples(call)):
+            for index, example in enumerate(examples_of(call)):
                 scores = []
                 for output, network in propagated(modules, example, *chosen, shown.update):
                     numbers, rounded = values.of_example(index).read(network.call, output)
@@ -172,7 +172,7 @@ class DecompX(RelevanceAttribution):
 
         chosen = self._sharing, self.session.options.budget
         with self._bar(call) as shown:
-            for example in _examples(call):
+            for example in examples_of(call):
                 examples.append([])
                 for _, network in propagated(modules, example, *chosen, shown.update, watch):
                     self._expect_agreement(network.largest_deviation())
@@ -187,7 +187,7 @@ class DecompX(RelevanceAttribution):
         return delta
 
 
-def _examples(call: ModelCall) -> Iterator[ModelCall]:
+def examples_of(call: ModelCall) -> Iterator[ModelCall]:
     """Cut a call to each of its examples."""
     if call.library.sequences is not None and 1 < call.batch in (call.positions.length, call.decoder.length):
         raise InvalidInputError(
