@@ -394,3 +394,22 @@ def test_what_cannot_be_patched_is_refused() -> None:
         ActivationPatching(model, batch_size=0)
     with pytest.raises(UnsupportedModelError, match="experts that share a module"):
         ActivationPatching(families.build("mixtral")).attribute(here, 7, components="neurons", ablation="zero")
+
+
+@pytest.mark.parametrize("name", families.tiers(kind=families.arrangement_of))
+@torch.no_grad()
+def test_a_whole_stream_is_the_whole_change(name: str) -> None:
+    """Nothing else leads from the first layer's input to the output, nor from any later layer's."""
+    model = families.build(name)
+    here, there = (families.inputs(name, seed, 2, 5) for seed in range(2))
+
+    def readout(output: Any, _: Tensor) -> Tensor:
+        last: Tensor = output[0].reshape(len(output[0]), -1, output[0].shape[-1])[:, -1]
+        return last @ torch.linspace(-1, 1, 3 * last.shape[-1]).reshape(-1, 3).to(last)
+
+    method = ActivationPatching(model, readout=readout)
+    found = method.attribute(here, 1, components=["residual", "heads"], per_position=False, counterfactual=there)
+    change = (readout(model(there), here) - readout(model(here), here))[:, 1]
+    for stream in next(iter(found.parts["residual"].values())).unbind(1):
+        torch.testing.assert_close(stream, change, rtol=1e-5, atol=1e-5)
+    assert all(part.all() for part in found.parts["heads"].values())
