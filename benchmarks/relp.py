@@ -83,7 +83,8 @@ def differences(folder: Path, seeds: int) -> Table:
         table.add_column(column, justify="right")
     for seed in range(seeds):
         torch.manual_seed(seed)
-        model = GPT2LMHeadModel(GPT2Config(vocab_size=100, n_embd=96, n_layer=6, n_head=6, n_positions=64)).double()
+        sizes: Any = {"vocab_size": 100, "n_embd": 96, "n_layer": 6, "n_head": 6, "n_positions": 64}
+        model: Any = GPT2LMHeadModel(GPT2Config(**sizes)).double()
         for parameter in model.parameters():
             parameter.data.add_(0.1 * torch.randn_like(parameter))
         ids, other = torch.randint(0, 100, (2, 3, 20))

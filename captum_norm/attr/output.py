@@ -269,7 +269,7 @@ class RelevanceAttribution(OutputAttribution):
         blocks = self.session.blocks(call, feed_forward=feed_forward)
         if self._modules is None or self._modules.blocks is not blocks:
             gated = next((block for block in blocks.values() if block.gated), None)
-            if gated is not None:
+            if gated is not None and self.rules is not None:
                 raise UnsupportedModelError(
                     f'attention\'s output is multiplied before the output projection in "{gated.name}" of '
                     f"{type(self.model).__name__}; {type(self).__name__} does not support that"

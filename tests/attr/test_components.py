@@ -333,6 +333,19 @@ def test_results_name_their_components(tmp_path: Any) -> None:
         found.top(1, "experts")
 
 
+def test_the_models_own_gradients_pass_gates_on_attention() -> None:
+    model, ids = families.build("qwen3-next", dtype=torch.float64), families.inputs("qwen3-next", 0, 2, 7)
+    heads = {str(layer): (f"model.layers.{layer}.self_attn.o_proj", "input") for layer in range(2)}
+    logits, seen = activations(model, heads, lambda: model(ids).logits)
+    logits[:, -1, 5].sum().backward()
+    found = ComponentAttribution(model).attribute(ids, 5)
+    for layer in range(2):
+        part: Any = seen[str(layer)]  # times the gate, whose gradient is as much smaller
+        near(found.scores[:, layer], products({"heads": part.detach()}, {"heads": part.grad}, "heads"), 1e-6)
+    with pytest.raises(UnsupportedModelError, match="multiplied before the output projection"):
+        ComponentAttribution(RelP(model)).attribute(ids, 5)
+
+
 def test_what_has_no_components_is_refused() -> None:
     gpt2, ids = families.build("gpt2"), families.inputs("gpt2", 0, 2, 7)
     mixtral = families.build("mixtral")
