@@ -88,7 +88,12 @@ def test_a_command_line_runs_as_a_module(module: str, program: str) -> None:
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 # Pages of options that several commands share.
 SHARED = {
-    "captum-norm": ("captum-norm-options", "captum-norm-explain-answers", "worker-options"),
+    "captum-norm": (
+        "captum-norm-options",
+        "captum-norm-explain-answers",
+        "captum-norm-explain-components",
+        "worker-options",
+    ),
     "norm-align": ("norm-align-options", "worker-options"),
 }
 COMMANDS = [

@@ -25,8 +25,11 @@ from captum_norm.text.lines import read_text
 if TYPE_CHECKING:
     from captum_norm.explanation import Explanation
     from captum_norm.generation import GenerationResult
+    from captum_norm.results.components import ComponentScores
 
 _NOT_OF_ANSWERS = ("against", "layer", "position", "scope", "aggregation", "words", "lines")
+_NOT_OF_COMPONENTS = ("layer", "scope", "aggregation", "words", "generate", "chat", "segments", "contrast")
+_OF_COMPONENTS = ("decompx", "cp-lrp", "attnlrp", "relp", "gim", "alti-logit", "gradient")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +53,28 @@ class Answers(Options, title="generated text: the text is a prompt, and the answ
         return any(getattr(self, name) is not None for name in ("generate", "chat", "segments", "contrast"))
 
 
+def _method_name(text: str) -> str:
+    return text if text == "gradient" else method_name(text)
+
+
 @dataclass(frozen=True, kw_only=True)
-class ExplainOptions(Subject, Answers):
+class Inside(Options, title="components: what parts of the model contribute, instead of tokens"):
+    """The components that are explained."""
+
+    components: tuple[str, ...] | None = option(
+        "explain heads, feed_forward, residual, neurons or experts, several with commas; by --method decompx, cp-lrp, "
+        "attnlrp, relp, gim, alti-logit or gradient",
+        parse=lambda text: tuple(text.split(",")),
+        metavar="KIND,...",
+    )
+    counterfactual: str | None = option(
+        "estimate how the output changes if components had their activations for this text, of as many tokens",
+        metavar="TEXT",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(Subject, Answers, Inside):
     """The options of ``captum-norm explain``."""
 
     texts: list[str] = argument(
@@ -64,10 +87,9 @@ class ExplainOptions(Subject, Answers):
     text: bool = text_option()
     lines: bool = option("explain each line of a file as a text of its own", False)
     method: str = option(
-        f"the method: {', '.join(METHODS)}, or package.module:Class for one of your own",
+        f"the method: {', '.join(METHODS)}, gradient for components, or package.module:Class for one of your own",
         "norm",
-        parse=method_name,
-        choices=METHODS,
+        parse=_method_name,
         metavar="NAME",
     )
     scope: str | None = option(
@@ -104,9 +126,13 @@ def _run(options: ExplainOptions) -> None:
 
     result: Any
     given, loaded, texts = [given_text(word, is_text=options.text) for word in options.texts], None, list[str]()
-    if not options.explains_answer():
+    _check_components(options)
+    if options.components is None and not options.explains_answer():
         texts, loaded = _texts(options, given), options.load(answers=True)
-    if loaded is None or (options.against is None and is_answer(*loaded, options.target)):
+    if options.components is not None:
+        result = _components(options, _texts(options, given))
+        contents = {path: result.file_bytes(path.suffix) for path in options.out}
+    elif loaded is None or (options.against is None and is_answer(*loaded, options.target)):
         result = _answer(options, given, loaded)
         contents = {path: result.file_bytes(path.suffix) for path in options.out}
     else:
@@ -122,6 +148,56 @@ def _run(options: ExplainOptions) -> None:
     print_result(result, console, top=options.top)
     for path in contents:
         console.say(f"wrote {path}")
+
+
+def _check_components(options: ExplainOptions) -> None:
+    if options.components is None:
+        for name, given in (
+            ("counterfactual", options.counterfactual),
+            ("method gradient", options.method == "gradient"),
+        ):
+            if given not in (None, False):
+                raise InvalidInputError(f"got --{name} without --components; say --components heads, for example")
+        return
+    if options.method not in _OF_COMPONENTS:
+        raise InvalidInputError(
+            f"got --components with the method {options.method}; expected --method {', '.join(_OF_COMPONENTS)}"
+        )
+    for name in _NOT_OF_COMPONENTS:
+        if getattr(options, name) not in (None, False):
+            raise InvalidInputError(f"got --{name} with --components; leave it out")
+
+
+def _components(options: ExplainOptions, texts: list[str]) -> "ComponentScores":
+    """Explain what components of the model contribute to an output of each text."""
+    from captum_norm import ComponentAttribution
+    from captum_norm.explanation.run import numbered
+    from captum_norm.lab.comparison.methods import make_method
+    from captum_norm.loading import DEFAULT_MODEL, LANGUAGE_MODEL
+    from captum_norm.models.objects import tokenized
+
+    if options.model == DEFAULT_MODEL:  # it has no output
+        options = replace(options, model=LANGUAGE_MODEL)
+    model, tokenizer = options.load()
+    named = {"tokenizer": tokenizer}
+    method = model if options.method == "gradient" else make_method(options.method, model, options=named)
+    inputs, *others = [
+        tokenized(model, listed, tokenizer)
+        for listed in (texts, options.counterfactual and [options.counterfactual])
+        if listed
+    ]
+    sizes = [" × ".join(map(str, encoded["input_ids"].shape)) for encoded in (inputs, *others)]
+    if len(set(sizes)) > 1:
+        raise InvalidInputError(f"got a counterfactual of {sizes[1]} texts × tokens for {sizes[0]}; expected as many")
+    target, kinds = numbered(model, tokenizer, options.named_target()), options.components
+    where: dict[str, Any] = {
+        "position": options.position,
+        "components": kinds,
+        "counterfactual": next(iter(others), None),
+    }
+    with progress(terminal_only=True):
+        scores: ComponentScores = ComponentAttribution(method, tokenizer=tokenizer).attribute(inputs, target, **where)
+    return replace(scores, model=options.model)
 
 
 def _explanation(options: ExplainOptions, texts: list[str], model: Any, tokenizer: Any) -> "Explanation":
@@ -221,5 +297,5 @@ COMMAND = Command(
     ExplainOptions,
     _run,
     example='captum-norm explain "A man is playing a guitar on stage." --layer 4 --out guitar.html',
-    common=("method", "target", "layer", "model", "generate", "segments", "words", "top", "out"),
+    common=("method", "target", "layer", "model", "generate", "segments", "components", "words", "top", "out"),
 )

@@ -40,7 +40,7 @@ class ComponentScore(NamedTuple):
 
     name: str
     score: float
-    kind: str
+    kind: Component
     stack: str
     layer: int
     number: int | None

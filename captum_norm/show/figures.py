@@ -28,14 +28,17 @@ from captum_norm.explanation import Explanation
 from captum_norm.generation.result import GenerationResult
 from captum_norm.lab.comparison import Comparison
 from captum_norm.results import make_figure, make_file
+from captum_norm.results.components import NUMBERED, ComponentScores
 from captum_norm.results.maps import AttributionMaps
 from captum_norm.show.colors import BLUE, ORANGE, color_map, shares_of
 from captum_norm.show.text import (
     Numbers,
     as_array,
     check_length,
+    component_tokens,
     example_scores,
     example_title,
+    noun_of,
     shortened,
 )
 from captum_norm.text.characters import spelled_lines
@@ -242,6 +245,28 @@ def _draw_explanation(explanation: Explanation) -> Figure:
     panels = _layer_panels(squares[0], explanation.layers, explanation.map_unit)
     title = "; ".join([*map(str, explanation.outputs), f"{explanation.facts()['method']}, {explanation.model}"])
     return draw_heatmaps(panels, explanation.tokens[0], title=title)
+
+
+@make_figure.register
+def _draw_components(scores: ComponentScores) -> Figure:
+    """Draw a panel of layers, upwards, for each kind, by heads, experts or positions; neurons by descending score."""
+    if len(scores) != 1:
+        raise InvalidInputError(f"got the components of {len(scores)} examples; draw those of one: scores[0]")
+    parts = {kind: scores[0].totals(kind) if kind in NUMBERED else part for kind, part in scores[0].parts.items()}
+    panels = [(kind, stack, as_array(part[0])) for kind, stacks in parts.items() for stack, part in stacks.items()]
+    figure = StandaloneFigure(figsize=(_MOST_OF_MANY * len(panels), _MOST_OF_MANY), dpi=150, layout="constrained")
+    figure.suptitle(f"{scores.outputs[0]}; {scores.method}, {scores.model}", parse_math=False)
+    for axes, (kind, stack, values) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        rows = -np.sort(-values) if kind == "neurons" else values
+        image = axes.imshow(rows, origin="lower", aspect="auto", interpolation="nearest", **_scale(rows))
+        axes.set_title(f"{noun_of(kind)}s, {stack}", fontsize="medium")
+        figure.colorbar(image, ax=axes).set_label(scores.unit)
+        places = component_tokens(scores[0], stack) if kind not in NUMBERED else list(map(str, range(rows.shape[1])))
+        across = "rank" if kind == "neurons" else "number" if kind in NUMBERED else "position"
+        _label(axes.xaxis, across, places, 0.7 * _MOST_OF_MANY)
+        _label(axes.yaxis, "layer", list(map(str, range(len(rows)))), 0.7 * _MOST_OF_MANY)
+        axes.tick_params(axis="x", rotation=90)
+    return figure
 
 
 @make_figure.register

@@ -30,6 +30,7 @@ from captum_norm.text.files import place_of, write_whole
 
 __all__ = [
     "Column",
+    "Components",
     "Example",
     "Figure",
     "Graph",
@@ -129,6 +130,21 @@ class Graph:
 
 
 @dataclass(frozen=True)
+class Components:
+    """What the components of one kind in one stack contribute to an output."""
+
+    kind: str
+    stack: Stack
+    unit: str
+    values: Any  # (L, U, S) of U components in each layer at S positions, or (L, U) at all together
+    tokens: Tokens
+    signed: bool | None = None  # whether scores below zero mean something; None: whether there are some
+
+    def __post_init__(self) -> None:
+        _set_values(self, (2, 3), f"the scores of {self.kind}")
+
+
+@dataclass(frozen=True)
 class Picture:
     """The picture that a vision model saw, a PNG file; ``positions`` has the input token of each patch."""
 
@@ -147,6 +163,7 @@ class Example:
     maps: Sequence[Maps] = ()
     links: Sequence[Links] = ()
     graph: Graph | None = None
+    components: Sequence[Components] = ()
     pictures: Sequence[Picture] = ()
     row: int | None = None  # that is explained; None: no single one
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -250,7 +267,7 @@ class Page:
         )
 
 
-def _set_values(data: Scores | Maps, axes: tuple[int, ...], what: str) -> None:
+def _set_values(data: Scores | Maps | Components, axes: tuple[int, ...], what: str) -> None:
     """Convert the values to a finite array with one of these numbers of axes, and note whether some are negative."""
     values = data.values.detach().float().cpu() if hasattr(data.values, "detach") else data.values
     array = np.asarray(values, dtype=np.float32)

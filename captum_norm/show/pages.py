@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -19,12 +19,14 @@ from captum_norm.lab.analysis.results import RESULTS, AnalysisResult, number_fil
 from captum_norm.lab.analysis.results import Table as AnalysisTable
 from captum_norm.lab.comparison import MEASURES, Comparison
 from captum_norm.results import make_page
+from captum_norm.results.components import NUMBERED, ComponentScores
 from captum_norm.results.maps import AttributionMaps, Patches
 from captum_norm.results.stacks import MapStack
 from captum_norm.show.figures import pixels_of
 from captum_norm.show.page import (
     Cell,
     Column,
+    Components,
     Example,
     Figure,
     Graph,
@@ -41,6 +43,9 @@ from captum_norm.show.plots import draw_curves, draw_plot, plot_bytes, plot_svg
 from captum_norm.show.text import (
     BOLD,
     answer_of,
+    component_tokens,
+    components_answer,
+    components_subject,
     decimal,
     example_scores,
     printable,
@@ -58,6 +63,8 @@ _MOST_PIXELS = 800
 _MOST_OPEN = 30
 _MOST_SHOWN = 1000
 _MOST_EXAMPLES = 20
+# Scores of components; of more, a page has those of all positions together.
+_MOST_SCORES = 1_000_000
 # Their maps are combined otherwise, or are rolled out already.
 _NO_ROLLOUT = ("attention-gradient", "rollout")
 
@@ -216,6 +223,25 @@ def _stack_examples(stacks: Sequence[MapStack]) -> list[Example]:
             outputs = None if columns.texts == rows.texts else rows
             examples.append(Example(title, columns, outputs, maps=maps, answer=answer))
     return examples
+
+
+@make_page.register
+def _components_page(scores: ComponentScores) -> Page:
+    """Show what the components of a model contribute to the output of each example."""
+    examples = []
+    for single in scores:
+        shown = []
+        for kind, stacks in single.parts.items():
+            for stack, (part, *_) in stacks.items():
+                values = part if kind in NUMBERED else part[:, None]
+                values = values.sum(-1) if values.dim() == len("LUS") and values.numel() > _MOST_SCORES else values
+                tokens = Tokens(component_tokens(single, stack))
+                shown.append(Components(kind, cast(Stack, stack), single.unit, values, tokens))
+        title, answer = shortened(str(single.outputs[0]), _TITLE), components_answer(single)
+        facts = single.outputs[0].facts() if len(scores) > 1 else {}
+        examples.append(Example(title, Tokens([]), components=shown, facts=facts, answer=answer))
+    what = components_subject(scores) if len(scores) == 1 else "each output"
+    return Page(f"What inside {scores.model} contributes to {what}?", scores.facts(), examples)
 
 
 def patches_page(

@@ -16,15 +16,19 @@ from captum_norm.explanation import Explanation
 from captum_norm.generation.result import GenerationResult
 from captum_norm.lab.analysis.results import AnalysisResult
 from captum_norm.lab.comparison import Comparison
+from captum_norm.results.components import ComponentScores
 from captum_norm.results.outputs import facts_of_outputs
 from captum_norm.show.colors import Rgb, color_of, hex_of, ink_on, shares_of
 from captum_norm.show.text import (
     BOLD,
     check_length,
+    component_place,
+    components_answer,
     decimal,
     example_scores,
     example_title,
     formatted,
+    noun_of,
     printable,
     shown_measures,
 )
@@ -78,10 +82,12 @@ def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float]
         console.print(Text.assemble("0 ", ramp, f" {max(scores, default=0.0):.3g} ({unit})"))
 
 
-def score_table(tokens: Sequence[str], scores: Sequence[float], *, unit: str, top: int | None = None) -> Table:
+def score_table(
+    tokens: Sequence[str], scores: Sequence[float], *, unit: str, top: int | None = None, named: str = "token"
+) -> Table:
     """Create a table of the tokens: index, token, score, and a bar; in the order of the text, or the highest ones."""
     check_length(tokens, len(scores), "scores")
-    table = plain_table("", ["index", "token"], [unit])
+    table = plain_table("", ["index", named], [unit])
     table.columns[0].justify = "right"
     table.add_column("", width=_BAR_WIDTH, no_wrap=True)
     texts, shares = formatted(scores), shares_of(scores)
@@ -160,6 +166,22 @@ def _print_answer(result: GenerationResult, console: Console, *, top: int | None
     show_tokens(console, words_of_text(result.input_tokens).pieces, result.seq_attr.tolist(), unit=unit)
     best = result.top(top or _ANSWER_ROWS)
     console.print("", score_table([name for name, _ in best], [score for _, score in best], unit=unit), sep="\n")
+
+
+@print_result.register
+def _print_components(scores: ComponentScores, console: Console, *, top: int | None = None) -> None:
+    """Print the answer for each example, and a table of the strongest components of each kind."""
+    _say_facts(console, scores.facts())
+    for place, single in enumerate(scores):
+        console.print()
+        if len(scores) > 1:
+            _say(console, f"example {place}: {spelled_out(str(single.outputs[0]))}")
+        _say(console, components_answer(single))
+        for kind in single.parts:
+            best = single.top(top or _ANSWER_ROWS, kind)
+            names = [f"{noun_of(kind)} {component_place(single, row)}" for row in best]
+            table = score_table(names, [row.score for row in best], unit=scores.unit, named="component")
+            console.print("", table, sep="\n")
 
 
 @print_result.register

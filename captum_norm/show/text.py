@@ -1,6 +1,7 @@
 """Checks and formats what figures, pages and the terminal show: tokens, numbers, and the rows of a comparison."""
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +10,13 @@ import numpy.typing as npt
 import regex
 from torch import Tensor
 
+from captum_norm.attr.components import CHANGE
 from captum_norm.checks import quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.lab.comparison import MEASURES, Comparison, Measure
+from captum_norm.results.components import ComponentScore, ComponentScores
 from captum_norm.text.characters import spelled_out
+from captum_norm.text.words import words_of_tokens
 
 BOLD = (
     "Bold: no method is better by more than chance (sign-flip test over examples, p < 0.05); "
@@ -54,11 +58,7 @@ def answer_of(subject: str, names: Sequence[str], scores: Numbers) -> str:
     order = sorted(range(len(values)), key=lambda place: -values[place])
 
     def told(places: Sequence[int]) -> str:
-        texts = [
-            f"“{shortened(names[place].strip() or names[place], 40)}” ({share(values[place] / total)})"
-            for place in places
-        ]
-        return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
+        return _listed([f"{_quoted(names[place])} ({share(values[place] / total)})" for place in places])
 
     most = [place for place in order if values[place] > 0]
     against = [place for place in reversed(order) if values[place] < 0][:2]
@@ -68,6 +68,68 @@ def answer_of(subject: str, names: Sequence[str], scores: Numbers) -> str:
     elif len(most) > 3:
         parts.append(f"least on {told(most[-1:])}")
     return f"{', '.join(parts)}." if parts else ""
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
+
+
+def _quoted(name: str) -> str:
+    return f"“{shortened(name.strip() or name, 40)}”"
+
+
+def components_answer(single: ComponentScores) -> str:
+    """Say which components of each kind carry most of an example's output, speak against it or would change it most.
+
+    These have at least half of the largest absolute score. Residual streams, those that enter the first layer, are only
+    told of where there is no other kind.
+    """
+    told, subject, changed = list[str](), components_subject(single), single.unit == CHANGE
+    for kind in [kind for kind in single.parts if kind != "residual"] or single.parts:
+        rows = [row for row in single.top(sys.maxsize, kind) if row.score and (kind != "residual" or not row.layer)]
+        strong = [row for row in rows if abs(row.score) >= abs(rows[0].score) / 2]
+        patching, parts = "patching {0} changes {1} most ({2})", list[str]()
+        carry = [row for row in strong if row.score > 0][:3], "{0} carries {2} of {1}", "{0} carry {2} of {1}"
+        oppose = (
+            [row for row in strong if row.score < 0][:2],
+            "{0} speaks against {1} ({2})",
+            "{0} speak against {1} ({2})",
+        )
+        for some, one, several in [(strong[:3], patching, patching)] if changed else [carry, oppose]:
+            if some:
+                names = _listed([component_place(single, row) for row in some])
+                names = f"{noun_of(kind)}{'s' * (len(some) > 1)} {names}"
+                part = share(sum(abs(row.score) for row in some) / sum(abs(row.score) for row in rows))
+                parts.append((several if some[1:] else one).format(names, subject, part))
+                subject = "it"
+        told += [f"{text[0].upper()}{text[1:]}." for text in [", ".join(parts)] if text]
+    what = "changes" if changed else "contributions"
+    return " ".join([*told, f"Shares are of the sum of absolute {what} of the same kind."] if told else [])
+
+
+def components_subject(single: ComponentScores) -> str:
+    """Quote the output that an example's components contribute to; both of a difference."""
+    output = single.outputs[0]
+    names = output.name.split(" − ") if isinstance(output.index, tuple) else [output.name]
+    return " − ".join(f"“{shortened(name, 40)}”" for name in names)
+
+
+def noun_of(kind: str) -> str:
+    """Name one component of a kind."""
+    nouns = {"residual": "residual stream", "feed_forward": "feed-forward network"}
+    return nouns.get(kind, kind.removesuffix("s"))
+
+
+def component_place(single: ComponentScores, row: ComponentScore) -> str:
+    """Say where a component is: its layer and number, its token, and its stack if there are several."""
+    at = "" if row.position is None else f" at {_quoted(component_tokens(single, row.stack)[row.position])}"
+    return f"{row.name}{at}" + f" ({row.stack})" * (len(single.parts[row.kind]) > 1)
+
+
+def component_tokens(single: ComponentScores, stack: str) -> Sequence[str]:
+    """Return the tokens of a stack as people write them, or the numbers of their positions."""
+    texts, count = single.tokens.get(stack), single.real[stack].shape[1]
+    return [f"position {place}" for place in range(count)] if texts is None else words_of_tokens(texts[0]).pieces
 
 
 def share(value: float) -> str:

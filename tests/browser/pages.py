@@ -6,8 +6,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from matplotlib import image
 
+from captum_norm.attr.components import PART
+from captum_norm.results.components import Component, ComponentScores
+from captum_norm.results.outputs import NamedOutput
 from captum_norm.show.page import (
     Column,
     Example,
@@ -135,6 +139,36 @@ def picture() -> Example:
     )
 
 
+TEXTS = ["ĠEve", "Ġgave", "ĠAda", "Ġto"]
+HEAD_SCORES: list[list[list[float]]] = [
+    [[-3.0, 0, 0, 0], [0, 0, 0, 0.25], [0.5, 1.5, 0, 0.5]],
+    [[0, 0, -0.25, 0], [1, 0, 0, 3], [0, 0, 0, 0]],
+]
+"""Scores of two layers with three heads at four tokens: in all −3, .25, 2.5; −.25, 4, 0."""
+NETWORKS = [[1.0, 1, 0, 1], [0, 0, -1, 0]]
+STREAMS = [[2.0, 0, -1, 1], [1, 0, 1, 0], [0, 0, 0, 2]]
+NEURONS = [[0.01 * number for number in range(200)], [-0.01 * number for number in range(200)]]
+
+
+def components(*kinds: str, unit: str = PART) -> ComponentScores:
+    """Components of these kinds, each of whose scores is known: part of one output minus another."""
+    values: dict[Component, Any] = {
+        "heads": HEAD_SCORES,
+        "feed_forward": NETWORKS,
+        "residual": STREAMS,
+        "neurons": NEURONS,
+    }
+    parts = {kind: {"decoder": torch.tensor([part])} for kind, part in values.items() if kind in kinds}
+    outputs = [NamedOutput((4, 7), " Ada −  Eve", 3.5)]
+    real = torch.ones(1, len(TEXTS), dtype=torch.bool)
+    return ComponentScores(parts, {"decoder": real}, {"decoder": [TEXTS]}, outputs, "Tiny", "relp", unit)
+
+
+def component_example(*kinds: str) -> Example:
+    (example,) = components(*kinds).page().examples
+    return example  # type: ignore[no-any-return]
+
+
 TABLE = Table(
     "Faithfulness",
     [Column("Method"), Column("Comprehensiveness", "number"), Column("Difference", "signed")],
@@ -153,7 +187,14 @@ def everything() -> Page:
     return Page(
         "Everything",
         {"model": "tiny"},
-        [sentence(), translation(), flow(), answer(), picture()],
+        [
+            sentence(),
+            translation(),
+            flow(),
+            answer(),
+            picture(),
+            component_example("heads", "feed_forward", "residual"),
+        ],
         tables=[TABLE],
         figures=[FIGURE],
         notes=["The model is random."],

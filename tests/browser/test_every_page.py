@@ -23,7 +23,7 @@ PAGES: dict[str, Callable[[], Page]] = {
 every_page = pytest.mark.parametrize("name", PAGES)
 
 
-def each_example(tab: Tab, page: Page, most: int = 4) -> Iterator[int]:
+def each_example(tab: Tab, page: Page, most: int = 6) -> Iterator[int]:
     """Choose one example after the other."""
     settle(tab)
     choice = tab.get_by_role("combobox", name="Example", exact=True)
@@ -119,12 +119,17 @@ ANSWER = "“good” rests most on “unbelievably” (31 %) and “well” (22 
 
 
 @pytest.mark.parametrize("size", [(1400, 900), (390, 844)], ids=["desktop", "phone"])
-@pytest.mark.parametrize("name", ["text", "links", "picture", "findings"])
+@pytest.mark.parametrize("name", ["text", "links", "picture", "components", "findings"])
 def test_the_first_screen_has_the_question_the_answer_and_what_shows_it(
     visit: Visits, name: str, size: tuple[int, int]
 ) -> None:
     settings = {f"setting {number}": "a long value of a setting" for number in range(20)}
-    examples = {"text": pages.sentence, "links": pages.translation, "picture": pages.picture}
+    examples: dict[str, Callable[[], Example]] = {
+        "text": pages.sentence,
+        "links": pages.translation,
+        "picture": pages.picture,
+        "components": lambda: pages.component_example("heads", "feed_forward", "residual"),
+    }
     page = Page("What does it rest on?", settings, tables=[pages.TABLE, pages.TABLE], answer=ANSWER)
     if name in examples:
         page = replace(page, tables=[], answer="", examples=[replace(examples[name](), answer=ANSWER)])

@@ -44,9 +44,13 @@ export async function decodeExample(example, heads = true) {
   const decoded = (entries) =>
     Promise.all(entries.map(async (entry) => ({ ...entry, values: await decode(entry.values) })));
   const now = example.maps.filter((maps) => !late.includes(maps));
-  const [scores, maps] = await Promise.all([decoded(example.scores), decoded(now)]);
+  const [scores, maps, components] = await Promise.all([
+    decoded(example.scores),
+    decoded(now),
+    decoded(example.components),
+  ]);
   const later = late.reduce((sum, { values: { shape } }) => sum + shape[0] * shape[1], 0);
-  return { ...example, scores, maps, later };
+  return { ...example, scores, maps, components, later };
 }
 
 /** @type {(example: RawExample, maps: RawExample["maps"][number]) => boolean} */

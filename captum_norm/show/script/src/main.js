@@ -27,6 +27,8 @@ const DEFAULTS = {
   from: "",
   to: "",
   flow: 0.04,
+  nodes: 0,
+  node: "",
   views: [],
   theme: "light",
 };

@@ -21,6 +21,8 @@ const KEPT = {
   from: { write: (value) => value, read: (text) => text },
   to: { write: (value) => value, read: (text) => text },
   flow: { write: String, read: share },
+  nodes: { write: String, read: natural },
+  node: { write: (value) => value, read: (text) => text },
   views: { write: (value) => value.join(","), read: (text) => text.split(",").filter((name) => /^[a-z]+$/.test(name)) },
 };
 

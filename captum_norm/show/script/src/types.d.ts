@@ -60,6 +60,16 @@ export interface Graph {
   method: string;
 }
 
+interface ComponentsOf<A> {
+  kind: "residual" | "heads" | "feed_forward" | "neurons" | "experts";
+  stack: Stack;
+  unit: string;
+  /** (L, U, S), or (L, U) of all positions together. */
+  values: A;
+  tokens: Tokens;
+  signed: boolean;
+}
+
 export interface Picture {
   /** Base64. */
   png: string;
@@ -75,6 +85,7 @@ interface ExampleOf<A> {
   maps: MapsOf<A>[];
   links: Links[];
   graph: Graph | null;
+  components: ComponentsOf<A>[];
   pictures: Picture[];
   row: number | null;
   facts: Record<string, string>;
@@ -127,6 +138,7 @@ export interface Example extends ExampleOf<NumberArray> {
 }
 export type Maps = MapsOf<NumberArray>;
 export type Scores = ScoresOf<NumberArray>;
+export type Components = ComponentsOf<NumberArray>;
 
 export type Side = "input" | "output";
 
@@ -175,6 +187,10 @@ export interface Values {
   to: string;
   /** The importance that an edge must exceed, from 0 to 1. */
   flow: number;
+  /** How many components are shown, the strongest; 0: those that carry most. */
+  nodes: number;
+  /** The component chosen: stack, kind, and layer, number and position; "": the strongest. */
+  node: string;
   /** The names of the views shown, in the order of the page. */
   views: string[];
   /** The colours in use; set by main.js, not kept in the address. */

@@ -50,7 +50,7 @@ test("an example is decoded once while it is among the last", async () => {
     scores: [],
     maps: [],
   };
-  const rest = { links: [], graph: null, pictures: [], row: null, facts: {} };
+  const rest = { links: [], graph: null, components: [], pictures: [], row: null, facts: {} };
   const examples = Array.from({ length: 9 }, () => ({ ...empty, ...rest }));
   const open = opener({ title: "", facts: {}, examples, tables: [], figures: [], notes: [] });
   const first = await open(0, false);
@@ -65,9 +65,9 @@ test("many maps of single heads wait until they are asked for, beside those of a
   const maps = [together, heads].map((values) => ({ method: "norm", stack: "encoder", layers: [0], values }));
   const shapes = (example) => example.maps.map(({ values }) => values.shape.length);
   const [late, now, alone] = await Promise.all([
-    decodeExample({ scores: [], maps }, false),
-    decodeExample({ scores: [], maps }),
-    decodeExample({ scores: [], maps: maps.slice(1) }, false),
+    decodeExample({ scores: [], components: [], maps }, false),
+    decodeExample({ scores: [], components: [], maps }),
+    decodeExample({ scores: [], components: [], maps: maps.slice(1) }, false),
   ]);
   assert.deepEqual([shapes(late), late.later], [[3], 2]);
   assert.deepEqual([shapes(now), now.later], [[3, 4], 0]);

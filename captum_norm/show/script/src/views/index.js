@@ -1,5 +1,6 @@
 /** @import { Example, View } from "../types.js" */
 
+import { components } from "./components.js";
 import { figures } from "./figures.js";
 import { flow } from "./flow.js";
 import { links } from "./links.js";
@@ -19,6 +20,7 @@ export function viewsOf(example) {
   const linked = Boolean(example?.links.length);
   return [
     findings,
+    components,
     picture,
     ...(linked ? [links] : []),
     text,
