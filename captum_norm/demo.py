@@ -49,12 +49,9 @@ _NORM = "norm ‖αf(x)‖"
 
 @dataclass(frozen=True)
 class Findings:
-    """The comparison of all layers, with the tokens and maps (S, S) of the first sentence, where [CLS] is heaviest.
+    """The comparison of all layers, with the tokens and maps (S, S) of the first sentence, where [CLS] is heaviest."""
 
-    ``layers`` has a row for each layer, (L, 4): weight(G) and norm(G) of [CLS], then those of the ordinary tokens.
-    """
-
-    layers: Tensor
+    layers: Tensor  # weight(G) and norm(G) of [CLS], then those of the ordinary tokens, by layer, (L, 4)
     layer: int
     tokens: Sequence[str]
     weights: Tensor

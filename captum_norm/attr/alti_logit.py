@@ -5,19 +5,11 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
+from captum_norm.attr import layer_maps
 from captum_norm.attr.alti import alti_map
 from captum_norm.attr.frozen.components import ComponentRequest
 from captum_norm.attr.frozen.head import HeadNetwork, HeadReading, read_head
 from captum_norm.attr.frozen.network import HookedModules
-from captum_norm.attr.layer_maps import (
-    LayerMap,
-    check_layers,
-    checked_map,
-    expect_finite,
-    expect_number,
-    finite_results,
-    scores_of_inputs,
-)
 from captum_norm.attr.logit_updates import LogitUpdates, PathScales, Tracing, block_updates, norm_scales, residual_path
 from captum_norm.attr.output import Decomposition, OutputAttribution, restored
 from captum_norm.checks import check_choice
@@ -116,7 +108,7 @@ class ALTILogit(OutputAttribution):
             CaptumNormError: see :meth:`decompose`.
         """
         call, request = self.call_of(inputs, additional_forward_args, Request(target=target, position=position))
-        return finite_results(
+        return layer_maps.finite_results(
             self.model, self._traced(call, self.values(call, request, several=True), maps=False).logit_updates()
         )
 
@@ -131,7 +123,7 @@ class ALTILogit(OutputAttribution):
         """Decompose the values by what each block adds to them, traced to the tokens."""
         tracing, kinds = self._traced(call, values, maps=True), () if components is None else components.kinds
         read = {kind: restored(call, kind, tracing.placed(kind), causal=tracing.causal) for kind in kinds}
-        parts = finite_results(self.model, tracing.decomposition()._replace(components=read))
+        parts = layer_maps.finite_results(self.model, tracing.decomposition()._replace(components=read))
         if not together or not values.several:
             return parts
         halves = [half.sum(1) for half in (parts.scores if call.encoder else [parts.scores])]
@@ -144,7 +136,7 @@ class ALTILogit(OutputAttribution):
         """Decompose the output value requested, or what one layer adds to it."""
         tracing = self._traced(call, self.values(call, request), maps=True)
         scores = tracing.scores(layer_indices(request.layers, tracing.depth))
-        return scores_of_inputs(call, scores), tracing.summed.convergence_delta
+        return layer_maps.scores_of_inputs(call, scores), tracing.summed.convergence_delta
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Place the parts of each layer in the rows of the positions that the head reads."""
@@ -175,19 +167,19 @@ class ALTILogit(OutputAttribution):
         directions, constant = residual_path(self.model, path, scales, reading)
         tracing = Tracing(call, reading, path, constant, values.several, self.spread == "attention")
 
-        def reduce(layer: Layer) -> LayerMap | None:
+        def reduce(layer: Layer) -> layer_maps.LayerMap | None:
             if layer.place in directions:
                 tracing.updates[layer.place] = block_updates(layer, reading, directions[layer.place])
             if not maps:
                 return None
-            made = checked_map(alti_map, "ALTI", layer)
+            made = layer_maps.checked_map(alti_map, "ALTI", layer)
             tracing.advance(layer.place, made.map, cast(Tensor, made.delta))
             return made
 
         layers, tracing.causal = self.session.record(call, Request(weights=maps, feed_forward=True), reduce)
-        check_layers(self.model, layers)
+        layer_maps.check_layers(self.model, layers)
         self._accept(
-            finite_results(self.model, tracing.summed.convergence_delta),
+            layer_maps.finite_results(self.model, tracing.summed.convergence_delta),
             f"the updates of all blocks do not add up to the output of {type(self.model).__name__}",
             *(block.precision(["atb_ff_res"]) for block in path.values()),
         )
@@ -208,7 +200,7 @@ class ALTILogit(OutputAttribution):
         with network.watching(self.model) as outputs:
             self.session.record(call, Request(feed_forward=True), note, passes=0)
         for place, both in scales.items():
-            expect_finite(self.model, place, *(scale for scale in both if scale is not None))
+            layer_maps.expect_finite(self.model, place, *(scale for scale in both if scale is not None))
         reading = read_head(network, call, outputs[-1], values)
-        expect_number(self.model, reading.number)
+        layer_maps.expect_number(self.model, reading.number)
         return path, scales, reading

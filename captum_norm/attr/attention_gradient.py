@@ -72,7 +72,6 @@ class AttentionTimesGradient(AttentionMapAttribution):
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the maps of the layers requested in one forward and one backward pass."""
-        differentiable = self.session.differentiable
         asked, call = call, replace(call, last=None)
         self.session.expect_room(call, Request(weights=True, per_head=True))
         with gradients_on(), evaluating(call.model):
@@ -103,19 +102,14 @@ class AttentionTimesGradient(AttentionMapAttribution):
                 if request.has_stack(role)
             }
             weights = [layer for layers in kept.values() for _, layer in layers]
-            gradients = self._gradients(number, weights)
-            given = iter(gradients)
+            given = iter(self._gradients(number, weights))
             maps = {
                 role: [
                     (index, self._map(layer, next(given), call, per_head=request.per_head)) for index, layer in layers
                 ]
                 for role, layers in kept.items()
             }
-        answers = {
-            role: [(index, LayerMap(layer if differentiable else layer.detach())) for index, layer in layers]
-            for role, layers in maps.items()
-        }
-        return of_last_rows(asked, stacked_maps(call, answers, causal=stacks.causal))
+        return of_last_rows(asked, stacked_maps(call, maps, causal=stacks.causal))
 
     def _gradients(self, number: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         try:
@@ -131,7 +125,7 @@ class AttentionTimesGradient(AttentionMapAttribution):
                 f"dequantized model, or a method without gradients: {WITHOUT}"
             ) from error
 
-    def _map(self, weights: Tensor, gradient: Tensor | None, call: ModelCall, *, per_head: bool) -> Tensor:
+    def _map(self, weights: Tensor, gradient: Tensor | None, call: ModelCall, *, per_head: bool) -> LayerMap:
         """(B, [H,] Q, K)."""
         if gradient is None:
             cached = '; the cache holds what it reads of the encoder: pass stacks=["decoder", "cross"]'
@@ -141,7 +135,8 @@ class AttentionTimesGradient(AttentionMapAttribution):
             )
         dtype = accumulation_dtype(weights.dtype)
         positive = (weights.to(dtype) * gradient.to(dtype)).clamp(min=0)
-        return positive if per_head else positive.mean(1)
+        made = positive if per_head else positive.mean(1)
+        return LayerMap(made if self.session.differentiable else made.detach())
 
     def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
         """Combine the maps of three stacks by the paper's rules."""

@@ -11,14 +11,7 @@ from captum.attr import Attribution
 from captum.log import log_usage
 from torch import Tensor, nn
 
-from captum_norm.attr.layer_maps import (
-    LayerMap,
-    check_layers,
-    checked_map,
-    finite_results,
-    scores_of_inputs,
-    stacked_maps,
-)
+from captum_norm.attr import layer_maps
 from captum_norm.checks import check_bool, check_choice, check_count, quoted
 from captum_norm.errors import InvalidInputError, MethodError
 from captum_norm.forward.head import SeenPosition, seen_position
@@ -83,6 +76,7 @@ class AttentionMapAttribution(Attribution, ABC):
     segmented: ClassVar[bool] = False
     chained: ClassVar[bool] = False
     any_rows: ClassVar[bool] = True
+    _cumulative: ClassVar[bool] = False  # whether the map of a layer includes those before it
 
     def __init__(self, model: Explainable, aggregation: str | None = None, **options: Unpack[MeterOptions]) -> None:
         """See the class."""
@@ -150,7 +144,7 @@ class AttentionMapAttribution(Attribution, ABC):
         call, request = self.call_of(inputs, additional_forward_args, request, segments, together=together)
         maps = self.session.explain(self.maps_of, call, request)
         self._see_head(call, maps)
-        return finite_results(self.model, maps)
+        return layer_maps.finite_results(self.model, maps)
 
     @overload
     def attribute(
@@ -230,7 +224,7 @@ class AttentionMapAttribution(Attribution, ABC):
         layers = None if layer is None else [layer]
         call, request = self.call_of(inputs, additional_forward_args, Request(layers, target=target, position=position))
         scores, delta = self.explain(call, request)
-        finite_results(self.model, (scores, delta))
+        layer_maps.finite_results(self.model, (scores, delta))
         # As everywhere in Captum, a tuple in gives a tuple out.
         attributions = (scores,) if isinstance(inputs, tuple) and isinstance(scores, Tensor) else scores
         if delta is None or not with_delta:
@@ -262,7 +256,7 @@ class AttentionMapAttribution(Attribution, ABC):
         if aggregate:
             refuse_mixing(self.model)
         with torch.set_grad_enabled(self.session.differentiable):
-            return finite_results(self.model, self.scores_of(maps, position, aggregate=aggregate))
+            return layer_maps.finite_results(self.model, self.scores_of(maps, position, aggregate=aggregate))
 
     def scores_of_last(
         self, inputs: Inputs, last: int, additional_forward_args: Any = None
@@ -291,19 +285,15 @@ class AttentionMapAttribution(Attribution, ABC):
             refuse_chains(call.without_rows)
         maps = self.session.explain(self.maps_of, rows if self.any_rows and not chains else call, request)
         with torch.set_grad_enabled(self.session.differentiable):
-            scores = scores_of_inputs(call, self._scores_of_rows(maps, last))
+            if maps.cross is not None and maps.decoder_real is not None:
+                scores: Scores = SourceAndPrefix(*(half[:, -last:] for half in self.chain(maps)))
+            else:
+                stack = with_prefix_rows(maps.self_attention, self.prefix_own) if chains else maps.self_attention
+                some = torch.eye(stack.shape[-2], dtype=stack.dtype, device=stack.device)[-last:]
+                scores = self.aggregate(stack, some.expand(len(stack), -1, -1))
+            scores = layer_maps.scores_of_inputs(call, scores)
         delta = None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
-        return finite_results(self.model, (scores, delta))
-
-    def _scores_of_rows(self, maps: AttributionMaps, last: int) -> Scores:
-        """Compute the scores of the last rows, of maps that may have only these: (B, R, K)."""
-        if maps.cross is not None and maps.decoder_real is not None:
-            return SourceAndPrefix(*(scores[:, -last:] for scores in self.chain(maps)))
-        stack = maps.self_attention
-        if self.aggregation != "mean":
-            stack = with_prefix_rows(stack, self.prefix_own)
-        rows = torch.eye(stack.shape[-2], dtype=stack.dtype, device=stack.device)[-last:]
-        return self.aggregate(stack, rows.expand(len(stack), -1, -1))
+        return layer_maps.finite_results(self.model, (scores, delta))
 
     def compute_convergence_delta(
         self,
@@ -348,15 +338,15 @@ class AttentionMapAttribution(Attribution, ABC):
         """Compute the map of one layer's segments, (B, Q or 1, G), for a method that is ``segmented``."""
         raise MethodError(f"{type(self).__name__} defines no segment_map")
 
-    def reduce(self, layer: Layer, request: Request) -> LayerMap:
+    def reduce(self, layer: Layer, request: Request) -> layer_maps.LayerMap:
         """Compute a layer's map, mixing ratio and error, by default :meth:`layer_map` and that of the vectors."""
         name = type(self).__name__
         if request.segments is None:
-            return checked_map(self.layer_map, f"{name}.layer_map", layer)
+            return layer_maps.checked_map(self.layer_map, f"{name}.layer_map", layer)
         examples, _, queries, _ = layer.call.query.shape
         segments = request.segments.among(examples, layer.call.key.shape[2], layer.call.query.device)
         shape = (examples, 1 if segments.together else queries, segments.count)
-        return checked_map(partial(self.segment_map, segments=segments), f"{name}.segment_map", layer, shape)
+        return layer_maps.checked_map(partial(self.segment_map, segments=segments), f"{name}.segment_map", layer, shape)
 
     def request_of(self, call: ModelCall, request: Request) -> Request:  # noqa: ARG002 - of a method's own
         """Complete a request by what the method needs of every layer."""
@@ -372,15 +362,15 @@ class AttentionMapAttribution(Attribution, ABC):
         """Compute and check the maps requested, by default by :meth:`reduce` of each layer in one forward pass."""
         request = self.request_of(call, request)
         layers, causal = self.session.record(call, request, partial(self.reduce, request=request))
-        check_layers(self.model, layers)
-        maps = stacked_maps(call, layers, causal=causal, segmented=request.segments is not None)
+        layer_maps.check_layers(self.model, layers)
+        maps = layer_maps.stacked_maps(call, layers, causal=causal, segmented=request.segments is not None)
         if maps.convergence_delta is not None and not self.decomposes:
             return replace(maps, convergence_delta=None)
         return maps
 
     def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
         """Aggregate maps over layers: maps (B, L, Q, K), weights of the queries (B, P, Q) -> (B, P, K)."""
-        return AGGREGATIONS[self.aggregation](stack, rows)
+        return rows @ stack[:, -1] if self._cumulative else AGGREGATIONS[self.aggregation](stack, rows)
 
     def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
         """Aggregate the maps of an encoder–decoder model: scores in every decoder position, (B, T, S) and (B, T, T).
@@ -389,6 +379,8 @@ class AttentionMapAttribution(Attribution, ABC):
         method is that of ALTI+; other aggregations are refused.
         """
         encoder, decoder, cross = maps.of_three_stacks
+        if self._cumulative:
+            return SourceAndPrefix(cross[:, -1], decoder[:, -1])
         self._settle_aggregation(causal=False)
         if self.chained and self.aggregation == "rollout":
             return SourceAndPrefix(*encoder_decoder_rollout(encoder, decoder, cross))
@@ -467,7 +459,7 @@ class AttentionMapAttribution(Attribution, ABC):
         with torch.set_grad_enabled(self.session.differentiable):
             scores = self.scores_of(maps, request.position, aggregate=aggregate)
         if call.prefix.virtual or call.prefix.past:
-            scores = scores_of_inputs(call, scores)
+            scores = layer_maps.scores_of_inputs(call, scores)
         return scores, None if maps.convergence_delta is None else maps.convergence_delta.amax(1)
 
     def call_of(

@@ -20,23 +20,10 @@ from captum_norm.functional import (
     relative_error,
     summed_norms,
     transformed_norms,
+    vectors,
     weight_gram,
 )
 from captum_norm.functional.carry import measure_end
-from captum_norm.functional.vectors import (
-    DIRECTIONS,
-    SMALL,
-    chunks,
-    estimated_length,
-    forms_of_keys,
-    random_directions,
-    refined_channel_norms,
-    refined_head_norms,
-    refined_summed_norms,
-    squared_difference,
-    value_norms,
-    value_norms_error,
-)
 from captum_norm.models.attention import Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.layouts import Scope
@@ -97,7 +84,7 @@ def layer_norms(
         products = _weight_products(layer, carry)
         # Factors of a gate may be negative.
         gram, _, lengths, *_ = products
-        forms = forms_of_keys(values, gram, lengths, limit, maps=with_maps, signed=layer.gate is not None)
+        forms = vectors.forms_of_keys(values, gram, lengths, limit, maps=with_maps, signed=layer.gate is not None)
         pairs[norms] = _Pairs(
             carry,
             scopes,
@@ -138,7 +125,7 @@ def layer_norms(
         error = torch.maximum(error, pair.discrepancy(formed_keys, formed_weights))
     if not carries and results.transformed_norms is not None:
         key, rows = keys // 2, carried_rows(layer.block, Carry(), heads, layer.dtype)
-        error = value_norms_error(results.transformed_norms[..., key], values[:, key], rows)
+        error = vectors.value_norms_error(results.transformed_norms[..., key], values[:, key], rows)
     results.discrepancy = error, layer.dtype
     if with_maps:
         results.norms.update({scope: pairs[carry.norms].divided(scope) for scope, carry in carries.items()})
@@ -168,15 +155,15 @@ def _finish(
     weight, bias = layer.block.projection.read()
     weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
     # Of attention's output and of each scope's end: what is lacking to the model's tensor, and this tensor.
-    sketches = {name: alphas.new_empty(2, batch, queries, DIRECTIONS) for name in (*pairs, *carries)}
+    sketches = {name: alphas.new_empty(2, batch, queries, vectors.DIRECTIONS) for name in (*pairs, *carries)}
     own_norms = {scope: alphas.new_empty(batch, queries) for scope in carries}
     others_norms = {scope: alphas.new_empty(batch, queries) for scope in carries}
     results.mixing_ratio.update({scope: alphas.new_empty(batch, queries) for scope in carries})
     results.residual_norm = alphas.new_empty(batch, queries)
     if any(carry.final is not None for carry in carries.values()):
         results.norm_scale = alphas.new_empty(batch, queries)
-    directions = random_directions(width, weight)
-    for rows in chunks(queries, batch * width, limit):
+    directions = vectors.random_directions(width, weight)
+    for rows in vectors.chunks(queries, batch * width, limit):
         here = tensors.rows(rows, dtype)
         context_norm = torch.linalg.vector_norm(here.context.detach(), dim=-1)
         direct = others = here.residual.new_empty(0)
@@ -213,7 +200,7 @@ def _finish(
                 results.mixing_ratio[scope][:, rows] = mixing
                 sketches[scope][:, :, rows] = torch.stack(sketched)
         results.residual_norm[:, rows] = length(here.residual)
-    error, size = estimated_length(torch.stack(list(sketches.values()), 1))
+    error, size = vectors.estimated_length(torch.stack(list(sketches.values()), 1))
     deltas = [relative_error(error, size, layer.real)]
     if layer.difference is not None:
         deltas.append(relative_error(*layer.difference, layer.real).unsqueeze(0))
@@ -231,7 +218,7 @@ def _small_ends(
 ) -> Tensor:
     """Find the queries whose v_ii or mixing ratio has lost digits since its vectors are small beside their terms."""
     (keys, weights), residual = own, cast(Tensor, results.residual_norm)
-    small, least = torch.zeros_like(residual, dtype=torch.bool), SMALL * torch.finfo(residual.dtype).eps
+    small, least = torch.zeros_like(residual, dtype=torch.bool), vectors.SMALL * torch.finfo(residual.dtype).eps
     for pair in pairs.values():
         scale = pair.scale.squeeze(-1)
         terms = least * pair.terms * scale
@@ -272,8 +259,8 @@ def _refine_ends(
             mine[part.examples, :, inside] = alphas.gather(3, index) * heard[:, :, key]
             alphas = alphas.scatter(3, index, 0)
         others[part.examples, :, inside] = alphas @ heard
-    limit, directions = layer.options.budget.piece_elements(values), random_directions(weight.shape[1], weight)
-    for rows in chunks(len(positions), batch * max(weight.shape), limit):
+    limit, directions = layer.options.budget.piece_elements(values), vectors.random_directions(weight.shape[1], weight)
+    for rows in vectors.chunks(len(positions), batch * max(weight.shape), limit):
         at, here = positions[rows], layer.recorded.rows(positions[rows], torch.float64)
         parts = [part[:, :, rows].transpose(1, 2).flatten(2) @ weight for part in (mine, others)]
         for pair in pairs.values():
@@ -291,7 +278,7 @@ def _without_bias(here: BlockTensors, weight: Tensor, bias: Tensor | None) -> Te
     if bias is None:
         return here.projected
     output = here.projected - bias
-    size, whole = (torch.linalg.vector_norm(vectors.detach(), dim=-1) for vectors in (output, bias))
+    size, whole = (torch.linalg.vector_norm(part.detach(), dim=-1) for part in (output, bias))
     hidden = size < HIDDEN * whole
     return output.index_put(hidden.nonzero(as_tuple=True), here.context[hidden] @ weight) if hidden.any() else output
 
@@ -333,11 +320,13 @@ class _Pairs:
 
     @cached_property
     def _head_lengths(self) -> Tensor:
-        return value_norms(self.values, self.gram) if self.form is None else transformed_norms(self.form)
+        return vectors.value_norms(self.values, self.gram) if self.form is None else transformed_norms(self.form)
 
     def transformed(self) -> Tensor:
         """Return ‖f_h(x_j)‖, (B, H, K)."""
-        return refined_head_norms(self._head_lengths, self.values, self.sizes, partial(self.rows, torch.float64))
+        return vectors.refined_head_norms(
+            self._head_lengths, self.values, self.sizes, partial(self.rows, torch.float64)
+        )
 
     def fill(self, part: Part, weights: Tensor) -> None:
         """Compute the norms of a part from its attention weights."""
@@ -348,10 +337,10 @@ class _Pairs:
         if self.form is None:
             rows = self.rows(weights.dtype).flatten(0, 1)
             norms = length((weights * values.permute(0, 2, 3, 1)).permute(0, 2, 3, 1) @ rows)
-            self.maps[part] = refined_channel_norms(norms, weights, values, sizes, exact)
+            self.maps[part] = vectors.refined_channel_norms(norms, weights, values, sizes, exact)
         else:
             norms = summed_norms(weights, self.form[part.examples, ..., part.keys])
-            self.maps[part] = refined_summed_norms(norms, weights, values, sizes, self.suspects, exact)
+            self.maps[part] = vectors.refined_summed_norms(norms, weights, values, sizes, self.suspects, exact)
 
     def divided(self, scope: Scope) -> Tensor:
         """Return ‖Σ_h α_ij f_h(x_j)‖ / σ_i, (B, Q, K); for the last scope in place unless gradients are enabled."""
@@ -366,7 +355,7 @@ class _Pairs:
         maps = cast(Tensor, self.maps)
         fast = maps.gather(2, keys.expand(len(maps), -1).unsqueeze(2)).squeeze(2)
         size = (weights * torch.maximum(self._head_lengths, self.sizes)[..., keys]).sum(1)
-        return squared_difference(fast, self.direct, size).amax(1)
+        return vectors.squared_difference(fast, self.direct, size).amax(1)
 
 
 Products = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -387,7 +376,7 @@ def _weight_products(layer: Layer, carry: Carry) -> Products:
             length(sizes.flatten()) / sizes.numel() ** 0.5
             for sizes in (lengths, terms.linear_final(rows.new_ones(rows.shape[-1])).detach())
         ]
-        products = weight_gram(rows), rows.flatten(0, 1) @ random_directions(rows.shape[-1], rows)
+        products = weight_gram(rows), rows.flatten(0, 1) @ vectors.random_directions(rows.shape[-1], rows)
         known[carry.norms] = state, (*products, lengths, *means)
     return known[carry.norms][1]
 

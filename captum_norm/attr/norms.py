@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, Unpack, cast, get_args
+from typing import Any, ClassVar, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -310,8 +310,12 @@ def layer_results(model: nn.Module, layer: Layer, request: Request) -> LayerResu
     if collect is not None:
         for part, weights, _ in layer.parts():
             collect(part, weights)
-    if request.weights:
-        _measure_weights(layer, results, per_head=request.per_head)
+    if results.weights is not None:
+        mean = results.weights.mean(1) if request.per_head else results.weights
+        # In cross-attention no weight is the query's own.
+        own = mean.new_zeros(mean.shape[:2]) if layer.cross else own_keys(mean)
+        others = (mean.sum(-1) - own).clamp(min=0)
+        results.mixing_ratio |= {"weights": ratio(others, own), "weights_res": ratio(others, own + 1)}
     return results
 
 
@@ -327,13 +331,3 @@ def _collecting(layer: Layer, results: LayerResults, *, per_head: bool) -> Calla
         kept[part.examples, ..., part.rows, part.keys] = weights if per_head else weights.mean(1, dtype=kept.dtype)
 
     return collect
-
-
-def _measure_weights(layer: Layer, results: LayerResults, *, per_head: bool) -> None:
-    """Add the mixing ratios of the mean attention weights, without and with the residual connection."""
-    weights = cast(Tensor, results.weights)
-    mean = weights.mean(1) if per_head else weights
-    # In cross-attention no weight is the query's own.
-    own = mean.new_zeros(mean.shape[:2]) if layer.cross else own_keys(mean)
-    others = (mean.sum(-1) - own).clamp(min=0)
-    results.mixing_ratio |= {"weights": ratio(others, own), "weights_res": ratio(others, own + 1)}

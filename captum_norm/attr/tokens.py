@@ -14,6 +14,7 @@ from captum_norm.checks import check_bool, check_choice, check_count, did_you_me
 from captum_norm.errors import CaptumNormError, InvalidInputError, NonFiniteError
 from captum_norm.forward.gradients import gradients_through
 from captum_norm.functional import length
+from captum_norm.models import outputs
 from captum_norm.models.call import ModelCall
 from captum_norm.models.embeddings import (
     StandIn,
@@ -26,16 +27,6 @@ from captum_norm.models.embeddings import (
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, bind_inputs
 from captum_norm.models.objects import Explainable, opened
-from captum_norm.models.outputs import (
-    Position,
-    Readout,
-    Target,
-    chosen_target,
-    explained_number,
-    read_mask,
-    read_output,
-    real_positions,
-)
 from captum_norm.models.wrappers import class_of
 
 Reduction = Literal["l2", "sum"]
@@ -102,7 +93,7 @@ class TokenAttribution(Attribution):
         tokenizer: Any = None,
         keep_special: bool = False,
         reduction: Reduction | None = None,
-        readout: Readout | None = None,
+        readout: outputs.Readout | None = None,
         batch_size: int = 32,
         **options: Any,
     ) -> None:
@@ -168,10 +159,10 @@ class TokenAttribution(Attribution):
     def attribute(
         self,
         inputs: Inputs,
-        target: Target = None,
+        target: outputs.Target = None,
         additional_forward_args: Any = None,
         *,
-        position: Position = None,
+        position: outputs.Position = None,
         return_convergence_delta: bool = False,
     ) -> Any:
         """Attribute one output to the input tokens.
@@ -202,11 +193,11 @@ class TokenAttribution(Attribution):
         with evaluating(self.model), torch.inference_mode(False):
             call = bind_inputs(self.model, inputs, additional_forward_args, tokenizer=self._tokenizer)
             call = call.outside_inference()
-            real, read = real_positions(call), read_mask(call, position)
+            real, read = outputs.real_positions(call), outputs.read_mask(call, position)
             with torch.no_grad():
                 output, embeddings = run_embedded(call)
             call.note(output)
-            target = chosen_target(target, read_output(self.model, output, real, read, self.readout))
+            target = outputs.chosen_target(target, outputs.read_output(self.model, output, real, read, self.readout))
             replaced = ordinary_positions(call, real, self._special)
             vector = None if self.baseline is None else self.baseline.vector
             output_of = _ExplainedOutput(call, real, read, target, self.readout, vector if self._perturbs else None)
@@ -239,7 +230,15 @@ class TokenAttribution(Attribution):
         """Run the method: scores (N, S) and convergence deltas (N,)."""
         if self._perturbs and not replaced.any():
             return torch.zeros_like(replaced, dtype=torch.float32), None
-        options = self._defaults(replaced) | self._options
+        # In Captum these are slow by default, or do not treat tokens as features.
+        defaults: dict[str, Any] = {
+            "perturbations_per_eval": self._batch_size,
+            "internal_batch_size": max(self._batch_size, len(replaced)),
+            # Tokens that stay share a feature with one that does not.
+            "feature_mask": (replaced.long().cumsum(1) - 1).clamp(min=0),
+            "sliding_window_shapes": (1,),
+        }
+        options = {name: value for name, value in defaults.items() if name in self._parameters} | self._options
         if self._perturbs:
             options["baselines"] = (~replaced).to(embeddings)
             features = torch.ones_like(options["baselines"])
@@ -269,17 +268,6 @@ class TokenAttribution(Attribution):
             scores = attributions.sum(-1) if self.reduction == "sum" else length(attributions)
         return scores, None if error is None else error.detach().reshape(len(replaced), -1).mean(1)
 
-    def _defaults(self, replaced: Tensor) -> dict[str, Any]:
-        """Return arguments whose defaults in Captum are slow, or do not treat tokens as features."""
-        defaults: dict[str, Any] = {
-            "perturbations_per_eval": self._batch_size,
-            "internal_batch_size": max(self._batch_size, len(replaced)),
-            # Tokens that stay share a feature with one that does not.
-            "feature_mask": (replaced.long().cumsum(1) - 1).clamp(min=0),
-            "sliding_window_shapes": (1,),
-        }
-        return {name: value for name, value in defaults.items() if name in self._parameters}
-
 
 class _ExplainedOutput(nn.Module):
     """The function that Captum explains: from features of examples and their indices to the explained output, (N,)."""
@@ -290,7 +278,7 @@ class _ExplainedOutput(nn.Module):
         real: Tensor,  # True at real positions, (B, S)
         read: Tensor | None,  # True where the output is read, (B, S)
         target: Tensor | None,
-        readout: Readout | None,
+        readout: outputs.Readout | None,
         # (D,), with which features are (N, S) and interpolate between it and the embeddings; else they are (N, S, D).
         baseline: Tensor | None,
     ) -> None:
@@ -319,4 +307,6 @@ class _ExplainedOutput(nn.Module):
 
         output = run_with_embeddings(self._call.map_batched(chosen, examples.tolist()), embed)
         read, target = (None if rows is None else chosen(rows) for rows in (self._read, self._target))
-        return explained_number(read_output(self.model, output, chosen(self._real), read, self.readout), target)
+        return outputs.explained_number(
+            outputs.read_output(self.model, output, chosen(self._real), read, self.readout), target
+        )

@@ -17,7 +17,6 @@ from captum_norm.forward.record import CHUNK_BYTES, record
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.forward.session import check_seen
 from captum_norm.functional import cosine_distance, length
-from captum_norm.memory import MemoryBudget
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.caches import copied, of_first_copy, selected
 from captum_norm.models.call import ModelCall
@@ -91,7 +90,12 @@ class ValueZeroing(AttentionMapAttribution):
         if not calls:
             raise not_run(self.model, around)
         if call.batch > 1:
-            calls = self._with_shared(call, calls, around)
+            alone: list[_LayerCall] = []
+            with torch.no_grad(), evaluating(call.model), _recorded(around, alone):
+                record(call.example(0), lambda _: None, session.options)
+            # Some arguments' first axis only happens to be as long as the batch.
+            pairs = zip(calls, alone, strict=True)
+            calls = [replace(together, shared=single.as_long_as(call.batch)) for together, single in pairs]
         stacks = _stacks(call, calls)
         check_seen(call, stacks, request)
         requested = {
@@ -121,19 +125,14 @@ class ValueZeroing(AttentionMapAttribution):
         shares = normalize_rows(torch.cat([cross, decoder], -1))[..., : cross.shape[-1]]
         return SourceAndPrefix(*encoder_decoder_rollout(encoder, decoder, shares))
 
-    def _with_shared(self, call: ModelCall, calls: "list[_LayerCall]", layers: set[nn.Module]) -> "list[_LayerCall]":
-        """Note each layer call's arguments whose first axis only happens to be as long as the batch."""
-        alone: list[_LayerCall] = []
-        with torch.no_grad(), evaluating(call.model), _recorded(layers, alone):
-            record(call.example(0), lambda _: None, self.session.options)
-        pairs = zip(calls, alone, strict=True)
-        return [replace(together, shared=single.as_long_as(call.batch)) for together, single in pairs]
-
     def _distances(
         self, call: ModelCall, layer: "_LayerCall", place: Place, count: int, advance: Callable[[int], object]
     ) -> Tensor:
         """Compute one example's map of one layer, (1, Q, K), with ``count`` keys."""
-        step, columns = _copies_at_a_time(layer.output, self.session.options.budget), []
+        device, size, columns = layer.output.device, layer.output.numel() * layer.output.element_size(), []
+        step = max(1, self.session.options.budget[device] // (size * LAYER_COPIES))
+        if device.type == "cpu":
+            step = max(1, min(step, CHUNK_BYTES // size))
         dtype = torch.promote_types(self.session.options.accumulate, layer.output.dtype)
         for start in range(0, count, step):
             keys = slice(start, min(start + step, count))
@@ -181,15 +180,6 @@ class ValueZeroing(AttentionMapAttribution):
                 f"{place} of {name}, run again, gives another output: relative error {error:.1e}, accepted "
                 f"{TOLERANCE[precision]:.0e} for {precision}; expected a layer that is a function of its arguments"
             )
-
-
-def _copies_at_a_time(output: Tensor, budget: MemoryBudget) -> int:
-    """Return how many copies of an example, with output (1, Q, D), to run at a time."""
-    size = output.numel() * output.element_size()
-    copies = budget[output.device] // (size * LAYER_COPIES)
-    if output.device.type == "cpu":
-        copies = min(copies, CHUNK_BYTES // size)
-    return max(1, copies)
 
 
 @dataclass(frozen=True)

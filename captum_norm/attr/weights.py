@@ -18,13 +18,8 @@ from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
 from captum_norm.models.objects import Explainable
 from captum_norm.models.stacks import StackName
-from captum_norm.results.aggregation import (
-    add_half_identity,
-    encoder_decoder_rollouts,
-    replaced,
-    rollouts,
-)
-from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
+from captum_norm.results import aggregation
+from captum_norm.results.maps import AttributionMaps, MapUnits
 
 
 class AttentionWeights(AttentionMapAttribution):
@@ -78,7 +73,7 @@ class AttentionWeights(AttentionMapAttribution):
         weights, ratio = cast(Tensor, results.weights), results.mixing_ratio["weights"]
         if self.scope == "attn_res":
             # The residual stream of cross-attention belongs to no key.
-            weights = weights / 2 if layer.cross else add_half_identity(weights)
+            weights = weights / 2 if layer.cross else aggregation.add_half_identity(weights)
             ratio = results.mixing_ratio["weights_res"]
         return LayerMap(weights, mixing_ratio=ratio)
 
@@ -108,6 +103,7 @@ class AttentionRollout(AttentionWeights):
 
     name, units = "rollout", MapUnits("share of rollout")
     single_heads = False
+    _cumulative = True
 
     def __init__(self, model: Explainable, **options: Unpack[MeterOptions]) -> None:
         refuse_unknown(type(self), options)
@@ -134,15 +130,6 @@ class AttentionRollout(AttentionWeights):
                 rolled[name] = stack if layers is None else stack[:, numbers[name]]
         return of_last_rows(asked, maps_of_call(call, rolled, numbers))
 
-    def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
-        """Select rows of the last layer's map, the product of all layers."""
-        return rows @ stack[:, -1]
-
-    def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
-        """Select the last layer's maps, which are chained."""
-        _, decoder, cross = maps.of_three_stacks
-        return SourceAndPrefix(cross[:, -1], decoder[:, -1])
-
 
 def _rolled(maps: AttributionMaps) -> dict[StackName, Tensor]:
     """Roll out the maps of all stacks in their memory, those of a decoder and its cross-attention together."""
@@ -153,11 +140,11 @@ def _rolled(maps: AttributionMaps) -> dict[StackName, Tensor]:
     rolled = dict[StackName, Tensor]()
     for name, stack in alone.items():
         if stack is not None:
-            (rolled[name],) = replaced((stack,), ((layer,) for layer in rollouts(stack)))
+            (rolled[name],) = aggregation.replaced((stack,), ((layer,) for layer in aggregation.rollouts(stack)))
     if cross is not None and decoder is not None:
         through_encoder = torch.eye(cross.shape[-1], dtype=cross.dtype, device=cross.device)
         if encoder is not None:
             through_encoder = rolled["encoder"][:, -1]
-        chain = encoder_decoder_rollouts(through_encoder, decoder, cross)
-        rolled["cross"], rolled["decoder"] = replaced((cross, decoder), chain)
+        chain = aggregation.encoder_decoder_rollouts(through_encoder, decoder, cross)
+        rolled["cross"], rolled["decoder"] = aggregation.replaced((cross, decoder), chain)
     return rolled

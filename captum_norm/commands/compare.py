@@ -5,18 +5,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from captum_norm.bars import progress
+from captum_norm.commands import shared
 from captum_norm.commands.program import Command, argument, option
-from captum_norm.commands.shared import (
-    Subject,
-    given_text,
-    index_or,
-    method_name,
-    natural,
-    out_option,
-    positive,
-    text_option,
-    write_outputs,
-)
 from captum_norm.errors import InvalidInputError
 from captum_norm.methods import METHODS
 
@@ -27,11 +17,11 @@ _CAPTIONS = 6
 def _methods(text: str) -> list[str]:
     if text == "all":
         return list(METHODS)
-    return [method_name(name.strip()) for name in text.split(",")]
+    return [shared.method_name(name.strip()) for name in text.split(",")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions(Subject):
+class CompareOptions(shared.Subject):
     """The options of ``captum-norm compare``."""
 
     examples: str | None = argument(
@@ -40,7 +30,7 @@ class CompareOptions(Subject):
         metavar="TEXT|FILE",
         nargs="?",
     )
-    text: bool = text_option()
+    text: bool = shared.text_option()
     methods: list[str] = option(
         f"all, or some of {', '.join(METHODS)}, or package.module:Class for one of your own (default: all but "
         f"{' and '.join(_SLOW)}, which take as long as the others together)",
@@ -52,16 +42,16 @@ class CompareOptions(Subject):
     position: Any = option(
         "where to read the output if every position has one, as in taggers and masked language models: counted from 0, "
         "special tokens included (default: the position that the model's head reads)",
-        parse=index_or("first", "last"),
+        parse=shared.index_or("first", "last"),
         metavar="N|first|last",
     )
     removal: Literal["mask", "pad", "delete", "mean", "zero"] | None = option(
         "what replaces a removed token, and the baseline of Captum's methods; delete removes it from the text "
         "(default: the first of mask, pad and mean that the model has)"
     )
-    limit: int | None = option("read only the first N lines", parse=positive, metavar="N")
-    seed: int = option("the seed of methods that draw random numbers", 0, parse=natural)
-    out: list[Path] = out_option(".html", ".png", ".json", ".csv")
+    limit: int | None = option("read only the first N lines", parse=shared.positive, metavar="N")
+    seed: int = option("the seed of methods that draw random numbers", 0, parse=shared.natural)
+    out: list[Path] = shared.out_option(".html", ".png", ".json", ".csv")
 
 
 def _run(options: CompareOptions) -> None:
@@ -85,7 +75,7 @@ def _run(options: CompareOptions) -> None:
             name=options.model,
         )
     contents = {path: comparison.file_bytes(path.suffix) for path in options.out}
-    write_outputs(contents)
+    shared.write_outputs(contents)
     console = Terminal()
     print_result(comparison, console)
     for path in contents:
@@ -99,7 +89,7 @@ def _examples(options: CompareOptions) -> list[str]:
 
         return list(CAPTIONS[: options.limit or _CAPTIONS])
     # Not splitlines(), which also splits at characters such as U+2028.
-    lines = given_text(options.examples, is_text=options.text).split("\n")
+    lines = shared.given_text(options.examples, is_text=options.text).split("\n")
     texts = [text.strip() for text, *_ in (line.split("\t") for line in lines) if text.strip()][: options.limit]
     if not texts:
         raise InvalidInputError("there is no text to explain; give some words")

@@ -38,10 +38,7 @@ class ModelsOptions(Options):
 def _run(options: ModelsOptions) -> None:
     from captum_norm.commands.terminal import Terminal
 
-    if options.check is None:
-        content: dict[str, Any] = {"models": supported_models()}
-    else:
-        content = _check(options.check, options.quantize)
+    content = {"models": supported_models()} if options.check is None else _check(options.check, options.quantize)
     if options.out is not None:
         write_outputs({options.out: json_text({**content, "versions": versions()}).encode()})
     console = Terminal()

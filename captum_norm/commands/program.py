@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, Never, get_args, get_origin, get_type
 
 from captum_norm.checks import did_you_mean, quoted_name
 from captum_norm.errors import CaptumNormError, InvalidInputError
+from captum_norm.loading.files import logging_at
 from captum_norm.text.characters import spelled_lines, spelled_out
 from captum_norm.versions import __version__
 
@@ -31,7 +32,8 @@ _READER_GONE = 1
 _BAD_INPUT = 2
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _INTERRUPTED = 130
-# torch's on behalf of torchao, which transformers imports if it is installed.
+# Libraries that log each kernel which is not for this machine, and each rounding; torch's on behalf of torchao, which
+# transformers imports if it is installed.
 _TALKATIVE = ("bitsandbytes", "torch.utils._pytree", "torchao")
 # From the first semicolon to the default, if it is told.
 _SHORTENED = re.compile(r"; .*?( \(default: .*)?$")
@@ -85,10 +87,7 @@ def argument(explanation: str, default: Any = None, **settings: Any) -> Any:
 
 
 def add_options(parser: argparse.ArgumentParser, options: type[Options], common: Sequence[str] | None = None) -> None:
-    """Declare the options of a class, and of those from which it derives, on a parser.
-
-    ``common`` names those to declare, in this order and without groups, arguments without a name first.
-    """
+    """Declare the options of a class and its bases, or arguments without a name and the ``common`` ones in order."""
     fields: dict[str, Any] = {field.name: field for field in dataclasses.fields(options)}  # type: ignore[arg-type]
     types = get_type_hints(options)
     if common is not None:
@@ -145,18 +144,14 @@ def _integer(text: str) -> int:
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand; a CaptumNormError that ``run`` raises becomes one sentence and exit code 2.
-
-    ``--help`` shows the example and the options named ``common``, each explanation up to its first semicolon;
-    ``--help-all`` shows all options by group.
-    """
+    """A subcommand; a CaptumNormError that ``run`` raises becomes one sentence and exit code 2."""
 
     name: str
     help: str
     options: type[Options]
     run: Callable[[Any], None]
     example: str = ""
-    common: Sequence[str] | None = None
+    common: Sequence[str] | None = None  # what --help shows, up to its first semicolon; --help-all shows all by group
 
     def declare(self, parser: argparse.ArgumentParser, *, short: bool) -> None:
         """Declare all options on a parser, or with ``short`` the common ones; its usage names no option."""
@@ -238,7 +233,7 @@ class Program:
             try:
                 options = vars(self._parser().parse_args(argv))
                 command = options.pop("command")
-                with _warnings_spelled(), _libraries_quiet():
+                with _warnings_spelled(), logging_at(logging.ERROR, *_TALKATIVE):
                     command.run(command.options(**options))
             finally:
                 sys.stdout.flush()
@@ -283,20 +278,6 @@ def _warnings_spelled() -> Iterator[None]:
             spelled_lines(str(message)), *further, **options
         )
         yield
-
-
-@contextmanager
-def _libraries_quiet() -> Iterator[None]:
-    """Print only errors of libraries that log each kernel which is not for this machine, and each rounding."""
-    loggers = [logging.getLogger(name) for name in _TALKATIVE]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def _drop_output() -> None:

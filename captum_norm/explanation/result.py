@@ -82,17 +82,14 @@ class Explanation(Result):
 
     @classmethod
     def _upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
-        """Return the content of a file of an earlier version, in which an output had a name alone.
-
-        In version 1 the numbers of layers are beside their maps, and a graph has one output.
-        """
+        """Return the content of a file of an earlier version, in which an output had a name alone."""
         for name in ("changes", "head"):  # which this class had once
             content.pop(name, None)
         if "target" in content:
             target = content.pop("target")
             content["outputs"] = [] if target is None else named_alone([target] * len(content["texts"]))
         content = super()._upgraded(content, version)
-        if version > 1:
+        if version > 1:  # before, the numbers of layers are beside their maps, and a graph has one output
             return content
         graph = content.pop("graph")
         content["graphs"] = [] if graph is None else [{"outputs": [graph.pop("output")], **graph}]

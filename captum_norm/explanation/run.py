@@ -23,32 +23,13 @@ from captum_norm.explanation.result import Explanation
 from captum_norm.forward.request import Request
 from captum_norm.forward.session import MeterOptions
 from captum_norm.generation.attribution import aggregated_unit, tokenizer_of
-from captum_norm.lab.comparison.methods import (
-    PROJECTION,
-    check_seed,
-    count_outputs,
-    make_method,
-    own_directions,
-    seeded,
-)
+from captum_norm.lab.comparison import methods
 from captum_norm.loading import DEFAULT_MODEL, Quantization, load, load_poolings, load_sentence_transformer
 from captum_norm.methods import METHODS
-from captum_norm.models import bind_tokens
+from captum_norm.models import bind_tokens, outputs
 from captum_norm.models.call import ModelCall
 from captum_norm.models.model import encoder_of
 from captum_norm.models.objects import Explainable, SentenceEncoder, SentenceSimilarity, opened, tokenized
-from captum_norm.models.outputs import (
-    POOLINGS,
-    Difference,
-    Position,
-    Readout,
-    Target,
-    chosen_target,
-    has_labels,
-    name_outputs,
-    output_scores,
-    read_position,
-)
 from captum_norm.models.token_inputs import with_outputs
 from captum_norm.results.maps import AttributionMaps
 from captum_norm.results.outputs import NamedOutput
@@ -71,8 +52,8 @@ def explain(
     tokenizer: Any = None,
     *,
     method: str | Attribution = "norm",
-    target: Target | str = None,
-    position: Position = None,
+    target: outputs.Target | str = None,
+    position: outputs.Position = None,
     layer: int | None = None,
     per_head: bool = False,
     seed: int = 0,
@@ -139,8 +120,8 @@ def explain(
     explained = predicted or (kind != "never" and not isinstance(made, DecompX))
     named = partial(_named, len(listed), made, output, tokenizer, explained)
     work = partial(_computed, made, inputs, output, layer, per_head=per_head, mapped=not predicted)
-    with seeded(module, check_seed(seed)):
-        (maps, scores, delta), outputs = with_outputs(work, named, module, inputs)
+    with methods.seeded(module, methods.check_seed(seed)):
+        (maps, scores, delta), explained_outputs = with_outputs(work, named, module, inputs)
     if maps is not None:
         layer = layer if layer is None else next(iter(maps.layers.values()))[0]
     words, real, tokens = _tokens(listed, tokenizer, inputs, scores.shape[1])
@@ -150,7 +131,7 @@ def explain(
         ids = inputs["input_ids"].tolist()
         maps = maps.with_tokens([[*names, *tokenizer.convert_ids_to_tokens(row)] for row in ids])
         if read is None:
-            read = read_position(module, causal=maps.decoder is not None)
+            read = outputs.read_position(module, causal=maps.decoder is not None)
     aggregation = None
     if layer is None and isinstance(made, AttentionMapAttribution):
         aggregation = made.units.aggregation or made.aggregation
@@ -159,7 +140,7 @@ def explain(
         model=name or model_name,
         method=method_name,
         scope=made.scope if "scope" in inspect.signature(type(made)).parameters else None,
-        outputs=outputs,
+        outputs=explained_outputs,
         aggregation=aggregation,
         layer=layer,
         position=_position_name(read),
@@ -282,18 +263,18 @@ def _method(
             has = sorted(known - {"model", "options", "readout", "tokenizer", "unknown"})
             hint = _OF_ANSWERS if option in _ANSWER_OPTIONS else did_you_mean(option, has)
             raise InvalidInputError(f"the method {method} has no {option}; it has {', '.join(has)}{hint}")
-    readout: Readout | None = None
+    readout: outputs.Readout | None = None
     states = entry.target == "optional" and output.target is None and layer is not None
     if entry.target != "never" and not states:
         call = bind_tokens(model, inputs)
-        if count_outputs(call) is None:
+        if methods.count_outputs(call) is None:
             if output.target is not None:
                 kind = type(model).__name__
                 raise InvalidInputError(f"{kind} has no head, so it has no target; take a model with one")
-            readout = own_directions(call, _BATCH)
+            readout = methods.own_directions(call, _BATCH)
             position = "mean" if output.position is None and entry.maps else output.position
-            output = _Output(torch.arange(len(call)), position, PROJECTION)
-    made = make_method(method, model, tokenizer=tokenizer, readout=readout, batch_size=_BATCH, options=options)
+            output = _Output(torch.arange(len(call)), position, methods.PROJECTION)
+    made = methods.make_method(method, model, tokenizer=tokenizer, readout=readout, batch_size=_BATCH, options=options)
     return made, output
 
 
@@ -327,12 +308,12 @@ def _named(
         return None
     readout = getattr(method, "readout", None)
     try:
-        scores = output_scores(call, returned, output.position, readout)
-        chosen = chosen_target(output.target, scores)
+        scores = outputs.output_scores(call, returned, output.position, readout)
+        chosen = outputs.chosen_target(output.target, scores)
     except (InvalidInputError, UnsupportedModelError):  # a method that needs an output says why there is none
         return []
     options: dict[str, Any] = {"title": output.title, "readout": readout is not None, "explained": explained}
-    return name_outputs(call.model, scores, chosen, tokenizer, **options)
+    return outputs.name_outputs(call.model, scores, chosen, tokenizer, **options)
 
 
 def _tokens(
@@ -373,10 +354,7 @@ def _position_name(position: Any) -> int | str:
 def load_subject(
     name_or_path: str, target: Any = None, quantization: Quantization | None = None, *, answers: bool = False
 ) -> tuple[Any, Any]:
-    """Load a model to explain and its tokenizer; with texts for a target, a sentence encoder's similarity to them.
-
-    Encoder–decoder models are refused unless ``answers`` are explained, too.
-    """
+    """Load a model and its tokenizer: for texts as a target a sentence encoder as its similarities to them."""
     if _names_of(target):
         sentences = load_sentence_transformer(name_or_path, quantization)
         if sentences is not None:
@@ -414,7 +392,7 @@ def default_position(model: nn.Module, name_or_path: str) -> Any:
     poolings = [] if isinstance(model, SentenceEncoder) else load_poolings(name_or_path)
     if not poolings:
         return None
-    position = POOLINGS.get(poolings[0]) if len(poolings) == 1 else None
+    position = outputs.POOLINGS.get(poolings[0]) if len(poolings) == 1 else None
     if position not in ("first", "last", "mean"):
         pooling = " and ".join(poolings)
         raise InvalidInputError(
@@ -425,14 +403,14 @@ def default_position(model: nn.Module, name_or_path: str) -> Any:
 
 def _names_of(target: Any) -> list[str]:
     """Return the names in a target."""
-    parts = (target.target, target.other) if isinstance(target, Difference) else (target,)
+    parts = (target.target, target.other) if isinstance(target, outputs.Difference) else (target,)
     return [part for part in parts if isinstance(part, str)]
 
 
 def numbered(model: Any, tokenizer: Any, target: Any) -> Any:
     """Replace the names in a target by the numbers of these outputs."""
-    if isinstance(target, Difference):
-        return Difference(numbered(model, tokenizer, target.target), numbered(model, tokenizer, target.other))
+    if isinstance(target, outputs.Difference):
+        return outputs.Difference(numbered(model, tokenizer, target.target), numbered(model, tokenizer, target.other))
     return _output_number(model, tokenizer, target) if isinstance(target, str) else target
 
 
@@ -442,7 +420,7 @@ def _output_number(model: Any, tokenizer: Any, name: str) -> int:
     if isinstance(model, SentenceEncoder) and name in model.texts:
         return model.texts.index(name)
     kind = type(model).__name__
-    labels = {label: number for number, label in model.config.id2label.items()} if has_labels(model) else {}
+    labels = {label: number for number, label in model.config.id2label.items()} if outputs.has_labels(model) else {}
     if name in labels:
         return int(labels[name])
     try:

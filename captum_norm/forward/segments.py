@@ -58,20 +58,15 @@ class Segments:
     def vectors(self, layer: Layer) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield what some rows receive from some segments, (B, rows, segments, D), residual connections included."""
         weights = self.added(layer.scaled_weights.transpose(1, 2)).transpose(1, 2)
-        keys, most = (
-            None if self.each else members(self.numbers, self.count),
-            layer.options.budget.piece_elements(weights),
-        )
+        keys = None if self.each else members(self.numbers, self.count)
+        most = layer.options.budget.piece_elements(weights)
         residual = layer.carry.residual and not layer.cross
         queries = layer.weights.shape[2]
         own = self.numbers[:, self.numbers.shape[1] - queries :] if residual else self.numbers
         for rows, columns, vectors in segment_vectors(weights, layer.values, layer.projection, keys, most):
             added = slice(0, queries) if self.together else rows
-            yield (
-                rows,
-                columns,
-                add_own(vectors, layer.stream[:, added], own[:, added], columns) if residual else vectors,
-            )
+            whole = add_own(vectors, layer.stream[:, added], own[:, added], columns) if residual else vectors
+            yield rows, columns, whole
 
     def measured(self, layer: Layer, measure: Callable[[slice, Tensor], Tensor]) -> Tensor:
         """Apply a function of rows and their vectors, (B, rows, segments, D), and collect its numbers, (B, rows, G)."""

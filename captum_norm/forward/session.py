@@ -231,13 +231,10 @@ class Session:
             try:
                 with kept:
                     return work(*arguments)
-            except (IncompleteDecompositionError, UnsupportedModelError) as error:
-                if not known:
+            except CaptumNormError as error:
+                if not known or not isinstance(error, IncompleteDecompositionError | UnsupportedModelError):
                     self._name_reason(error)
                     raise
-            except CaptumNormError as error:
-                self._name_reason(error)
-                raise
             self._blocks = None
             return self.explain(work, *arguments)
 

@@ -214,12 +214,7 @@ def measure_end(
     reference: Tensor,  # what the model computed at the scope's end, (B, Q, D)
     directions: Tensor,  # Ω, (D, k)
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Measure a block's parts at the end of a scope.
-
-    Returns:
-        ‖v_ii‖, the residual included if the scope adds it, ‖Σ_{j≠i} v_ij‖, and the mixing ratio, (B, Q) each; and on
-        the directions, (B, Q, k), what all parts lack to the reference, and the reference.
-    """
+    """Return ‖v_ii‖, ‖Σ_{j≠i} v_ij‖ and mixing ratio, (B, Q), and on Ω what all parts lack of the end, and it."""
     behind = replace(scales, branch=None)
     if scales.branch is not None:
         own, sketch = own * scales.branch, sketch * scales.branch

@@ -16,15 +16,7 @@ from captum_norm.attr.output import OutputAttribution
 from captum_norm.checks import check_bool, check_count, check_index, quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.forward.request import Request
-from captum_norm.generation.prompts import (
-    Prompt,
-    Segmentation,
-    check_ids,
-    read_answer,
-    read_prompt,
-    segments_of,
-    span_of,
-)
+from captum_norm.generation import prompts
 from captum_norm.generation.result import Explained, GenerationResult
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import evaluating
@@ -121,7 +113,7 @@ class GenerationAttribution(Attribution):
         gen_args: Mapping[str, Any] | None = None,
         outputs: Span | str | None = None,
         contrast: str | Sequence[int] | Tensor | None = None,
-        segments: Segmentation | None = None,
+        segments: prompts.Segmentation | None = None,
         hops: int = 0,
         per_token: bool = True,
         graph_threshold: float | None = None,
@@ -155,13 +147,13 @@ class GenerationAttribution(Attribution):
             CaptumNormError: see the method's ``attribute``.
         """
         kind = type(self.method).__name__
-        tokenized = read_prompt(prompt, self.tokenizer, continued=self._continued)
+        tokenized = prompts.read_prompt(prompt, self.tokenizer, continued=self._continued)
         answer = self._answer(tokenized, target, gen_args)
         texts = token_texts(answer, self.tokenizer)
-        start, end = span_of(outputs, texts, "".join(texts))
+        start, end = prompts.span_of(outputs, texts, "".join(texts))
         rival = None
         if contrast is not None:
-            other = read_answer(contrast, tokenized, self.tokenizer, continued=self._continued)
+            other = prompts.read_answer(contrast, tokenized, self.tokenizer, continued=self._continued)
             start = self._difference(answer, other, (start, end))
             end, rival = start + 1, other[start]
         hops = check_index("hops", hops)
@@ -169,7 +161,7 @@ class GenerationAttribution(Attribution):
             raise InvalidInputError(
                 f"got hops={hops}; expected 0 or more, and outputs= behind the tokens to hand importance on through"
             )
-        names, numbers = (None, []) if segments is None else segments_of(tokenized, segments)
+        names, numbers = (None, []) if segments is None else prompts.segments_of(tokenized, segments)
         together = not check_bool("per_token", per_token)
 
         inputs, explained = self._inputs(tokenized.ids, answer[:end]), slice(start, end)
@@ -231,12 +223,12 @@ class GenerationAttribution(Attribution):
             call.model, logits[0, -len(tokens) :], chosen, self.tokenizer, explained=_explains_output(self.method)
         )
 
-    def _answer(self, prompt: Prompt, target: Any, gen_args: Mapping[str, Any] | None) -> list[int]:
+    def _answer(self, prompt: prompts.Prompt, target: Any, gen_args: Mapping[str, Any] | None) -> list[int]:
         """Read the answer, or generate one."""
         if target is not None:
             if gen_args is not None:
                 raise InvalidInputError("got target= and gen_args=; a given answer is not generated: leave one out")
-            return read_answer(target, prompt, self.tokenizer, continued=self._continued)
+            return prompts.read_answer(target, prompt, self.tokenizer, continued=self._continued)
         generate = getattr(self.model, "generate", None)
         if generate is None:
             raise UnsupportedModelError(
@@ -317,7 +309,7 @@ class GenerationAttribution(Attribution):
 
     def _check(self, ids: Sequence[int], embedding: Any, longest: int | None) -> None:
         vocabulary = len(embedding.get_input_embeddings().weight)
-        check_ids(ids, vocabulary, longest, type(self.model).__name__)
+        prompts.check_ids(ids, vocabulary, longest, type(self.model).__name__)
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor([list(ids)], device=input_device(self.model))

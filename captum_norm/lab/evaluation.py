@@ -9,23 +9,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from captum_norm import models
 from captum_norm.checks import check_bool, check_choice, check_count, check_entries, quoted
 from captum_norm.errors import InvalidInputError, NonFiniteError
 from captum_norm.functional import centred_ranks
-from captum_norm.models import (
-    Difference,
-    Explainable,
-    Inputs,
-    Position,
-    TokenInputs,
-    bind_tokens,
-    chosen_target,
-    explained_number,
-    name_outputs,
-    opened,
-    probability_kind,
-    replacement,
-)
 from captum_norm.models.embeddings import Replacement, StandIn
 from captum_norm.models.outputs import Readout, Target
 
@@ -66,7 +53,7 @@ class Perturbation:
 
     def __init__(
         self,
-        model: Explainable,
+        model: models.Explainable,
         removal: StandIn | Literal["delete"] | int | Tensor | None = "mask",
         *,
         tokenizer: Any = None,
@@ -75,9 +62,9 @@ class Perturbation:
         readout: Readout | None = None,
         batch_size: int = 64,
     ) -> None:
-        model, tokenizer = opened(model, tokenizer)
+        model, tokenizer = models.opened(model, tokenizer)
         check_choice("output", output, get_args(Output))
-        if output == "probability" and readout is None and probability_kind(model, 2) == "sigmoid":
+        if output == "probability" and readout is None and models.probability_kind(model, 2) == "sigmoid":
             raise InvalidInputError(
                 f"{type(model).__name__} is a multi-label classifier, whose probability is the sigmoid of one logit, "
                 "not a share of all; watch the logit"
@@ -89,11 +76,11 @@ class Perturbation:
             )
         self.replacement: Replacement | None = None
         if isinstance(removal, str) and removal == "delete":
-            replacement(model, "zero", tokenizer)  # refuses models that do not name their embedding module
+            models.replacement(model, "zero", tokenizer)  # refuses models that do not name their embedding module
             if "attention_mask" not in inspect.signature(model.forward).parameters:
                 raise InvalidInputError(f"{type(model).__name__} takes no attention mask, so no token can be deleted")
         else:
-            self.replacement = replacement(model, removal, tokenizer)
+            self.replacement = models.replacement(model, removal, tokenizer)
         self.model, self.tokenizer = model, tokenizer
         self.special_ids = tuple(tokenizer.all_special_ids) if keep_special and tokenizer is not None else ()
         self.keep_special = keep_special
@@ -109,11 +96,11 @@ class Perturbation:
 
     def bind(
         self,
-        inputs: Inputs,
+        inputs: models.Inputs,
         additional_forward_args: Any = None,
         *,
         target: Target = None,
-        position: Position = None,
+        position: models.Position = None,
     ) -> "PerturbedInputs":
         """Prepare inputs for perturbation, which runs the model on them once.
 
@@ -130,10 +117,10 @@ class Perturbation:
             InvalidInputError: the inputs, target or position do not fit the model.
             UnsupportedModelError: the model returns no logits, or does not use its embedding module once.
         """
-        if self.output == "probability" and isinstance(target, Difference):
+        if self.output == "probability" and isinstance(target, models.Difference):
             raise InvalidInputError('got a difference of two outputs, which has no probability; pass output="logit"')
         options: dict[str, Any] = {"tokenizer": self.tokenizer, "position": position, "readout": self.readout}
-        return PerturbedInputs(self, bind_tokens(self.model, inputs, additional_forward_args, **options), target)
+        return PerturbedInputs(self, models.bind_tokens(self.model, inputs, additional_forward_args, **options), target)
 
 
 class PerturbedInputs:
@@ -150,7 +137,7 @@ class PerturbedInputs:
         named: the same as :class:`captum_norm.results.outputs.NamedOutput`, one for each example.
     """
 
-    def __init__(self, perturbation: Perturbation, inputs: TokenInputs, target: Target) -> None:
+    def __init__(self, perturbation: Perturbation, inputs: models.TokenInputs, target: Target) -> None:
         # Private positions are those of the model.
         self._perturbation, self._inputs = perturbation, inputs
         removable = inputs.ordinary(perturbation.special_ids)
@@ -159,10 +146,10 @@ class PerturbedInputs:
         scores = self._run(torch.arange(len(inputs), device=inputs.real.device), inputs.real)
         if perturbation.output == "probability" and (scores.dim() == 1 or scores.shape[1] < 2):
             raise InvalidInputError('the output is one number, which has no probability; pass output="logit"')
-        self.target = chosen_target(target, scores)
+        self.target = models.chosen_target(target, scores)
         self.whole = self._select(scores, self.target)
         model, tokenizer, readout = inputs.model, perturbation.tokenizer, perturbation.readout
-        self.named = name_outputs(model, scores, self.target, tokenizer, readout=readout is not None)
+        self.named = models.name_outputs(model, scores, self.target, tokenizer, readout=readout is not None)
         self.removable = inputs.to_user(self._removable)
 
     def outputs(self, kept: Tensor) -> Tensor:
@@ -249,7 +236,7 @@ class PerturbedInputs:
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         if target is not None and self._perturbation.output == "probability":
             scores = scores.log_softmax(1)
-        return explained_number(scores, target)
+        return models.explained_number(scores, target)
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,12 +326,12 @@ class Faithfulness:
 
     def evaluate(
         self,
-        inputs: Inputs,
+        inputs: models.Inputs,
         scores: Mapping[str, Tensor],
         target: Target = None,
         additional_forward_args: Any = None,
         *,
-        position: Position = None,
+        position: models.Position = None,
     ) -> dict[str, FaithfulnessScores]:
         """Score methods, which run the inputs they share only once.
 

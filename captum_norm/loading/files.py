@@ -76,24 +76,32 @@ def read_config(name_or_path: str) -> Any:
 
 
 @contextmanager
+def logging_at(level: int, *names: str) -> Iterator[None]:
+    """Let loggers of these names log nothing below a level in the context."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, before in zip(loggers, levels, strict=True):
+            logger.setLevel(before)
+
+
+@contextmanager
 def quiet() -> Iterator[None]:
     """Turn off log messages, warnings and progress bars of transformers and the hub client in the context."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging as bars
 
-    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
-    levels = [logger.level for logger in loggers]
     shown, hub_shown = bars.is_progress_bar_enabled(), not are_progress_bars_disabled()
     try:
-        for logger in loggers:
-            logger.setLevel(logging.CRITICAL)
         bars.disable_progress_bar()  # type: ignore[no-untyped-call]
-        with warnings.catch_warnings():
+        with logging_at(logging.CRITICAL, "transformers", "huggingface_hub"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
         if shown:
             bars.enable_progress_bar()  # type: ignore[no-untyped-call]
         (enable_progress_bars if hub_shown else disable_progress_bars)()

@@ -440,15 +440,12 @@ def _tower_positions(call: AttentionCall) -> tuple[Positions, Positions]:
     return Positions(queries, asking), Positions(keys, attended)
 
 
-_NESTED = ("encoder_outputs",)
-"""Arguments that hold tensors of examples: those of an encoder that has run."""
-
-
 def _changed(change: Callable[[str, Any], Any], name: str, value: Any) -> Any:
-    if isinstance(value, Mapping) and name in _NESTED:
+    """Change an argument, or the tensors of an encoder that has run."""
+    if isinstance(value, Mapping) and name == "encoder_outputs":
         # A ModelOutput, whose entries are its attributes, too.
         return type(value)(**{key: _changed(change, name, entry) for key, entry in value.items()})
-    if isinstance(value, tuple | list) and name in _NESTED:
+    if isinstance(value, tuple | list) and name == "encoder_outputs":
         return type(value)(_changed(change, name, entry) for entry in value)
     return change(name, value)
 

@@ -166,8 +166,8 @@ def hooked(hooks: Iterable[tuple[nn.Module, End, Hook]]) -> Iterator[None]:
         yield
 
 
-def _remove_hooks(modules: Iterable[nn.Module], since: int) -> None:
-    """Remove this thread's hooks of ours with numbers from ``since`` on."""
+def _undo(modules: Iterable[nn.Module], since: int) -> None:
+    """Remove this thread's hooks of ours with numbers from ``since`` on, and undo what else was changed since."""
     thread = get_ident()
     for module in modules:
         own = vars(module)
@@ -176,6 +176,8 @@ def _remove_hooks(modules: Iterable[nn.Module], since: int) -> None:
             for key in left:
                 own[kind].pop(key, None)
                 own[f"{kind}_with_kwargs"].pop(key, None)
+    for undo in undone:
+        undo(since)
 
 
 def _is_ours(hook: object, thread: int, since: int) -> bool:
@@ -187,9 +189,8 @@ def _is_ours(hook: object, thread: int, since: int) -> bool:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether ``torch.compile`` compiles calls of a module, or its forward function."""
-    if module._compiled_call_impl is not None or type(module).__name__ == COMPILED:
-        return True
-    return hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+    compiled = module._compiled_call_impl is not None or type(module).__name__ == COMPILED
+    return compiled or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
 
 
 undone: list[Callable[[int], object]] = []
@@ -243,12 +244,6 @@ def _lazy(modules: Iterable[nn.Module]) -> list[Any]:
     held = [(layer, layer.weight, layer.bias, getattr(layer, "state", None)) for layer in layers]
     states = [getattr(layer.weight, "quant_state", None) for layer in layers]
     return [part for part in (*states, *(part for parts in held for part in parts)) if part is not None]
-
-
-def _undo(modules: Iterable[nn.Module], since: int) -> None:
-    _remove_hooks(modules, since)
-    for undo in undone:
-        undo(since)
 
 
 @contextmanager

@@ -15,20 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
+from captum_norm.models import hooks
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.call import ModelCall
-from captum_norm.models.hooks import (
-    End,
-    Hook,
-    Received,
-    evaluating,
-    first_argument,
-    first_tensor,
-    hooked,
-    modules_of,
-    unchanged,
-    with_argument,
-)
 from captum_norm.models.model import Excerpt
 from captum_norm.models.precision import epsilon_of, least_precise
 from captum_norm.models.probes import drawn
@@ -81,7 +70,7 @@ def not_run(model: nn.Module, layers: Iterable[nn.Module]) -> UnsupportedModelEr
 def on_excerpt(call: ModelCall, work: Callable[[ModelCall], Result]) -> Result:
     """Apply a function to an excerpt of a call, or to the whole call if an argument does not fit the excerpt."""
     call = replace(call, seen={})  # what the call's own pass shows stays
-    with unchanged(call.model), unchanged(call.model):  # of two, one survives an interrupt on its way out
+    with hooks.unchanged(call.model), hooks.unchanged(call.model):  # of two, one survives an interrupt on its way out
         try:
             return work(call.excerpt(EXCERPT))
         except InvalidInputError:
@@ -117,9 +106,9 @@ def _watched(call: ModelCall) -> tuple[Stacks, Any, nn.Module | None]:
             with suppress(InvalidInputError):
                 layer = _mixing_by_others(call, _layers(call.model, stacks.queries), exact=True)
     if call.facts.intercepted:
-        with torch.random.fork_rng(devices), torch.no_grad(), evaluating(call.model):
+        with torch.random.fork_rng(devices), torch.no_grad(), hooks.evaluating(call.model):
             plain = call.run()
-        _expect_same(call, *(_real(first_tensor(returned), call) for returned in (output, plain)))
+        _expect_same(call, *(_real(hooks.first_tensor(returned), call) for returned in (output, plain)))
     return stacks, output, layer
 
 
@@ -177,18 +166,21 @@ def _mixing_by_others(call: ModelCall, layers: Collection[nn.Module], *, exact: 
         stream = stream + factor * stream.abs().mean() * drawn(stream, stream.shape)[0]
         return stream.index_copy(axis, places, expected)
 
-    def enter(module: nn.Module, received: Received) -> Received | None:
-        stream = first_argument(*received)
+    def enter(module: nn.Module, received: hooks.Received) -> hooks.Received | None:
+        stream = hooks.first_argument(*received)
         changed = reach(module, stream)
-        return None if stream is None or changed is None else with_argument(*received, stream, changed)
+        return None if stream is None or changed is None else hooks.with_argument(*received, stream, changed)
 
     def leave(module: nn.Module, output: Tensor | None) -> None:
         reach(module, output)
 
-    hooks: list[tuple[nn.Module, End, Hook]] = [(layer, "arguments", enter) for layer in layers]
-    hooks += [(layer, "output", leave) for layer in layers]
+    ends: tuple[tuple[hooks.End, hooks.Hook], ...] = (("arguments", enter), ("output", leave))
     devices = {parameter.device for parameter in call.model.parameters() if parameter.device.type == "cuda"}
-    with torch.no_grad(), call.attention_through(attend), hooked(hooks):
+    with (
+        torch.no_grad(),
+        call.attention_through(attend),
+        hooks.hooked((layer, *end) for layer in layers for end in ends),
+    ):
         for _ in range(2):
             with torch.random.fork_rng(devices):
                 call.run()
@@ -223,29 +215,28 @@ def _with_gradients(call: ModelCall) -> tuple[Stacks, Any, nn.Module | None]:
             output = attention.output()
         return output if attention.cross or values.shape != output.shape else output + (values - values.detach())
 
-    def enter(module: nn.Module, received: Received) -> Received | None:
-        stream = first_argument(*received)
+    def enter(module: nn.Module, received: hooks.Received) -> hooks.Received | None:
+        stream = hooks.first_argument(*received)
         if stream is None:
             return None
         # If no parameter requires a gradient, the graph begins here.
         start = stream if stream.requires_grad else stream.detach().requires_grad_()
         # The model may change its tensors in place.
         entered.append((module, start, stream.clone()))
-        return with_argument(*received, stream, start.clone())
+        return hooks.with_argument(*received, stream, start.clone())
 
     def leave(module: nn.Module, output: Tensor | None) -> None:
         if output is not None:
             outputs.pop(module, None)  # the last one stays last
             outputs[module] = output
 
-    elements = {element for module in modules_of(call.model) if isinstance(module, LISTS) for element in module}
-    hooks: list[tuple[nn.Module, End, Hook]] = [(element, "arguments", enter) for element in elements]
-    hooks += [(element, "output", leave) for element in elements]
+    elements = {element for module in hooks.modules_of(call.model) if isinstance(module, LISTS) for element in module}
+    watched: tuple[tuple[hooks.End, hooks.Hook], ...] = (("arguments", enter), ("output", leave))
     with (
         torch.inference_mode(mode=False),
         torch.enable_grad(),
         call.attention_through(attend),
-        hooked(hooks),
+        hooks.hooked((element, *end) for element in elements for end in watched),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")  # of quantised maps without a gradient

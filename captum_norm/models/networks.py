@@ -259,18 +259,12 @@ def _expert_functions(module: nn.Module) -> Iterator[tuple[Elementwise, Elementw
         yield child.forward, None
     limit, sharpness = getattr(module, "limit", None), getattr(module, "alpha", None)
     if isinstance(limit, (int, float)) and isinstance(sharpness, (int, float)):
-        yield partial(_clamped_gate, limit=limit, sharpness=sharpness), partial(_clamped_factor, limit=limit)
+        yield (
+            lambda gate: gate.clamp(max=limit) * torch.sigmoid(sharpness * gate.clamp(max=limit)),
+            lambda other: other.clamp(-limit, limit) + 1,
+        )
     for function in KNOWN:
         yield function, None
-
-
-def _clamped_gate(gate: Tensor, limit: float, sharpness: float) -> Tensor:
-    gate = gate.clamp(max=limit)
-    return gate * torch.sigmoid(sharpness * gate)
-
-
-def _clamped_factor(other: Tensor, limit: float) -> Tensor:
-    return other.clamp(-limit, limit) + 1
 
 
 def _reproduces(reader: ExpertsReader, routing: Routing, inputs: Tensor, output: Tensor) -> bool:

@@ -32,27 +32,14 @@ CHUNK_ENDS = "cu_seqlens"
 # The tokens before the patches, by the configuration's ``model_type``: their numbers, or the settings that have these.
 # The patches follow row by row, and nothing follows them.
 PREFIXES: Mapping[str, tuple[int | str, ...]] = {
-    "aimv2_vision_model": (),
-    "beit": (1,),
-    "blip_vision_model": (1,),
-    "chinese_clip_vision_model": (1,),
-    "clip_vision_model": (1,),
-    "data2vec-vision": (1,),
+    **dict.fromkeys(("aimv2_vision_model", "ijepa", "siglip_vision_model"), ()),
+    **dict.fromkeys(("beit", "data2vec-vision", "dinov2", "dpt", "vit", "vit_msn"), (1,)),
+    **dict.fromkeys(("blip_vision_model", "chinese_clip_vision_model", "clip_vision_model"), (1,)),
+    **dict.fromkeys(("internvl_vision", "metaclip_2_vision_model", "qianfan_ocr_vision"), (1,)),
     "deit": (1, 1),  # the class and the distillation token
-    "dinov2": (1,),
-    "dinov2_with_registers": (1, "num_register_tokens"),
-    "dinov3_vit": (1, "num_register_tokens"),
-    "dpt": (1,),
-    "ijepa": (),
-    "internvl_vision": (1,),
-    "metaclip_2_vision_model": (1,),
-    "pixio": ("n_cls_tokens",),
-    "qianfan_ocr_vision": (1,),
-    "sapiens2": (1, "num_register_tokens"),
-    "siglip_vision_model": (),
+    **dict.fromkeys(("dinov2_with_registers", "dinov3_vit", "sapiens2"), (1, "num_register_tokens")),
     "tipsv2_vision_model": (1, "num_register_tokens"),
-    "vit": (1,),
-    "vit_msn": (1,),
+    "pixio": ("n_cls_tokens",),
 }
 
 Picture = tuple[int, tuple[Tensor, ...]]

@@ -21,22 +21,11 @@ from transformers.pytorch_utils import Conv1D
 
 from captum_norm.functional import Normalization, normalize
 from captum_norm.functional.feed_forward import Elementwise
+from captum_norm.models import probes
 from captum_norm.models.hooks import evaluation, unobserved
 from captum_norm.models.layouts import Site
 from captum_norm.models.offloading import is_sharded, loaded_tensors, tensor_of, version_of, versions_of
 from captum_norm.models.precision import accumulation_dtype, epsilon_of, least_precise
-from captum_norm.models.probes import (
-    FAILURES,
-    LARGE,
-    affinity,
-    copy_with,
-    drawn,
-    forward_of,
-    output_of,
-    plain_attributes,
-    run_alone,
-    statistics_kept,
-)
 
 LINEAR: Mapping[Any, bool] = {nn.Linear.forward: True, Conv1D.forward: False}
 """Forward functions of known linear maps, and whether their weight is stored as (outputs, inputs)."""
@@ -134,18 +123,18 @@ def _stored_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> Pr
 
 def _is_linear(module: nn.Module, matrix: Tensor, *, biased: bool, transposed: bool) -> bool:
     """Whether a module computes inputs @ weight + bias with its weight in this orientation, for any parameters."""
-    known = LINEAR.get(forward_of(module))
+    known = LINEAR.get(probes.forward_of(module))
     if known is not None:
         return known == transposed
     width = len(matrix)
     # As large as the module's own weight, so anything else that it computes still shows.
     size = float(matrix.detach().abs().mean()) or 1.0
-    inputs, other, bias = drawn(matrix, (1, ROWS, width), matrix.shape, matrix.shape[1:])
+    inputs, other, bias = probes.drawn(matrix, (1, ROWS, width), matrix.shape, matrix.shape[1:])
     other, bias = size * other, size * width**0.5 * bias
     parameters, computed = {"weight": other.T if transposed else other}, inputs @ other
     if biased:
         parameters["bias"], computed = bias, computed + bias
-    outputs = output_of(copy_with(module, parameters, inputs), inputs)
+    outputs = probes.output_of(probes.copy_with(module, parameters, inputs), inputs)
     return outputs is not None and reproduces(computed, outputs, inputs.abs() @ other.abs())
 
 
@@ -155,9 +144,9 @@ def _measured_projection(module: nn.Module, inputs: Tensor, outputs: Tensor) -> 
     if projection is None:
         return None
     try:
-        with torch.no_grad(), unobserved(), statistics_kept(module):
+        with torch.no_grad(), unobserved(), probes.statistics_kept(module):
             again = module(inputs.clone())
-    except FAILURES:
+    except probes.FAILURES:
         return None
     return projection if isinstance(again, Tensor) and reproduces(again, outputs) else None
 
@@ -171,7 +160,7 @@ def affine_map(module: nn.Module, like: Tensor) -> Projection | None:
     """Return the affine map that a module computes of tensors such as ``like`` (..., C); None if it computes none."""
     # It may have changed without a trace.
     _measured.pop(module, None)
-    tested = affinity(module, like)
+    tested = probes.affinity(module, like)
     if tested is None:
         return None
     returned, precision = tested
@@ -206,14 +195,14 @@ def _state(module: nn.Module) -> list[object]:
     """Return what a module's output depends on: modules, tensors (not through ``.data``) and plain attributes."""
     values: list[object] = []
     for part in module.modules():
-        values += [ref(part), *plain_attributes(part)]
+        values += [ref(part), *probes.plain_attributes(part)]
         values += [version_of(tensor) for held in (part._parameters, part._buffers) for tensor in held.values()]
     return values
 
 
 def _tried(module: nn.Module, received: Tensor) -> Tensor:
-    (row,) = drawn(received, (1, received.shape[1]))
-    return run_alone(module, torch.cat([torch.zeros_like(row), row]))
+    (row,) = probes.drawn(received, (1, received.shape[1]))
+    return probes.run_alone(module, torch.cat([torch.zeros_like(row), row]))
 
 
 def _measure(module: nn.Module, received: Tensor) -> _Measured:
@@ -223,7 +212,7 @@ def _measure(module: nn.Module, received: Tensor) -> _Measured:
     for start in range(0, width, UNIT_VECTORS):
         rows = received.new_zeros(min(UNIT_VECTORS, width - start), width)
         rows.diagonal(start).fill_(size)
-        pieces.append((run_alone(module, rows) - bias) / size)
+        pieces.append((probes.run_alone(module, rows) - bias) / size)
     return (torch.cat(pieces), bias if bool(bias.any()) else None), _state(module), tried
 
 
@@ -284,10 +273,10 @@ def read_norm(module: nn.Module, inputs: Tensor, outputs: Tensor) -> NormReader 
 def _is_norm(reader: NormReader, inputs: Tensor) -> bool:
     """Whether a module normalises tensors such as ``inputs`` as ``reader`` says, for any parameters."""
     module, width = reader.module, inputs.shape[-1]
-    known = NORMS.get(forward_of(module))
+    known = NORMS.get(probes.forward_of(module))
     if known is not None and isinstance(module.eps, float):
         return (known, 0) == (reader.centered, reader.gain_offset)
-    vectors = drawn(inputs, (width,), (width,))
+    vectors = probes.drawn(inputs, (width,), (width,))
     names = [name for name in ("weight", "bias") if tensor_of(module, name) is not None]
     parameters = dict(zip(names, vectors, strict=False))
     gain, bias = (parameters.get(name) for name in ("weight", "bias"))
@@ -310,9 +299,9 @@ def _normalises(module: nn.Module, parameters: Mapping[str, Tensor], norm: Norma
     small = max(norm.eps or 2.0**-20, torch.finfo(inputs.dtype).tiny) ** 0.5
     sizes = [[1.0, 1.0, 4 * small, small, small / 4, 30.0], [0.0, 3.0, 0.0, 0.0, 0.0, 0.0]]
     scale, shift = inputs.new_tensor(sizes).unsqueeze(-1)
-    rows = drawn(inputs, (len(scale), inputs.shape[-1]))[0] * scale + shift
+    rows = probes.drawn(inputs, (len(scale), inputs.shape[-1]))[0] * scale + shift
     rows = rows.expand(*inputs.shape[:-2], *rows.shape)
-    outputs, dtype = output_of(copy_with(module, parameters, rows), rows), accumulation_dtype(rows.dtype)
+    outputs, dtype = probes.output_of(probes.copy_with(module, parameters, rows), rows), accumulation_dtype(rows.dtype)
     gain, bias = (None if part is None else part.to(dtype) for part in (norm.gain, norm.bias))
     computed = normalize(replace(norm, gain=gain, bias=bias), rows.to(dtype))
     return outputs is not None and outputs.shape == rows.shape and _precision(computed, outputs) is not None
@@ -322,11 +311,11 @@ def _measured_norm(module: nn.Module, centered: bool, received: Tensor, eps: flo
     """Return γ, β and, unless given, ε of a module that normalises, from what it makes of rows of several sizes."""
     # They are divided by their root mean square σ, so γ is what large ones are multiplied with, and rows whose σ² is
     # near ε tell it: they become σ / sqrt(σ² + ε) times as large.
-    (rows,) = drawn(received, (ROWS, received.shape[-1]))
+    (rows,) = probes.drawn(received, (ROWS, received.shape[-1]))
     rows = normalize(Normalization(centered, None, None, 0.0), rows.double())
     sizes = 2.0 ** torch.arange(MEASURED_SIZES[0], MEASURED_SIZES[1], -1, dtype=rows.dtype, device=rows.device)
-    points = torch.cat([LARGE[2] * rows, sizes[:, None] * rows[:1]])
-    copy: Any = copy_with(module, {}, points)
+    points = torch.cat([probes.LARGE[2] * rows, sizes[:, None] * rows[:1]])
+    copy: Any = probes.copy_with(module, {}, points)
     positive, negative = copy.forward(torch.cat([points, -points])[None])[0].chunk(2)
     odd, bias = (positive - negative) / 2, ((positive + negative) / 2)[:ROWS].mean(0)
     gain = (odd[:ROWS] * rows).sum(0) / rows.square().sum(0)
@@ -350,7 +339,7 @@ def _measured_readings(module: nn.Module, inputs: Tensor) -> Iterator[tuple[Norm
         try:
             with torch.no_grad():
                 measured = _measured_norm(module, centered, received, None)
-        except (*FAILURES, ZeroDivisionError):
+        except (*probes.FAILURES, ZeroDivisionError):
             return
         if all(part.isfinite().all() for part in (measured.gain, measured.bias) if part is not None):
             yield NormReader(module, centered, 0.0, eps, inputs.dtype, partial(_state, module), received), _behaves

@@ -89,9 +89,7 @@ class Stacks:
         self.queries: dict[nn.Module, int] = {}
         self.modules: dict[Role, list[ref[nn.Module]]] = {}  # in the order of their calls
         self.causal = False  # whether the only stack, if not an encoder–decoder model's, is causal
-        self._role, self._towers = role, towers
-        self._several = several
-        self._see = see
+        self._role, self._towers, self._several, self._see = role, towers, several, see
         self._past, self._grows = past, grows
         self._directed = False
 

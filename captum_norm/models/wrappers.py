@@ -66,7 +66,9 @@ def explained_module(model: object) -> nn.Module:
             "pass the model as it was: accelerator.unwrap_model(model, keep_fp32_wrapper=False)"
         )
     wrapper = _wrapper(model)
-    if wrapper is None or _is_changed(model):
+    own, compiled = vars(model), type(model).__name__ == "OptimizedModule"  # whose forward function is an attribute
+    runs_more = own["_forward_hooks"] or own["_forward_pre_hooks"] or ("forward" in own and not compiled)
+    if wrapper is None or runs_more:
         return model
     _, inside, may_stand_alone = wrapper
     return explained_module(inside(model)) if may_stand_alone(model) else model
@@ -93,13 +95,6 @@ def _wrapper(model: nn.Module) -> _Wrapper | None:
             own = type(model).forward.__module__.partition(".")[0] != wrapper[0]
             return None if own else wrapper
     return None
-
-
-def _is_changed(model: nn.Module) -> bool:
-    """Whether a wrapper runs anything beside the forward function of its class."""
-    own = vars(model)
-    compiled = type(model).__name__ == "OptimizedModule"  # its forward function is an attribute
-    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or ("forward" in own and not compiled))
 
 
 def refuse_spread(model: nn.Module) -> None:

@@ -80,7 +80,8 @@ class _LineReader:
 
     def __init__(self, source: TextSource) -> None:
         self.name = source_name(source)
-        self.lines = map(_encoded, raw_lines(source))
+        texts = raw_lines(source)
+        self.lines = (text if isinstance(text, bytes) else text.encode(errors="surrogatepass") for text in texts)
         self._size = plain_size(source)
         self._offset = 0
 
@@ -111,8 +112,12 @@ def cut(sources: Sequence[TextSource], size: int) -> Iterator[Block]:
         sides = [list(islice(reader.lines, size)) for reader in readers]
         lengths = [len(lines) for lines in sides]
         if min(lengths) < max(lengths):
-            if index == 0:
-                _check_encoding(readers, sides)
+            if index == 0:  # a text in another encoding than UTF-8 is split into other lines
+                for reader, lines in zip(readers, sides, strict=True):
+                    texts = [decoded(line, reader.name, number) for number, line in enumerate(lines, 1)]
+                    errors = [text for text in texts if isinstance(text, InvalidInputError)]
+                    if errors and len(errors) == len(lines):
+                        raise errors[0]
             shortest, longest = lengths.index(min(lengths)), lengths.index(max(lengths))
             message = f"got no such line, but {readers[longest].name} has one; expected equally many in both"
             raise error_at(sources[shortest], first + lengths[shortest], message)
@@ -123,16 +128,3 @@ def cut(sources: Sequence[TextSource], size: int) -> Iterator[Block]:
         last = first + len(sides[0]) - 1
         yield Block(index, first, last, parts, _digest(first, contents), readers[0].share)
         first = last + 1
-
-
-def _encoded(line: str | bytes) -> bytes:
-    return line.encode(errors="surrogatepass") if isinstance(line, str) else line
-
-
-def _check_encoding(readers: Sequence[_LineReader], sides: Sequence[Sequence[bytes]]) -> None:
-    """Raise an error about a text none of whose lines is UTF-8: one in another encoding is split into other lines."""
-    for reader, lines in zip(readers, sides, strict=True):
-        texts = [decoded(line, reader.name, number) for number, line in enumerate(lines, 1)]
-        errors = [text for text in texts if isinstance(text, InvalidInputError)]
-        if errors and len(errors) == len(lines):
-            raise errors[0]

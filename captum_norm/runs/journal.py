@@ -192,7 +192,7 @@ class Journal:
         name = _block_file(block.index)
         content = json.dumps({"digest": block.digest, **record.notes}).encode() + b"\n" + record.content
         with self.as_input_error():
-            (self._folder / name).write(_label(content, self._key(name)) + content)
+            (self._folder / name).write(self._label(content, name) + content)
 
     def records(self, blocks: int) -> Iterator[Record]:
         """Read the records of so many blocks in order; several at a time, since in object stores each takes its time.
@@ -262,8 +262,10 @@ class Journal:
             return (self._folder / name).read()
         return None
 
-    def _key(self, name: str) -> bytes:
-        return hashlib.blake2b(_job_text(self.job) + name.encode()).digest()
+    def _label(self, content: bytes, name: str) -> bytes:
+        """The first line of a file: a checksum of its other content, which depends on job and name, and the size."""
+        key = hashlib.blake2b(_job_text(self.job) + name.encode()).digest()
+        return f"{hashlib.blake2b(content, digest_size=16, key=key).hexdigest()} {len(content)}\n".encode()
 
     def _record(self, name: str) -> Record | None:
         """Read a record; None if there is none, or it is damaged, which is reported."""
@@ -272,7 +274,7 @@ class Journal:
         if file is None:
             return None
         label, _, content = file.partition(b"\n")
-        if label + b"\n" != _label(content, self._key(name)):
+        if label + b"\n" != self._label(content, name):
             self.report(f"{self.folder}/{name} is damaged; its work is repeated")
             return None
         notes, _, content = content.partition(b"\n")
@@ -303,11 +305,6 @@ def _sha256(place: Place) -> str:
 
 def _block_file(index: int) -> str:
     return f"block-{index:09d}"
-
-
-def _label(content: bytes, key: bytes) -> bytes:
-    """The first line of a file: a checksum of its other content, which depends on the key, and the size."""
-    return f"{hashlib.blake2b(content, digest_size=16, key=key).hexdigest()} {len(content)}\n".encode()
 
 
 def _job_text(job: Identity) -> bytes:

@@ -76,8 +76,9 @@ def color_table(*, below: bool = False) -> npt.NDArray[np.uint8]:
     travelled = np.concatenate([[0.0], np.linalg.norm(np.diff(path, axis=0), axis=1).cumsum()])
     even = np.linspace(0, travelled[-1], STEPS)
     lab = np.stack([np.interp(even, travelled, path[:, axis]) for axis in range(3)], axis=1)
-    linear = (lab @ _LAB_TO_CONES.T) ** 3 @ _CONES_TO_RGB.T
-    table: npt.NDArray[np.uint8] = np.rint(_gamma(linear.clip(0, 1)) * 255).astype(np.uint8)
+    linear = ((lab @ _LAB_TO_CONES.T) ** 3 @ _CONES_TO_RGB.T).clip(0, 1)
+    encoded = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+    table: npt.NDArray[np.uint8] = np.rint(encoded * 255).astype(np.uint8)
     table.setflags(write=False)  # the table is cached and shared
     return table
 
@@ -86,10 +87,6 @@ def color_map(*, signed: bool) -> ListedColormap:
     """Return the colours of numbers: from white to blue, and if they may be negative from orange over white to blue."""
     colors = [color_table(below=True)[::-1], color_table()] if signed else [color_table()]
     return ListedColormap(np.concatenate(colors) / 255, name="captum_norm")
-
-
-def _gamma(linear: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
 
 
 def _linear(encoded: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -10,7 +10,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
@@ -123,10 +123,8 @@ def plot_svg(figure: Figure) -> str:
     return svg.replace(INK, "currentColor").replace(">", f"><style>{_READER}</style>", 1).strip()
 
 
-@contextmanager
-def _style() -> Iterator[None]:
-    with mpl.rc_context(_STYLE | {"font.family": font_families()}):
-        yield
+def _style() -> AbstractContextManager[None]:
+    return mpl.rc_context(_STYLE | {"font.family": font_families()})
 
 
 def _draw_lines(axes: "Axes", table: Table, plot: Plot) -> None:

@@ -135,9 +135,8 @@ def component_tokens(single: ComponentScores, stack: str) -> Sequence[str]:
 def share(value: float) -> str:
     """Format a share in percent, as short as it can be."""
     size = abs(value)
-    return (
-        f"{100 * value:.{1 if 0 < size < 0.0995 else 0}f} %".replace("-", "−") if not 0 < size < 0.0005 else "< 0.1 %"
-    )
+    shown = f"{100 * value:.{1 if 0 < size < 0.0995 else 0}f} %".replace("-", "−")
+    return "< 0.1 %" if 0 < size < 0.0005 else shown
 
 
 def check_length(tokens: Sequence[str], other: int, what: str) -> None:

@@ -73,13 +73,12 @@ def is_regular_file(path: str | PathLike[str]) -> bool:
 
 def read_whole(path: str | PathLike[str]) -> bytes:
     """Read a regular file of at most 256 MiB."""
+    called = quoted_name(os.fspath(path))
     if not is_regular_file(path):
-        raise InvalidInputError(f"cannot read {quoted_name(os.fspath(path))}: it is a pipe or a device")
+        raise InvalidInputError(f"cannot read {called}: it is a pipe or a device")
     content = read_range(os.fspath(path), 0, _LARGEST_TEXT + 1)
     if len(content) > _LARGEST_TEXT:
-        raise InvalidInputError(
-            f"cannot read {quoted_name(os.fspath(path))}: it has more than {_LARGEST_TEXT >> 20} MiB"
-        )
+        raise InvalidInputError(f"cannot read {called}: it has more than {_LARGEST_TEXT >> 20} MiB")
     return content
 
 
@@ -197,13 +196,9 @@ def suffix_of(source: str | PathLike[str]) -> str:
 
 @contextmanager
 def _open(source: str | PathLike[str]) -> Iterator[_Stream]:
-    opener = COMPRESSED.get(suffix_of(source))
-    with place_of(source).open() as plain:
-        if opener is None:
-            yield plain
-        else:
-            with cast(BinaryIO, opener(plain)) as unpacked:
-                yield unpacked
+    opener = COMPRESSED.get(suffix_of(source), nullcontext)
+    with place_of(source).open() as plain, cast(BinaryIO, opener(plain)) as unpacked:
+        yield unpacked
 
 
 def _not_utf8(error: UnicodeDecodeError, of: str) -> str:

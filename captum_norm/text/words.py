@@ -40,6 +40,7 @@ Span = tuple[int, int]
 
 _Scheme = Literal["sentencepiece", "byte-level", "wordpiece", "plain"]
 
+# A token that looks like a special one, such as <s>, [SEP] or <|im_end|>, unless it is a byte.
 _MARKUP = re.compile(r"<[^<>\s]+>|\[[^\[\]]+\]")
 _FALLBACK = re.compile("<0x([0-9A-F]{2})>")
 
@@ -192,15 +193,16 @@ def words_of_tokens(
         >>> words_of_tokens(["ĠdÃ©j", "Ãł", "Ġvu", "!"]).texts
         ('déjà', 'vu', '!')
     """
-    flags = [_is_markup(token) for token in tokens] if special is None else [bool(flag) for flag in special]
-    pieces = _Pieces.of(tokens, flags)
+    if special is None:
+        special = [_MARKUP.fullmatch(token) is not None and _FALLBACK.fullmatch(token) is None for token in tokens]
+    pieces = _Pieces.of(tokens, list(map(bool, special)))
     return _grouped(pieces, *pieces.located(offsets))
 
 
-def words_of_text(parts: Sequence[str], special: Sequence[int | bool] | None = None) -> Words:
+def words_of_text(parts: Sequence[str]) -> Words:
     """Find the words of a text in parts that follow each other, such as what each token adds to a decoded text."""
     ends = list(accumulate((len(part) for part in parts), initial=0))
-    return words_of_tokens(parts, special, list(pairwise(ends)))
+    return words_of_tokens(parts, offsets=list(pairwise(ends)))
 
 
 def word_spans(text: str, start: int = 0, end: int | None = None) -> list[Span]:
@@ -375,11 +377,6 @@ def _is_byte_level(tokenizer: Any) -> bool | None:
         return bool(tokenizer.convert_tokens_to_string(["aĠ", "a"]) == "a a")
     except (AttributeError, NotImplementedError, TypeError, ValueError):
         return None
-
-
-def _is_markup(token: str) -> bool:
-    """Whether a token looks like a special one, such as ``<s>``, ``[SEP]`` or ``<|im_end|>``."""
-    return _MARKUP.fullmatch(token) is not None and _FALLBACK.fullmatch(token) is None
 
 
 def _character_of_bytes(text: str) -> list[int]:

@@ -21,7 +21,7 @@ from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import OutputValues, Readout
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.stacks import Role
-from captum_norm.results.maps import AttributionMaps, MapUnits, SourceAndPrefix
+from captum_norm.results.maps import AttributionMaps, MapUnits
 
 Bias = Literal["apart", "absdot", "abssim", "norm", "equal", "cls"]
 Norms = tuple[Tensor, Tensor, Tensor]
@@ -73,6 +73,7 @@ class DecompX(RelevanceAttribution):
     name, target = "decompx", "optional"
     rules = DECOMPX
     mapped = True
+    _cumulative = True
     units = MapUnits("norm", "norm", aggregation="propagated", target="part of the output")
 
     def __init__(
@@ -90,15 +91,6 @@ class DecompX(RelevanceAttribution):
         self.bias: Bias = check_choice("bias", bias, get_args(Bias))
         self._sharing = None if bias == "apart" else bias
         self._propagate = check_bool("propagate", propagate) or bias != "apart"
-
-    def aggregate(self, stack: Tensor, rows: Tensor) -> Tensor:
-        """Select rows of the last layer's map, which includes all layers."""
-        return rows @ stack[:, -1]
-
-    def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
-        """Select the decoder's last maps, which include all layers."""
-        _, decoder, cross = maps.of_three_stacks
-        return SourceAndPrefix(cross[:, -1], decoder[:, -1])
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Compute the norms of the tokens' contributions to the layers requested."""

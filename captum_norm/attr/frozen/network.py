@@ -24,6 +24,7 @@ from captum_norm.attr.frozen.rules import ACTIVATIONS, DECOMPX, AttentionRules, 
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
 from captum_norm.functional import Normalization, apply_linear, inverse_scale
 from captum_norm.functional.feed_forward import Elementwise, Use
+from captum_norm.models import networks
 from captum_norm.models.attention import AttentionCall
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
@@ -31,21 +32,13 @@ from captum_norm.models.hooks import Hook, first_argument, first_tensor, hooked,
 from captum_norm.models.layers import layer_of, not_run
 from captum_norm.models.libraries.own_code import multi_head_attention
 from captum_norm.models.model import encoder_of
-from captum_norm.models.networks import (
-    ExpertsReader,
-    read_routed,
-    routed_rows,
-    routers_beside,
-    routing_of,
-    stacked_maps,
-)
 from captum_norm.models.offloading import is_elsewhere, tensor_of
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.probes import FAILURES, affine_test, may_be_affine
 from captum_norm.models.projections import NormReader, Projection, read_step, reproduces
 from captum_norm.models.stacks import Place
 
-Step = NormReader | Projection | Elementwise | ExpertsReader | Tensor
+Step = NormReader | Projection | Elementwise | networks.ExpertsReader | Tensor
 """What a module computes; a tensor is the bias of an affine map."""
 
 PRODUCTS = frozenset({torch.mul, torch.Tensor.mul})
@@ -71,8 +64,8 @@ class HookedModules:
         # Whether layers have the axes (S, B, D), unless they were seen with one example of one position.
         self.queries_first = any(block.queries_first for block in blocks.values())
         # The modules that score the experts of a mixture, and those with their stacked maps.
-        self.routers = {router for module in self.names for router in routers_beside(module)}
-        self.experts = [module for module in self.names if module not in self.routers and stacked_maps(module)]
+        self.routers = {router for module in self.names for router in networks.routers_beside(module)}
+        self.experts = [module for module in self.names if module not in self.routers and networks.stacked_maps(module)]
         mixtures = self.routers.union(self.experts)
         # Each makes a weight, whatever of, such as of a norm and a direction.
         self.parametrizations = [module for module in self.names if isinstance(module, ParametrizationList)]
@@ -121,37 +114,27 @@ class FrozenNetwork(TorchFunctionMode):
         super().__init__()
         self.modules, self.call, self.rules = modules, call, rules
         self.stacks, self._batch = call.stacks(), call.batch
-        # In which lines are computed.
-        self.dtype = torch.float32
+        self.dtype = torch.float32  # in which lines are computed
         # What enters the first layers, leaves, and their numbers of positions.
         self.streams: list[Tensor] = []
         self.lengths: list[int] = []
-        # Whether they have the axes (S, B, D).
-        self._queries_first = modules.queries_first
+        self._queries_first = modules.queries_first  # whether they have the axes (S, B, D)
         # Each step's name, and the relative deviation of its line from what the model computed.
         self.deviations: list[tuple[str, Tensor]] = []
-        # Whether the model's own code computes scores of attention that are not constant.
-        self.scored_apart = False
-        # The number of layers that have run, and of halves that have been entered behind them.
-        self.level = 0
+        self.scored_apart = False  # whether the model's own code computes scores of attention that are not constant
+        self.level = 0  # the number of layers that have run, and of halves that have been entered behind them
         # The share of the output that biases and softmaxes take, (B,) each, by the level at which they do.
         self._shares: list[tuple[int, Tensor]] = []
-        # Whether the layers entered are an encoder's.
-        self._entered: set[bool] = set()
-        # Whether the layers make a graph.
-        self._differentiable = False
-        # Our own code runs, in which nothing is replaced.
-        self._replacing = False
-        # Torch's own attention function runs.
-        self._projecting = False
+        self._entered: set[bool] = set()  # whether the layers entered are an encoder's
+        self._differentiable = False  # whether the layers make a graph
+        self._replacing = False  # our own code runs, in which nothing is replaced
+        self._projecting = False  # torch's own attention function runs
         # A router, experts, or an affine map of several modules, which are replaced as a whole.
         self._inside: nn.Module | None = None
-        # The name of the module that ran last, which tells where a function is called.
-        self._latest = ""
+        self._latest = ""  # the name of the module that ran last, which tells where a function is called
         self._attended = 0
         self.place: Place  # of the attention call that ran last
-        # Output of the last sum with a constant vector.
-        self._last_sum: Tensor | None = None
+        self._last_sum: Tensor | None = None  # output of the last sum with a constant vector
         # Output, function and input of the last activation, which may gate the next product.
         self._last_activation: tuple[Tensor, Elementwise, Tensor] | None = None
 
@@ -401,8 +384,13 @@ class FrozenNetwork(TorchFunctionMode):
         options, attended = kwargs or {}, self._attended
         if not self.is_active or self._replacing:
             return func(*args, **options)
-        if func is F.multi_head_attention_forward:
-            return self._torchs_attention(*args, **options)
+        if func is F.multi_head_attention_forward:  # whose inner steps are then in sight
+            self._projecting = True
+            try:
+                with self:
+                    return multi_head_attention(*args, **options)
+            finally:
+                self._projecting = False
         # The rows of its output projection, a module, have two axes.
         projects = self._projecting and func is F.linear and args[0].dim() == 3
         # Called here, errors of the model's own calls are recognised as such.
@@ -419,15 +407,6 @@ class FrozenNetwork(TorchFunctionMode):
         if output.dtype is not self.dtype and output.requires_grad:
             self.modules.precisions.add(output.dtype.to_real())  # such as rotations of queries in float32
         return with_rules(func, args, options, output, self.rules)
-
-    def _torchs_attention(self, *args: Any, **options: Any) -> Any:
-        """Run torch's attention with its inner steps in sight."""
-        self._projecting = True
-        try:
-            with self:
-                return multi_head_attention(*args, **options)
-        finally:
-            self._projecting = False
 
     def _replaced(
         self, func: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], output: Tensor
@@ -560,7 +539,7 @@ class FrozenNetwork(TorchFunctionMode):
     def _begin_experts(self, module: nn.Module, *received: Any) -> None:
         # Attention with one map per head has stacked maps, too, but reads sequences.
         stream = first_tensor(received)
-        if routing_of(received) is not None or (stream is not None and stream.dim() == 2):
+        if networks.routing_of(received) is not None or (stream is not None and stream.dim() == 2):
             self._skip(module)
 
     def _experts(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -568,10 +547,10 @@ class FrozenNetwork(TorchFunctionMode):
             return None
         self._latest = self.modules.names[module]
         received = (args, kwargs)
-        routing, rows = routed_rows(module, received, output, self.copies)
+        routing, rows = networks.routed_rows(module, received, output, self.copies)
         reader = self.modules.steps.get(module)
-        if not isinstance(reader, ExpertsReader):
-            reader = self.modules.steps[module] = read_routed(module, received, output, routing, rows)
+        if not isinstance(reader, networks.ExpertsReader):
+            reader = self.modules.steps[module] = networks.read_routed(module, received, output, routing, rows)
         with torch.no_grad():
             uses = list(reader.uses(routing, self.dtype))
         inputs = cast(Tensor, first_tensor(received)).flatten(0, -2)

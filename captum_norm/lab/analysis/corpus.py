@@ -88,10 +88,7 @@ class Corpus:
 
 
 class Categories(NamedTuple):
-    """The names of the C categories of tokens, and the index of each token id's, (V,).
-
-    They are the special tokens, the punctuation that the paper separates [Kobayashi et al. 2020], and all others.
-    """
+    """The names of the C categories of tokens, and the index of each token id's, (V,)."""
 
     names: tuple[str, ...]
     of_token: Tensor
@@ -140,7 +137,7 @@ class Encoder:
 
     @cached_property
     def categories(self) -> Categories:
-        """The categories of the vocabulary."""
+        """Those of special tokens, of the marks that the paper separates [Kobayashi et al. 2020], and of all others."""
         vocabulary: Mapping[str, int] = self.tokenizer.get_vocab()
         special = [getattr(self.tokenizer, name) for name in _SPECIAL]
         texts = list(dict.fromkeys(text for text in special if text is not None))

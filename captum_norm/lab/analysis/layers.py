@@ -17,25 +17,16 @@ from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.record import Layer
 from captum_norm.forward.session import MeterOptions
 from captum_norm.functional import apply_linear, centred_ranks
+from captum_norm.lab.analysis import statistics
 from captum_norm.lab.analysis.corpus import TokenBatch
 from captum_norm.lab.analysis.results import AnalysisResult, Plot, table_of
-from captum_norm.lab.analysis.statistics import (
-    GREATEST,
-    LEAST,
-    Analysis,
-    AnalysisContext,
-    Array,
-    Counts,
-    Grid,
-    Moments,
-)
 from captum_norm.models import Explainable, Inputs, Scope
 from captum_norm.results.maps import MapUnits
 
-NORMS = Grid(LEAST, GREATEST, 4)
+NORMS = statistics.Grid(statistics.LEAST, statistics.GREATEST, 4)
 
 
-class ExpansionRate(Analysis):
+class ExpansionRate(statistics.Analysis):
     """Singular values of f and of the normalisation behind it, and their root mean square: the expansion rate."""
 
     name = "expansion-rate"
@@ -44,14 +35,14 @@ class ExpansionRate(Analysis):
         "vectors: singular values and their root mean square [Kobayashi et al. 2021]."
     )
 
-    def __init__(self, context: AnalysisContext) -> None:
+    def __init__(self, context: statistics.AnalysisContext) -> None:
         super().__init__(context)
-        self._scale = Moments(context.layers)
+        self._scale = statistics.Moments(context.layers)
         self.statistics = {"scale": self._scale}
         self.options = {"scopes": ["attn_res_ln" if "attn_res_ln" in context.scopes else "attn"], "maps": False}
 
     @classmethod
-    def prepare(cls, context: AnalysisContext) -> Any:
+    def prepare(cls, context: statistics.AnalysisContext) -> Any:
         """Return what reads each layer's affine map; values that are none are refused before the corpus is read."""
         reads = [partial(_read_affine_map, context.model, context.inputs, layer) for layer in range(context.layers)]
         for read in reads:
@@ -103,9 +94,9 @@ class ExpansionRate(Analysis):
 class AffineMap(NamedTuple):
     """One layer's f(x) = Σ_h f_h(x) = x W + b, without the output projection's bias, and the norm behind the sum."""
 
-    weight: Array
-    bias: Array
-    norm: Array | None  # but for 1/σ
+    weight: statistics.Array
+    bias: statistics.Array
+    norm: statistics.Array | None  # but for 1/σ
 
 
 def _read_affine_map(model: nn.Module, inputs: Mapping[str, Tensor], layer: int) -> AffineMap:
@@ -244,7 +235,7 @@ def _changes(norms: Tensor) -> Tensor:
     return changes
 
 
-class ComponentChanges(Analysis):
+class ComponentChanges(statistics.Analysis):
     """1 − Spearman's correlation of the map before and after each component, see :func:`contextualization_change`."""
 
     name = "contextualization-change"
@@ -253,18 +244,18 @@ class ComponentChanges(Analysis):
         "after it [Kobayashi et al. 2024]."
     )
 
-    def __init__(self, context: AnalysisContext) -> None:
+    def __init__(self, context: statistics.AnalysisContext) -> None:
         super().__init__(context)
         self._components = list(context.prepared.values())[1:]
         self._scopes = list(context.prepared)
         shape = len(self._components), context.layers
-        self._macro = Moments(*shape)  # over sequences
-        self._micro = Counts(shape[0] * shape[1], NORMS, NORMS)  # of the pairs of all sequences
+        self._macro = statistics.Moments(*shape)  # over sequences
+        self._micro = statistics.Counts(shape[0] * shape[1], NORMS, NORMS)  # of the pairs of all sequences
         self.statistics = {"macro": self._macro, "micro": self._micro}
         self.options = {"scopes": self._scopes}
 
     @classmethod
-    def prepare(cls, context: AnalysisContext) -> Any:
+    def prepare(cls, context: statistics.AnalysisContext) -> Any:
         """Find the scopes through the whole layer."""
         return context.meter.stages(context.inputs)
 

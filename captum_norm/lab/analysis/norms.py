@@ -4,30 +4,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn.functional import one_hot
 
 from captum_norm.attr.measurements import Measurements
 from captum_norm.functional import spearman
+from captum_norm.lab.analysis import statistics
 from captum_norm.lab.analysis.corpus import TokenBatch
 from captum_norm.lab.analysis.results import AnalysisResult, Plot, grid, table_of
-from captum_norm.lab.analysis.statistics import (
-    GREATEST,
-    LEAST,
-    Analysis,
-    AnalysisContext,
-    Array,
-    Counts,
-    Grid,
-    Moments,
-    RankedCounts,
-)
 
-WEIGHTS = Grid(LEAST, 1, 4)
-LENGTHS = Grid(LEAST, GREATEST, 5)
-VALUES = Grid(LEAST, GREATEST, 9)
+WEIGHTS = statistics.Grid(statistics.LEAST, 1, 4)
+LENGTHS = statistics.Grid(statistics.LEAST, statistics.GREATEST, 5)
+VALUES = statistics.Grid(statistics.LEAST, statistics.GREATEST, 9)
 # Below 2^-24, a ratio in float32 is rounding noise.
-RATIOS = Grid(-24, 1, 10)
+RATIOS = statistics.Grid(-24, 1, 10)
 
 _INPUT = "‖x‖"
 _LABELS = {"weight": "attention weight α", "transformed": "‖f(x)‖", "product": "‖αf(x)‖"}
@@ -42,7 +31,7 @@ _VARIANTS = {
 }
 
 
-class Dispersion(Analysis):
+class Dispersion(statistics.Analysis):
     """How ‖f(x)‖, for each head, and ‖x‖ of the residual stream before the block vary over all tokens."""
 
     name = "dispersion"
@@ -51,10 +40,10 @@ class Dispersion(Analysis):
         "residual stream x, by layer [Kobayashi et al. 2020, section 4]."
     )
 
-    def __init__(self, context: AnalysisContext) -> None:
+    def __init__(self, context: statistics.AnalysisContext) -> None:
         super().__init__(context)
-        self._transformed = Moments(context.layers, context.heads)
-        self._inputs = Moments(context.layers)
+        self._transformed = statistics.Moments(context.layers, context.heads)
+        self._inputs = statistics.Moments(context.layers)
         self.statistics = {"transformed": self._transformed, "inputs": self._inputs}
         self.options = {"head_norms": True, "maps": False}
 
@@ -114,13 +103,13 @@ class Dispersion(Analysis):
         return self._result(means, [overall, by_layer, by_head], plots)
 
 
-def _spreads(moments: Moments) -> list[Array]:
+def _spreads(moments: statistics.Moments) -> list[statistics.Array]:
     """Mean, standard deviation, coefficient of variation, minimum and maximum."""
     mean, deviation, *extremes, _ = moments.summary()
     return [mean, deviation, deviation / mean, *extremes]
 
 
-class SpecialTokens(Analysis):
+class SpecialTokens(statistics.Analysis):
     """α, ‖f(x)‖ and ‖αf(x)‖ of each category of keys by layer and head, and the correlation of α with ‖f(x)‖."""
 
     name = "special-tokens"
@@ -129,12 +118,12 @@ class SpecialTokens(Analysis):
         "lengths of the transformed vector ‖f(x)‖ and the weighted one ‖αf(x)‖ [Kobayashi et al. 2020, section 4]."
     )
 
-    def __init__(self, context: AnalysisContext) -> None:
+    def __init__(self, context: statistics.AnalysisContext) -> None:
         super().__init__(context)
         self._categories = len(context.categories.names)
         shape = context.layers, context.heads, self._categories
-        self._means = {name: Moments(*shape) for name in _LABELS}
-        self._pairs = Counts(self._categories, WEIGHTS, LENGTHS)
+        self._means = {name: statistics.Moments(*shape) for name in _LABELS}
+        self._pairs = statistics.Counts(self._categories, WEIGHTS, LENGTHS)
         self.statistics = {**self._means, "pairs": self._pairs}
         self.options = {"weights": True, "per_head": True, "head_norms": True, "maps": False}
 
@@ -153,10 +142,7 @@ class SpecialTokens(Analysis):
         counted = real[:, :, None] & real[:, None, :]
         if self.context.causal:
             counted = counted & torch.ones_like(counted[0]).tril()
-        self._count_pairs(weights, lengths, categories, counted)
-
-    def _count_pairs(self, weights: Tensor, lengths: Tensor, categories: Tensor, counted: Tensor) -> None:
-        """Count pairs layer by layer, since the fields of one layer take as much memory as its weights."""
+        # Layer by layer, since the fields of one layer take as much memory as its weights.
         size = WEIGHTS.size * LENGTHS.size
         left_out = ~counted[:, None]
         groups = (categories * size).int()[:, None]
@@ -205,7 +191,7 @@ class SpecialTokens(Analysis):
         return self._result(summary, [by_layer, by_category, by_head], plots)
 
 
-class Frequency(Analysis):
+class Frequency(statistics.Analysis):
     """Spearman's correlation of frequency rank with ‖f(x)‖ and with α, means of layers and heads, over all tokens."""
 
     name = "frequency"
@@ -215,11 +201,11 @@ class Frequency(Analysis):
     )
     needs_ranks = True
 
-    def __init__(self, context: AnalysisContext) -> None:
+    def __init__(self, context: statistics.AnalysisContext) -> None:
         super().__init__(context)
         self._labels = {name: _LABELS[name] for name in ("transformed", "weight")}
-        self._ranked = RankedCounts(len(self._labels), VALUES)
-        self._bands = Moments(len(self._labels), _BANDS)
+        self._ranked = statistics.RankedCounts(len(self._labels), VALUES)
+        self._bands = statistics.Moments(len(self._labels), _BANDS)
         self.statistics = {"ranked": self._ranked, "bands": self._bands}
         self.options = {"weights": True, "head_norms": True, "maps": False}
 
@@ -270,7 +256,7 @@ class Frequency(Analysis):
         return self._result(summary, [correlation, by_band], plots)
 
 
-class MixingRatio(Analysis):
+class MixingRatio(statistics.Analysis):
     """Mixing ratios of the variants that the layers have, by layer and category; masked tokens are a category."""
 
     name = "mixing-ratio"
@@ -281,14 +267,14 @@ class MixingRatio(Analysis):
     needs_ranks = True
     mask_rate = 0.12
 
-    def __init__(self, context: AnalysisContext) -> None:
+    def __init__(self, context: statistics.AnalysisContext) -> None:
         super().__init__(context)
         # A block with a norm after the residual connection, or nothing after it, ends at an earlier scope than atb.
         has_end = {"attn_res_ln", "attn_res"} & set(context.scopes)
         scopes = [name for name in _VARIANTS if name in context.scopes and (name != "atb" or not has_end)]
         self._variants = [name for name in _VARIANTS if name in {"weights", "weights_res", *scopes}]
-        self._ratios = Moments(context.layers, len(self._variants), len(context.categories.names))
-        self._frequencies = RankedCounts(len(self._variants), RATIOS)
+        self._ratios = statistics.Moments(context.layers, len(self._variants), len(context.categories.names))
+        self._frequencies = statistics.RankedCounts(len(self._variants), RATIOS)
         self.statistics = {"ratios": self._ratios, "frequencies": self._frequencies}
         self.options = {"scopes": scopes, "weights": True, "maps": False}
 

@@ -146,19 +146,14 @@ class Counts(Statistic):
         ends = np.searchsorted(self.parts["field"], np.arange(self._groups + 1) * self._size)
         correlations = []
         for first, end in pairwise(ends):
-            table = self._table(slice(first, end))
+            fields = divmod(self.parts["field"][first:end] % self._size, self._columns)
+            (used, row), (columns, column) = (np.unique(places, return_inverse=True) for places in fields)
+            table = np.zeros((len(used), len(columns)), np.int64)
+            table[row, column] = self.parts["count"][first:end]
             rows = table.sum(1)
             ranks = midranks(rows)
             correlations.append(_from_sums(table.sum(0), ranks @ table, float(rows @ ranks**2)))
         return correlations
-
-    def _table(self, group: slice) -> Array:
-        """The counts in the used bins."""
-        fields = divmod(self.parts["field"][group] % self._size, self._columns)
-        (rows, row), (columns, column) = (np.unique(places, return_inverse=True) for places in fields)
-        table = np.zeros((len(rows), len(columns)), np.int64)
-        table[row, column] = self.parts["count"][group]
-        return table
 
 
 class RankedCounts(Statistic):

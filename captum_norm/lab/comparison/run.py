@@ -10,8 +10,10 @@ import torch
 from captum.attr import Attribution
 from torch import Tensor
 
+from captum_norm import models
 from captum_norm.bars import bar
 from captum_norm.errors import CaptumNormError, InvalidInputError
+from captum_norm.lab import evaluation
 from captum_norm.lab.comparison.methods import (
     PROJECTION,
     Batch,
@@ -26,25 +28,6 @@ from captum_norm.lab.comparison.methods import (
     token_scores,
 )
 from captum_norm.lab.comparison.results import Comparison, MethodResult
-from captum_norm.lab.evaluation import (
-    ERASER_BINS,
-    Faithfulness,
-    FaithfulnessScores,
-    Output,
-    Perturbation,
-    agreement,
-)
-from captum_norm.models import (
-    Difference,
-    Explainable,
-    Inputs,
-    Position,
-    TokenInputs,
-    bind_tokens,
-    opened,
-    probability_kind,
-    replacement,
-)
 from captum_norm.models.embeddings import StandIn
 from captum_norm.models.outputs import Readout, Target
 from captum_norm.results.outputs import NamedOutput
@@ -54,19 +37,19 @@ T = TypeVar("T")
 
 
 def compare(
-    model: Explainable,
-    inputs: Inputs,
+    model: models.Explainable,
+    inputs: models.Inputs,
     additional_forward_args: Any = None,
     *,
     methods: Sequence[str] | Mapping[str, str | Attribution] | None = None,
     target: Target = None,
-    position: Position = None,
+    position: models.Position = None,
     readout: Readout | None = None,
     tokenizer: Any = None,
     removal: StandIn | Literal["delete"] | int | Tensor | None = None,
     keep_special: bool = True,
-    output: Output | None = None,
-    bins: Sequence[float] = ERASER_BINS,
+    output: evaluation.Output | None = None,
+    bins: Sequence[float] = evaluation.ERASER_BINS,
     steps: int = 10,
     seed: int = 0,
     batch_size: int = 32,
@@ -126,9 +109,9 @@ def compare(
         ['norm', 'alti', 'saliency']
     """
     named, seed = check_methods(methods), check_seed(seed)
-    model, tokenizer = opened(model, tokenizer)
-    replacement(model, "zero", tokenizer)  # refuses models whose tokens cannot be replaced, before they are run
-    bound = bind_tokens(model, inputs, additional_forward_args, tokenizer=tokenizer, position=position)
+    model, tokenizer = models.opened(model, tokenizer)
+    models.replacement(model, "zero", tokenizer)  # refuses models whose tokens cannot be replaced, before they are run
+    bound = models.bind_tokens(model, inputs, additional_forward_args, tokenizer=tokenizer, position=position)
     count = None if readout is not None else count_outputs(bound)
     explained = "readout" if count is None else "logit"
     if readout is None and count is None:
@@ -136,13 +119,16 @@ def compare(
             raise InvalidInputError(f"{type(model).__name__} has no head, so it has no target; take a model with one")
         readout, explained, target = own_directions(bound, batch_size), PROJECTION, torch.arange(len(bound))
     if output is None:
-        single = count is None or isinstance(target, Difference)
-        output = "logit" if single or probability_kind(model, count or 1) != "softmax" else "probability"
+        single = count is None or isinstance(target, models.Difference)
+        output = "logit" if single or models.probability_kind(model, count or 1) != "softmax" else "probability"
     options: dict[str, Any] = {"tokenizer": tokenizer, "keep_special": keep_special, "readout": readout}
-    perturbation = Perturbation(model, removal, output=output, batch_size=batch_size, **options)
-    faithfulness = Faithfulness(perturbation, bins=bins, steps=steps)
+    perturbation = evaluation.Perturbation(model, removal, output=output, batch_size=batch_size, **options)
+    faithfulness = evaluation.Faithfulness(perturbation, bins=bins, steps=steps)
     batches, outputs, removable = _perturbed(perturbation, bound, list(batches_of(bound, target, batch_size)))
-    forward = sum(_forward_seconds(batch) for batch in batches)
+    forward = 0.0
+    for batch in batches:  # the fastest of three runs after a first one
+        batch.inputs.run()
+        forward += min(timed(batch.inputs.run)[1] for _ in range(3))
     make = partial(make_method, model=model, removal=removal, batch_size=batch_size, **options)
     with bar("comparing", (len(named) + 1) * len(batches), "batches") as shown:
         parts, cost, refused = _scored(named, make, batches, seed, shown.update, mean=explained == PROJECTION)
@@ -169,14 +155,14 @@ def compare(
             for name, (signature, seconds) in cost.items()
         },
         refused=refused,
-        agreement=agreement(scores, removable).cpu(),
+        agreement=evaluation.agreement(scores, removable).cpu(),
         forward_seconds=forward,
         signature="|".join([*settings, *(f"{package}:{version}" for package, version in versions().items())]),
     )
 
 
 def _perturbed(
-    perturbation: Perturbation, inputs: TokenInputs, batches: Sequence[Batch]
+    perturbation: evaluation.Perturbation, inputs: models.TokenInputs, batches: Sequence[Batch]
 ) -> tuple[list[Batch], list[NamedOutput], Tensor]:
     """Return batches with the targets that are explained, and for all examples the outputs and the removable tokens."""
     perturbed = [
@@ -188,18 +174,12 @@ def _perturbed(
         raise InvalidInputError(f"example {int(empty[0])} has no token that may be removed; give more words")
     targets = [part.target for part in perturbed]
     explained = [
-        replace(batch, target=target if target is None or target.dim() < 2 else Difference(*target.unbind(1)))
+        replace(batch, target=target if target is None or target.dim() < 2 else models.Difference(*target.unbind(1)))
         for batch, target in zip(batches, targets, strict=True)
     ]
     order = torch.cat([batch.index for batch in batches]).argsort().tolist()
     named = [output for part in perturbed for output in part.named]
     return explained, [named[place] for place in order], removable
-
-
-def _forward_seconds(batch: Batch) -> float:
-    """Time the plain forward pass of some examples: the fastest of three runs."""
-    batch.inputs.run()
-    return min(timed(batch.inputs.run)[1] for _ in range(3))
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
@@ -249,11 +229,11 @@ def _scored(
 
 
 def _faithfulness(
-    faithfulness: Faithfulness,
+    faithfulness: evaluation.Faithfulness,
     batches: Sequence[Batch],
     scores: Mapping[str, Sequence[Tensor]],
     done: Callable[[], object],
-) -> dict[str, FaithfulnessScores]:
+) -> dict[str, evaluation.FaithfulnessScores]:
     """Measure the faithfulness of every method, on all examples in their order."""
     parts = []
     for place, batch in enumerate(batches):
@@ -261,10 +241,10 @@ def _faithfulness(
         parts.append(faithfulness.evaluate(batch.inputs.arguments, of_batch, batch.target, position=batch.position))
         done()
     order = torch.cat([batch.index for batch in batches]).argsort().cpu()
-    return {name: FaithfulnessScores.concatenate([part[name] for part in parts])[order] for name in scores}
+    return {name: evaluation.FaithfulnessScores.concatenate([part[name] for part in parts])[order] for name in scores}
 
 
-def _token_texts(inputs: TokenInputs, tokenizer: Any) -> list[list[str]]:
+def _token_texts(inputs: models.TokenInputs, tokenizer: Any) -> list[list[str]]:
     """Return the texts of the tokens at the positions of the user's inputs; ids or indices if texts are not known."""
     if inputs.tokens is not None:
         return [list(texts) for texts in inputs.tokens]

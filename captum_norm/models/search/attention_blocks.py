@@ -133,25 +133,22 @@ class _Search:
         self._inside = None
         self._note(module, "output", tensor if chosen is None else chosen, received, None if chosen is None else tensor)
         inside = [opened for opened in self.open_calls if opened[2] >= start]
-        if inside or self._feed_forwards.waits_for(module):
-            self.last_trace = Trace(self.names[module], module, self._events[start:])
-            self._look(self.last_trace, inside, start)
-        if not self.open_calls and not self._feed_forwards.waiting:
+        waiting = self._feed_forwards.waiting.keys()
+        if inside or (waiting and not waiting.isdisjoint(module.modules())):
+            trace = self.last_trace = Trace(self.names[module], module, self._events[start:])
+            for opened in inside:
+                block = self._block(trace, *opened[:2], opened[2] - start)
+                if block is not None:
+                    self.blocks[block.attention] = block
+                    self.open_calls.remove(opened)
+                    self._feed_forwards.expect(block, trace)
+                elif len(inside) > CROWDED:
+                    break
+            self._feed_forwards.look(trace)
+        if not self.open_calls and not waiting:
             # Only the module's own input and output still matter, to the layer around it.
             self._events[start:] = [event for event in self._events[start:] if event.site.module is module]
         return chosen
-
-    def _look(self, trace: Trace, inside: list[OpenCall], start: int) -> None:
-        """Search in a module that has just returned."""
-        for opened in inside:
-            block = self._block(trace, *opened[:2], opened[2] - start)
-            if block is not None:
-                self.blocks[block.attention] = block
-                self.open_calls.remove(opened)
-                self._feed_forwards.expect(block, trace)
-            elif len(inside) > CROWDED:
-                break
-        self._feed_forwards.look(trace)
 
     def _note(
         self,

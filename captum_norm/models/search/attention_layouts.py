@@ -352,7 +352,6 @@ def _norm(trace: Trace, part: str, expected: Tensor) -> NormReader:
     call = _call(trace, part)
     if not equal(call.inputs, expected):
         raise UnsupportedModelError(f'"{part}" does not receive the tensor that it should normalise')
-    reader = call.norm
-    if reader is None:
+    if call.norm is None:
         raise UnsupportedModelError(f'"{part}" does not compute LayerNorm or RMSNorm with its parameters')
-    return reader
+    return call.norm

@@ -15,21 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.functional.feed_forward import Elementwise, neuron_outputs
+from captum_norm.models import networks
 from captum_norm.models.blocks import Block, FeedForwardBlock, multiplied
 from captum_norm.models.hooks import Received
 from captum_norm.models.layouts import Site
-from captum_norm.models.networks import (
-    KNOWN,
-    Cuts,
-    DenseReader,
-    ExpertsReader,
-    Routing,
-    cuts_of,
-    is_elementwise,
-    read_experts,
-    routing_of,
-    routing_of_scores,
-)
 from captum_norm.models.projections import NormReader, Projection, Same, equal, reproduces
 from captum_norm.models.search.trace import (
     UNFACTORED,
@@ -64,7 +53,7 @@ class FeedForwardSearch:
         self._seen: dict[nn.Module, str] = {}
         self._behind: dict[nn.Module, str] = {}  # what follows a network that was found
         self._attended: list[tuple[nn.Module, bool]] = []
-        self._routings: dict[nn.Module, tuple[Routing, Received]] = {}
+        self._routings: dict[nn.Module, tuple[networks.Routing, Received]] = {}
 
     def expect(self, block: Block, trace: Trace) -> None:
         """Start the search for the feed-forward block behind an attention block."""
@@ -80,13 +69,9 @@ class FeedForwardSearch:
 
     def routed(self, module: nn.Module, received: Received) -> None:
         """Note the routing that a module with stacked parameters receives."""
-        routing = routing_of(received)
+        routing = networks.routing_of(received)
         if routing is not None:
             self._routings[module] = routing, received
-
-    def waits_for(self, module: nn.Module) -> bool:
-        """Whether an attention block inside a module still lacks its feed-forward block."""
-        return bool(self.waiting) and not self.waiting.keys().isdisjoint(module.modules())
 
     def look(self, trace: Trace) -> None:
         """Search in a module that has just returned."""
@@ -163,7 +148,7 @@ class FeedForwardSearch:
 
     def _networks(
         self, trace: Trace, read: Tensor, inner: Sequence[Event], same: Same
-    ) -> Iterator[tuple[tuple[DenseReader, ...], ExpertsReader | None, Tensor, Site[nn.Module]]]:
+    ) -> Iterator[tuple[tuple[networks.DenseReader, ...], networks.ExpertsReader | None, Tensor, Site[nn.Module]]]:
         """Yield the networks that read a tensor, their summed output, and where it is seen."""
         dense = [
             (reader, outer)
@@ -184,13 +169,15 @@ class FeedForwardSearch:
         for reader, call in dense:
             yield (reader,), None, call.tensor, Site(call.module, "output")
 
-    def _mixtures(self, trace: Trace, read: Tensor) -> Iterator[tuple[ExpertsReader, Tensor, Site[nn.Module] | None]]:
+    def _mixtures(
+        self, trace: Trace, read: Tensor
+    ) -> Iterator[tuple[networks.ExpertsReader, Tensor, Site[nn.Module] | None]]:
         """Yield the experts that read a tensor, their summed output, and where it is seen, if anywhere."""
         for call in trace.calls_on(read):
             if call.module not in self._routings:
                 continue
             routing, received = self._routings[call.module]
-            experts = read_experts(call.module, call.inputs, call.tensor, routing, received)
+            experts = networks.read_experts(call.module, call.inputs, call.tensor, routing, received)
             if experts is not None:
                 yield experts, call.tensor, Site(call.module, "output")
         # Experts that each read all positions times their scores; no module returns their sum.
@@ -203,10 +190,10 @@ class FeedForwardSearch:
                 if scored.tensor.shape != (len(positions), count):
                     continue
                 if equal(positions.repeat(count, 1) * scored.tensor.T.reshape(-1, 1), call.inputs):
-                    together, routing = partial(_summed, positions=positions), routing_of_scores(scored.tensor)
+                    together, routing = partial(_summed, positions=positions), networks.routing_of_scores(scored.tensor)
                     output, arguments = together(call.tensor), ((call.inputs,), dict[str, object]())
                     of_call = call.module, positions, output, routing, arguments
-                    experts = read_experts(*of_call, together=together, scorer=scored.module)
+                    experts = networks.read_experts(*of_call, together=together, scorer=scored.module)
                     if experts is not None:
                         yield experts, output, None
 
@@ -281,24 +268,24 @@ def _further(trace: Trace, residual: Tensor, branch: Tensor, same: Same) -> str 
     return None
 
 
-def networks_into(trace: Trace, outer: Event, inner: Sequence[Event]) -> Iterator[DenseReader]:
+def networks_into(trace: Trace, outer: Event, inner: Sequence[Event]) -> Iterator[networks.DenseReader]:
     """Yield the networks of some of the inner maps and of this outer map."""
     for chosen, activation, cuts in _gatings(trace, inner, outer.inputs):
         projections = [call.projection for call in (*chosen, outer)]
         *into, out = [projection for projection in projections if projection is not None]
         if len(into) == len(chosen):
-            yield DenseReader(tuple(into), out, activation, cuts)
+            yield networks.DenseReader(tuple(into), out, activation, cuts)
 
 
 def _gatings(
     trace: Trace, inner: Sequence[Event], hidden: Tensor
-) -> Iterator[tuple[tuple[Event, ...], Elementwise, Cuts]]:
+) -> Iterator[tuple[tuple[Event, ...], Elementwise, networks.Cuts]]:
     """Yield the one or two inner maps from whose outputs ``hidden`` follows, with the activation and the cuts."""
     width = hidden.shape[-1]
     for count in (1, 2):
         for chosen in permutations(inner, count):
             outputs = [call.tensor for call in chosen]
-            for cuts in cuts_of(outputs[0].shape[-1], width) if count == 1 else ((),):
+            for cuts in networks.cuts_of(outputs[0].shape[-1], width) if count == 1 else ((),):
                 factors = [outputs[0][..., cut] for cut in cuts] or outputs
                 if all(factor.shape[-1] == width and factor.numel() == hidden.numel() for factor in factors):
                     activation = _activation(trace, factors, hidden)
@@ -312,7 +299,7 @@ def _activation(trace: Trace, factors: Sequence[Tensor], hidden: Tensor) -> Elem
     for function in _functions(trace, factors[0]):
         with torch.no_grad():
             computed = neuron_outputs(factors, function)
-            if reproduces(computed, hidden) and is_elementwise(function, factors[0]):
+            if reproduces(computed, hidden) and networks.is_elementwise(function, factors[0]):
                 distance = (computed.double() - hidden.double().reshape(computed.shape)).norm()
                 fitting.append((float(distance), function))
     return min(fitting, key=itemgetter(0))[1] if fitting else None
@@ -325,4 +312,4 @@ def _functions(trace: Trace, point: Tensor) -> Iterator[Elementwise]:
         single = not any(True for _ in call.module.children())
         if single and call.tensor.shape == call.inputs.shape:
             yield call.module.forward
-    yield from KNOWN
+    yield from networks.KNOWN
