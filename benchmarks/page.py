@@ -40,6 +40,7 @@ TEXTS = {
     "story.fr": "Le petit chat noir dort sur la chaise de la cuisine .\nElle a perdu les clés de sa maison .\n",
     "story.en": "The little black cat sleeps on the kitchen chair .\nShe lost the keys of her house .\n",
 }
+COMPONENTS = f"{SENTENCE} --components heads,feed_forward,residual --method relp"
 ANSWER = "captum-norm explain prompt.txt --generate 20 --method decompx"
 
 
@@ -55,6 +56,7 @@ KINDS: dict[str, str | Callable[[], None]] = {
     "maps, encoder–decoder": _encoder_decoder,
     "answer": f"{ANSWER} --out page.html",
     "answer, segments": f"{ANSWER} --segments line --out page.html",
+    "components": f"{COMPONENTS} --out page.html",
     "picture": "python patches.py",
     "compare": "captum-norm compare sentences.txt --methods decompx,norm,weights,rollout,random --out page.html",
     "analyze": "captum-norm analyze special-tokens --limit 40 --out study",

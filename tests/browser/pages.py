@@ -14,6 +14,7 @@ from captum_norm.results.components import Component, ComponentScores
 from captum_norm.results.outputs import NamedOutput
 from captum_norm.show.page import (
     Column,
+    Components,
     Example,
     Figure,
     Graph,
@@ -235,6 +236,7 @@ def hostile(texts: Sequence[str] = HOSTILE) -> Page:
             Tokens(texts),
             scores=[Scores(text, text, numbers(50, count))],
             maps=[Maps(text, text, numbers(51, 2, count, count), [0, 1])],
+            components=[Components("residual", "encoder", text, numbers(52, 2, 1, count), Tokens(texts))],
             facts={text: text},
             row=1,
         )

@@ -10,7 +10,9 @@ import { percent } from "../layouts/numbers.js";
 import { legend } from "../legend.js";
 import { topText } from "../readings.js";
 
-const HEIGHT = 380;
+/** The most room for the layers, in a narrow window and a wide one: the picture is on the first screen. */
+const HEIGHT = { narrow: 190, wide: 380 };
+const NARROW = 440;
 const ROW = { least: 8, most: 34 };
 const STEP = { least: 8, most: 34 };
 const LEFT = 44;
@@ -194,7 +196,7 @@ function drawInto(drawing, all, shown, inputs, { width, top, theme }) {
   const grid = isGrid(all);
   const { levels, bands, columns, at } = componentLayout(all, shown, inputs);
   const step = Math.min(STEP.most, Math.max(STEP.least, (width - LEFT - LABEL.width) / columns));
-  const row = Math.min(ROW.most, Math.max(ROW.least, HEIGHT / levels.length));
+  const row = Math.min(ROW.most, Math.max(ROW.least, (width < NARROW ? HEIGHT.narrow : HEIGHT.wide) / levels.length));
   const head = grid ? 34 : 64;
   const x = (/** @type {number} */ column) => LEFT + step * (column + 0.5);
   const y = (/** @type {number} */ level) => head + row * (levels.length - level - 0.5);
