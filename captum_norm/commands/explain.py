@@ -152,17 +152,13 @@ def _run(options: ExplainOptions) -> None:
 
 def _check_components(options: ExplainOptions) -> None:
     if options.components is None:
-        for name, given in (
-            ("counterfactual", options.counterfactual),
-            ("method gradient", options.method == "gradient"),
-        ):
-            if given not in (None, False):
-                raise InvalidInputError(f"got --{name} without --components; say --components heads, for example")
+        if options.counterfactual is not None or options.method == "gradient":
+            wrong = "method gradient" if options.counterfactual is None else "counterfactual"
+            raise InvalidInputError(f"got --{wrong} without --components; say --components heads, for example")
         return
     if options.method not in _OF_COMPONENTS:
-        raise InvalidInputError(
-            f"got --components with the method {options.method}; expected --method {', '.join(_OF_COMPONENTS)}"
-        )
+        expected = ", ".join(_OF_COMPONENTS)
+        raise InvalidInputError(f"got --components with the method {options.method}; expected --method {expected}")
     for name in _NOT_OF_COMPONENTS:
         if getattr(options, name) not in (None, False):
             raise InvalidInputError(f"got --{name} with --components; leave it out")
@@ -181,22 +177,15 @@ def _components(options: ExplainOptions, texts: list[str]) -> "ComponentScores":
     model, tokenizer = options.load()
     named = {"tokenizer": tokenizer}
     method = model if options.method == "gradient" else make_method(options.method, model, options=named)
-    inputs, *others = [
-        tokenized(model, listed, tokenizer)
-        for listed in (texts, options.counterfactual and [options.counterfactual])
-        if listed
-    ]
+    listed = [texts] if options.counterfactual is None else [texts, [options.counterfactual]]
+    inputs, *others = [tokenized(model, some, tokenizer) for some in listed]
     sizes = [" × ".join(map(str, encoded["input_ids"].shape)) for encoded in (inputs, *others)]
     if len(set(sizes)) > 1:
         raise InvalidInputError(f"got a counterfactual of {sizes[1]} texts × tokens for {sizes[0]}; expected as many")
-    target, kinds = numbered(model, tokenizer, options.named_target()), options.components
-    where: dict[str, Any] = {
-        "position": options.position,
-        "components": kinds,
-        "counterfactual": next(iter(others), None),
-    }
+    where: dict[str, Any] = {"position": options.position, "components": options.components}
+    where |= {"target": numbered(model, tokenizer, options.named_target()), "counterfactual": next(iter(others), None)}
     with progress(terminal_only=True):
-        scores: ComponentScores = ComponentAttribution(method, tokenizer=tokenizer).attribute(inputs, target, **where)
+        scores: ComponentScores = ComponentAttribution(method, tokenizer=tokenizer).attribute(inputs, **where)
     return replace(scores, model=options.model)
 
 

@@ -90,11 +90,8 @@ def components_answer(single: ComponentScores) -> str:
         strong = [row for row in rows if abs(row.score) >= abs(rows[0].score) / 2]
         patching, parts = "patching {0} changes {1} most ({2})", list[str]()
         carry = [row for row in strong if row.score > 0][:3], "{0} carries {2} of {1}", "{0} carry {2} of {1}"
-        oppose = (
-            [row for row in strong if row.score < 0][:2],
-            "{0} speaks against {1} ({2})",
-            "{0} speak against {1} ({2})",
-        )
+        against = "{0} speaks against {1} ({2})"
+        oppose = [row for row in strong if row.score < 0][:2], against, against.replace("speaks", "speak")
         for some, one, several in [(strong[:3], patching, patching)] if changed else [carry, oppose]:
             if some:
                 names = _listed([component_place(single, row) for row in some])
