@@ -143,7 +143,8 @@ class ComponentAttribution(Attribution):
         parts, outputs = with_outputs(work, named, self.model, inputs)
         halves = parts.scores if isinstance(parts.scores, SourceAndPrefix) else [parts.scores]
         unit, lengths = PART if counterfactual is None else CHANGE, [half.shape[-1] for half in halves]
-        return component_scores(call, method.name, unit, parts.components, lengths, outputs, parts.convergence_delta)
+        delta = None if isinstance(method, ModelGradient) else parts.convergence_delta  # whose parts need not add up
+        return component_scores(call, method.name, unit, parts.components, lengths, outputs, delta)
 
     def _patched(
         self,

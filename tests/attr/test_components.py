@@ -144,6 +144,7 @@ def test_attribution_patching_is_the_gradient_times_what_a_counterfactual_change
         near(found.parts["neurons"]["decoder"][:, layer].sum(1), expected[f"neurons {layer}"], 1e-10)
         near(found.parts["feed_forward"]["decoder"][:, layer], expected[f"feed_forward {layer}"], 1e-10)
     assert found.unit == "estimated change of the output"
+    assert found.convergence_delta is None
     plain = torch.stack([model(ids).logits[:, -1, 5] - model(ids).logits[:, -1, 9]])
     assert [output.value for output in found.outputs] == pytest.approx(plain[0].tolist())
 
