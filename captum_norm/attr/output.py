@@ -295,7 +295,7 @@ class RelevanceAttribution(OutputAttribution):
             if components is None:
                 network = FrozenNetwork(modules, call, cast(RuleSet, rules))
             else:
-                network = ComponentNetwork(modules, call, rules, components)
+                network = components.network(modules, call, rules)
             with gradients_through(self.model):
                 output = network.run()
             if WATCH.get() is not None:

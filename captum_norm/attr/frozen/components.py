@@ -56,6 +56,10 @@ class ComponentRequest:
     moves: Mapping[Tap, Tensor] | None = None
     path: tuple[Sequence[Tensor], float] | None = None
 
+    def network(self, modules: HookedModules, call: ModelCall, rules: RuleSet | None) -> "ComponentNetwork":
+        """Make the network that reads them."""
+        return ComponentNetwork(modules, call, rules, self)
+
 
 def component_request(components: Any, *, per_position: Any = False) -> ComponentRequest | None:
     """Check the kinds of components that a user asks for; None for none."""
