@@ -19,6 +19,7 @@ from captum_norm.lab.comparison import Comparison
 from captum_norm.lab.evaluation import agreement
 from captum_norm.loading import LANGUAGE_MODEL, load
 from captum_norm.results.base import Result
+from captum_norm.results.components import ComponentScores
 from captum_norm.results.stacks import StackResult
 from tests import tiny
 
@@ -81,6 +82,12 @@ def _answer(_: Any) -> Case:
     return Case(found, found.seq_attr, (found, None), rows[-1], "score", "seq_attr", "Clara")
 
 
+def _components(_: Any) -> Case:
+    method: Any = cn.ComponentAttribution(cn.RelP(tiny.gpt2(), tokenizer=tiny.tokenizer()))
+    found, alone = (method.attribute(texts, 5, components="residual") for texts in (TEXTS, TEXTS[1]))
+    return Case(found, found.scores, (found[0], found.scores[:1]), alone.scores, "score", "scores", "sees")
+
+
 def _alignments(_: Any) -> Case:
     sources, targets = [["la", "mer"], ["bleue"]], [["the", "sea"], ["blue"]]
     found = Alignments([[(0, 0), (1, 1)], [(0, 0)]], sources, targets)
@@ -94,6 +101,7 @@ CASES: dict[type[Result], Callable[[Any], Case]] = {
     Explanation: _explanation,
     Comparison: _comparison,
     GenerationResult: _answer,
+    ComponentScores: _components,
     Alignments: _alignments,
 }
 
@@ -111,6 +119,7 @@ def every(kind: type[Result]) -> Iterator[type[Result]]:
 
 kinds = pytest.mark.parametrize("kind", CASES)
 others = pytest.mark.parametrize("kind", [kind for kind in CASES if kind is not Comparison])
+of_words = pytest.mark.parametrize("kind", [kind for kind in CASES if kind not in (Comparison, ComponentScores)])
 
 
 def test_no_result_is_forgotten() -> None:
@@ -157,6 +166,8 @@ def test_the_top_is_the_largest(kind: type[Result], cases: dict[type[Result], Ca
         assert best == (("la", "the"), 1)  # of pairs that are linked as often, the first
     elif kind is GenerationResult:
         assert best == ("Clara", pytest.approx(float(case.result.segment_attr.max())))
+    elif kind is ComponentScores:
+        assert abs(best.score) == pytest.approx(float(case.numbers.abs().max()))
     else:
         value = best.value if hasattr(best, "value") else best[1]
         assert value == pytest.approx(float(torch.as_tensor(case.numbers).max()))
@@ -164,7 +175,7 @@ def test_the_top_is_the_largest(kind: type[Result], cases: dict[type[Result], Ca
         case.result.top(0)
 
 
-@others
+@of_words
 def test_words_keep_the_sum(kind: type[Result], cases: dict[type[Result], Case]) -> None:
     """Every token of these is a word, but of the answer, whose words are fewer."""
     case = cases[kind]
