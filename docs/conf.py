@@ -25,7 +25,10 @@ _TYPE_VARIABLES = (
     r"alignment\.subwords\.Piece|captum_norm\.(loading|runs)\.\w+\.(Model|Result)|captum_norm\.checks\.T|Method"
 )
 # The reference names internals of the engine where methods meet them, but does not document them.
-_ENGINE = r"captum_norm\.(models|forward|memory|urls)\.\w+(\.\w+)*|captum_norm\.results\.stacks\.Side"
+_ENGINE = (
+    r"captum_norm\.(models|forward|memory|urls)\.\w+(\.\w+)*|captum_norm\.results\.stacks\.Side"
+    r"|captum_norm\.attr\.output\.OutputAttribution"
+)
 # "(Any, optional)" is in a docstring of Captum that a class here inherits.
 _QUOTED = r"optional|Figure|Page|io\.BufferedWriter|tqdm|nn\.Module|PreTrainedModel|PreTrainedTokenizerBase|Tensor"
 nitpick_ignore_regex = [("py:.*", rf"{_ELSEWHERE}|{_TYPE_VARIABLES}|{_ENGINE}|{_QUOTED}")]

@@ -107,7 +107,7 @@ class ComponentAttribution(Attribution):
 
         Args:
             inputs: as for :meth:`captum_norm.NormAttribution.maps`.
-            target: the output to explain, as for :meth:`captum_norm.AttnLRP.decompose`.
+            target: the output to explain, as for :meth:`captum_norm.DecompX.decompose`.
             additional_forward_args: as for :meth:`captum_norm.NormAttribution.maps`.
             position: where the output is read, as for :meth:`captum_norm.NormAttribution.attribute`.
             components: ``"residual"``, ``"heads"``, ``"feed_forward"``, ``"neurons"``, ``"experts"``, or several.
