@@ -254,9 +254,9 @@ def written_page(found: Sequence[Content]) -> str:
     explained = (
         "Two models of four layers, 128 wide, trained from scratch: a GPT-2 (layer norms, GELU) and a LLaMA (RMS "
         "norms, gates, rotary positions, grouped queries). Each pair is a text and a counterfactual in which one word "
-        "differs, which decides the next word; accuracy is that on both texts of 500 new pairs. Explained is the logit "
-        "of the answer minus that of the counterfactual's, of pairs of which the model gets both right, in paradigms "
-        f"with an accuracy above {KNOWN:.0%}:"
+        "differs, which decides the next word; accuracy is that on both texts of 500 pairs of another seed. Explained "
+        "is the logit of the answer minus that of the counterfactual's, of pairs of which the model gets both right, "
+        f"in paradigms with an accuracy above {KNOWN:.0%}:"
     )
     measure = (
         "Below is Pearson's correlation of estimated with true effects over all places of a kind in a pair, that is, "
