@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.circuits import circuits, edges
 from benchmarks.faithfulness import page
 from benchmarks.kept import Content, kept, opened, table
 from benchmarks.paradigms import PARADIGMS, Pair, accuracy, new_models, pairs, train, word_tokenizer
@@ -58,6 +59,8 @@ ROWS: Mapping[str, tuple[Callable[[Any], Any], int | None]] = {
     "DecompX": (DecompX, None),
 }
 """By row, what makes the method, and its steps."""
+FOUND_ON = 20
+"""The pairs of a paradigm on which circuits are found; as many others run them."""
 NORMS, WEIGHTS = "norms, Σ‖αf(x)‖", "weights, Σα but for the start token"
 OUTPUT_HEADS = "heads at the output position"
 
@@ -152,6 +155,22 @@ def compared(model: Any, asked: tuple[Any, Any, Any], rows: Any, seconds: dict[s
         add(OUTPUT_HEADS, name, list(at_output(scores["heads"]["decoder"])), list(heads))
     for name, values in mixed(model, inputs).items():
         add(OUTPUT_HEADS, name, list(values), list(heads))
+
+
+def areas(folder: Path) -> str:
+    """Measure CPR and CMD of circuits in a model that knows all paradigms, by method and paradigm, as JSON."""
+    model, tokenizer = opened(folder, "cpu")
+    found: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in ROWS}
+    for paradigm in PARADIGMS:
+        known = (pair for pair in pairs(paradigm, 500, 7) if accuracy(model, tokenizer, [pair]) == 1)
+        drawn = list(islice(known, 2 * FOUND_ON))
+        first, others = (encoded(tokenizer, part) for part in (drawn[:FOUND_ON], drawn[FOUND_ON:]))
+        for name, (make, steps) in ROWS.items():
+            method = ComponentAttribution(make(model))
+            scores = edges(method, first[0], first[2], counterfactual=first[1], steps=steps)
+            runs = circuits(method, scores, others[0], others[2], counterfactual=others[1])
+            found[name][paradigm] = runs.cpr, runs.cmd
+    return json.dumps(found, ensure_ascii=False)
 
 
 def p_value(values: Sequence[float], others: Sequence[float], draws: int = 10_000) -> float:
@@ -249,7 +268,19 @@ def by_paradigm(found: Sequence[Content]) -> str:
     return table(["", *(f"{each['model']}, {title}" for each in found for title in KINDS.values())], rows)
 
 
-def written_page(found: Sequence[Content]) -> str:
+def of_circuits(found: Content) -> list[str]:
+    """Return the section on circuits."""
+    rows = [[name, *("{:.2f} / {:.2f}".format(*each) for each in values.values())] for name, values in found.items()]
+    told = (
+        "CPR / CMD [Mueller et al. 2025] on GPT-2, of circuits of the edges with the largest scores, whatever their "
+        "signs, from .1 % of all edges to all; the others carry what their sources write for the counterfactual. CPR "
+        "is the area under the circuits' faithfulness, CMD that under its distance to 1: near 1 and 0 if few edges do "
+        f"what the model does. Edges are scored on {FOUND_ON} pairs of a paradigm; circuits run on as many others."
+    )
+    return ["## Circuits of edges", told, table(["", *PARADIGMS], rows)]
+
+
+def written_page(found: Sequence[Content], circuits_found: Content) -> str:
     """Return the page."""
     explained = (
         "Two models of four layers, 128 wide, trained from scratch: a GPT-2 (layer norms, GELU) and a LLaMA (RMS "
@@ -271,9 +302,8 @@ def written_page(found: Sequence[Content]) -> str:
     )
     difference = "## By paradigm\n\nThe correlation of RelP minus that of attribution patching, mean ± half interval:"
     parts = [part for each in found for part in by_model(each)]
-    return page(
-        INTRODUCTION, ahead(found), explained, learned(found), measure, heads, *parts, difference, by_paradigm(found)
-    )
+    parts += [difference, by_paradigm(found), *of_circuits(circuits_found)]
+    return page(INTRODUCTION, ahead(found), explained, learned(found), measure, heads, *parts)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -296,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in new_models(word_tokenizer()):
         folder = options.folder / name.lower()
         found.append(kept(folder.with_suffix(".json"), partial(measured, name, folder, options.pairs)))
-    text = written_page(found)
+    text = written_page(found, kept(options.folder / "circuits.json", partial(areas, options.folder / "gpt-2")))
     if options.out is None:
         print(text)
     else:
