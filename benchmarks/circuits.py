@@ -129,20 +129,26 @@ class EdgeScores:
         best = ", ".join(f"{row['edge']} {row['score']:.3g}" for row in self.top(3))
         return f"EdgeScores({self.method}, {self.model}: {best})"
 
+    @property
+    def support(self) -> Tensor:
+        """What each edge adds to the output of the inputs, as MIB's sign has it, the mean over examples, (U, V)."""
+        mean = self.scores.detach().cpu().mean(0)
+        return -mean if self.unit == CHANGE else mean
+
     def circuit(self, count: int, *, absolute: bool = True) -> Tensor:
-        """Choose the edges whose mean scores over examples are the highest, (U, V).
+        """Choose the edges that add the most to the output, (U, V).
 
         Args:
             count: how many.
-            absolute: rank by the scores' sizes, whatever their signs.
+            absolute: rank by the sizes of what they add, whatever the signs.
 
         Raises:
             InvalidInputError: there are fewer edges.
         """
-        edges, mean = self.graph.edges, self.scores.detach().cpu().mean(0)
+        edges, added = self.graph.edges, self.support
         if not 0 <= check_index("count", count) <= edges.sum():
             raise InvalidInputError(f"got count={count}; expected 0 to {int(edges.sum())}, the number of edges")
-        ranks = (mean.abs() if absolute else mean).masked_fill(~edges, -torch.inf).flatten()
+        ranks = (added.abs() if absolute else added).masked_fill(~edges, -torch.inf).flatten()
         chosen = torch.zeros_like(edges).flatten()
         chosen[ranks.argsort(descending=True, stable=True)[:count]] = True
         return chosen.view_as(edges)
@@ -178,12 +184,13 @@ class EdgeScores:
         inside = {name for name, some in zip(self.graph.targets, chosen.any(0).tolist(), strict=True) if some}
         reads = {"input", *(name.partition("<")[0] for name in inside)}
         sources = zip(self.graph.sources, chosen.any(1).tolist(), strict=True)
-        edges = zip(self.records(), chosen[self.graph.edges].tolist(), strict=True)
+        every = self.graph.edges
+        edges = zip(self.records(), self.support[every].tolist(), chosen[every].tolist(), strict=True)
         return {
             "cfg": self.graph._asdict(),
             "nodes": {name: {"in_graph": writes and name in reads} for name, writes in sources}
             | {"logits": {"in_graph": True}},
-            "edges": {row["edge"]: {"score": row["score"], "in_graph": kept} for row, kept in edges},
+            "edges": {row["edge"]: {"score": score, "in_graph": kept} for row, score, kept in edges},
         }
 
 

@@ -287,6 +287,15 @@ def test_mib_json() -> None:
         assert node["in_graph"] == (writes and reads)
     assert all(edge["in_graph"] for edge in scores.to_mib()["edges"].values())
     assert [row["edge"] for row in scores.top(3)] == best[:3]
+    # MIB scores edges by what patching adds to a loss, so those that support the output come first.
+    assert {row["edge"]: -row["score"] for row in scores.records()} == {
+        name: edge["score"] for name, edge in made["edges"].items()
+    }
+    lowest = sorted(made["edges"], key=lambda name: -made["edges"][name]["score"])[:20]
+    signed = scores.to_mib(20, absolute=False)["edges"]
+    assert sorted(lowest) == sorted(name for name, edge in signed.items() if edge["in_graph"])
+    parts = edges(ComponentAttribution(model), ids, TARGET)
+    assert torch.equal(parts.support, parts.scores.mean(0))
     parallel = StreamGraph(1, 2, True, 8)
     assert parallel.targets == ["a0.h0<q>", "a0.h1<q>", "a0.h0<k>", "a0.h1<k>", "a0.h0<v>", "a0.h1<v>", "m0", "logits"]
     assert parallel.edges.sum(0).tolist() == [1, 1, 1, 1, 1, 1, 1, 4]
