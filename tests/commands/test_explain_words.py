@@ -90,7 +90,7 @@ def test_dtype(bert: str) -> None:
         (["--dtype", "float64", "--quantize", "int8"], "which decides the dtype"),
         (["--device", "moon"], "moon"),
         (["--method", "saliency", "--scope", "attn"], "scope"),
-        (["--method", "gradient"], "expected one of norm"),
+        (["--method", "gradients"], "expected one of norm"),
         (["a cat", "--out", "two.png"], "got 2 texts and a .png file"),
         (["--words", "--generate", "3"], "got --words with an answer"),
     ],
