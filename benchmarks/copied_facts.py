@@ -58,13 +58,14 @@ FILLERS = (
     "There is more to say.",
 )
 HANDING_OVER = (
-    "While {a} and {b} were in the {place}, {a} handed the {thing} to {b}.",
-    "{a} met {b} at the {place}, and {b} passed a {colour} {thing} on to {a}.",
-    "In the {place} {a} and {b} looked at a {thing}. {b} wanted to sell it to {a}.",
-    "{a} and {b} worked near the {place}, and {a} gave a {thing} to {b}.",
-    "After {a} and {b} had left the {place}, {b} brought a {size} {thing} to {a}.",
-    "The friends {a} and {b} were at the {place}. {a} decided to lend the {thing} to {b}.",
+    "While {a} and {b} were in the {place}, {c} handed the {thing} to {d}.",
+    "{a} met {b} at the {place}, and {d} passed a {colour} {thing} on to {c}.",
+    "In the {place} {a} and {b} looked at a {thing}. {d} wanted to sell it to {c}.",
+    "{a} and {b} worked near the {place}, and {c} gave a {thing} to {d}.",
+    "After {a} and {b} had left the {place}, {d} brought a {size} {thing} to {c}.",
+    "The friends {a} and {b} were at the {place}. {c} decided to lend the {thing} to {d}.",
 )
+"""Sentences on a and b, who are c and d in this order or the other."""
 
 
 class Prompt(NamedTuple):
@@ -122,18 +123,27 @@ def _invented_name(draw: random.Random) -> str:
     return "".join(syllables).capitalize()
 
 
-def _people(draw: random.Random) -> str:
-    """Draw a sentence on two people, the second of whom receives something."""
+def _people(draw: random.Random, order: random.Random | None) -> str:
+    """Draw a sentence on two people, one of whom receives something."""
     a, b = draw.sample(NAMES, 2) if draw.random() < 0.5 else (_invented_name(draw), _invented_name(draw))
-    return _drawn(draw.choice(HANDING_OVER), draw, a=a, b=b)
+    c, d = (a, b) if order is None else order.sample((a, b), 2)
+    return _drawn(draw.choice(HANDING_OVER), draw, a=a, b=b, c=c, d=d)
 
 
-def training_documents(count: int, seed: int, questions: int = 8) -> Iterator[str]:
-    """Yield documents of two kinds: passages, then questions with their answers; and sentences on two people."""
-    draw = random.Random(seed)
+def training_documents(count: int, seed: int, questions: int = 8, *, either: bool = False) -> Iterator[str]:
+    """Yield documents of two kinds: passages, then questions with their answers; and sentences on two people.
+
+    Args:
+        count: how many.
+        seed: of all that is drawn.
+        questions: how many are asked about the passages of a document.
+        either: whether either of two people may receive, so that only the name said twice tells who gives; otherwise
+            their order in the sentence tells it.
+    """
+    draw, order = random.Random(seed), random.Random(seed) if either else None
     for _ in range(count):
         if draw.random() < 0.25:
-            yield "\n".join(_people(draw) for _ in range(25))
+            yield "\n".join(_people(draw, order) for _ in range(25))
         else:
             drawn = _passages(draw, draw.randint(2, 20))
             asked = [question + answer for _, question, answer in draw.choices(drawn, k=questions)]

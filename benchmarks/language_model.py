@@ -11,7 +11,7 @@ the documents alone teach a small model; the one that captum-norm comes with, ``
 
 ```console
 $ python -m benchmarks.language_model --width 192 --heads 6 --layers 6 --vocabulary 1000 --questions 30 \
-    --dropout 0 --steps 4000 --out build/passages --device cuda
+    --either --dropout 0 --steps 4000 --out build/passages --device cuda
 ```
 """
 
@@ -20,7 +20,7 @@ import itertools
 import lzma
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -68,9 +68,9 @@ def packed(text: Sequence[str], tokenizer: PreTrainedTokenizerFast, length: int)
     return torch.tensor(ids[: len(ids) // length * length]).view(-1, length)
 
 
-def documents(count: int, seed: int, questions: int, tokenizer: PreTrainedTokenizerFast, length: int) -> Tensor:
+def documents(generated: Iterable[str], tokenizer: PreTrainedTokenizerFast, length: int) -> Tensor:
     """Return generated documents, one a row, each continued by the next one's beginning: (N, length)."""
-    ids = tokenizer(list(training_documents(count, seed, questions)))["input_ids"]
+    ids = tokenizer(list(generated))["input_ids"]
     rows = [(this + after)[:length] for this, after in itertools.pairwise(ids)]
     return torch.tensor([row for row in rows if len(row) == length])
 
@@ -96,6 +96,7 @@ def train(
     length: int = 512,
     dropout: float = 0.1,
     questions: int = 8,
+    either: bool = False,
     learning_rate: float = 1.5e-3,
     seed: int = 1,
     device: str = "cpu",
@@ -108,7 +109,8 @@ def train(
     text = [text[index] for index in order]
     tokenizer = trained_tokenizer([*text, *training_documents(len(text) // 100 or 5_000, seed)], vocabulary)
     rows = packed(text, tokenizer, length)
-    asked = documents(len(rows) or 50_000, seed, questions, tokenizer, length)
+    generated = training_documents(len(rows) or 50_000, seed, questions, either=either)
+    asked = documents(generated, tokenizer, length)
     print(f"{len(text):,} lines, {rows.numel():,} tokens; {asked.numel():,} generated tokens", flush=True)
     kinds = {"text": (rows.to(device), size - size // 4), "generated text": (asked.to(device), size // 4)}
     if not text:
@@ -173,6 +175,7 @@ def main() -> None:
     parser.add_argument(
         "--device", default="cpu", help="minutes on a large GPU, days on two cores (default: %(default)s)"
     )
+    parser.add_argument("--either", action="store_true", help="either of two people receives, not by their order")
     parser.add_argument("--dropout", type=float, default=0.1, help="default: %(default)s")
     given = vars(parser.parse_args())
     train(given.pop("text"), given.pop("out"), size=given.pop("batch"), **given)
