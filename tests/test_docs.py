@@ -71,6 +71,19 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
+def test_the_circuit_is_found_and_taken_out(built: Path) -> None:
+    """Each of two kinds of heads does one half of the work, and as many other heads do none of it."""
+    text = (built / "tutorials" / "circuit.html").read_text(encoding="utf-8")
+    number = r"(-?\d+\.\d)"
+    line = f": {number}; without the name movers {number}, without the negative one {number}, without others {number}"
+    there, gives = ([float(part) for part in found.groups()] for found in re.finditer(line, text))
+    for (whole, *parts, control), taken in ((there, 0), (gives, 1)):
+        assert abs(parts[taken]) < 0.1 * whole
+        assert parts[1 - taken] > 0.9 * whole
+        assert control == pytest.approx(whole, rel=0.02)
+
+
+@pytest.mark.long
 def test_no_page_is_wider_than_the_window(built: Path) -> None:
     with started() as browser:
         if browser is None:
