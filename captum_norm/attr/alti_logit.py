@@ -113,18 +113,13 @@ class ALTILogit(OutputAttribution):
         )
 
     def decomposition(
-        self,
-        call: ModelCall,
-        values: OutputValues,
-        *,
-        together: bool = False,
-        components: ComponentRequest | None = None,
+        self, call: ModelCall, values: OutputValues, components: ComponentRequest | None = None
     ) -> Decomposition:
         """Decompose the values by what each block adds to them, traced to the tokens."""
         tracing, kinds = self._traced(call, values, maps=True), () if components is None else components.kinds
         read = {kind: restored(call, kind, tracing.placed(kind), causal=tracing.causal) for kind in kinds}
         parts = layer_maps.finite_results(self.model, tracing.decomposition()._replace(components=read))
-        if not together or not values.several:
+        if not values.together or not values.several:
             return parts
         halves = [half.sum(1) for half in (parts.scores if call.encoder else [parts.scores])]
         scores = SourceAndPrefix(*halves) if call.encoder else halves[0]

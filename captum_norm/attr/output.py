@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Never, TypeVar, Unpack, cast
 
@@ -21,7 +20,7 @@ from captum_norm.attr.frozen.components import (
 from captum_norm.attr.frozen.network import FrozenNetwork, HookedModules
 from captum_norm.attr.frozen.rules import RuleSet
 from captum_norm.attr.layer_maps import TOLERANCE, expect_number, finite_results, scores_of_inputs, stack_name
-from captum_norm.checks import check_bool, quoted
+from captum_norm.checks import check_bool
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, UnsupportedModelError
 from captum_norm.forward.gradients import gradients_on, gradients_through
 from captum_norm.forward.request import Request, expect_room_for_gradients
@@ -132,17 +131,12 @@ class OutputAttribution(AttentionMapAttribution):
         """
         parts = component_request(components, per_position=per_position)
         call, request = self.call_of(inputs, additional_forward_args, Request(target=target, position=position))
-        values = self.values(call, request, several=True)
-        return self.decomposition(call, values, together=check_bool("together", together), components=parts)
+        values = replace(self.values(call, request, several=True), together=check_bool("together", together))
+        return self.decomposition(call, values, parts)
 
     @abstractmethod
     def decomposition(
-        self,
-        call: ModelCall,
-        values: OutputValues,
-        *,
-        together: bool = False,
-        components: ComponentRequest | None = None,
+        self, call: ModelCall, values: OutputValues, components: ComponentRequest | None = None
     ) -> Decomposition:
         """Decompose the values of a call's output, or the sum of each example's."""
 
@@ -221,32 +215,19 @@ class RelevanceAttribution(OutputAttribution):
         )
 
     def decomposition(
-        self,
-        call: ModelCall,
-        values: OutputValues,
-        *,
-        together: bool = False,
-        components: ComponentRequest | None = None,
+        self, call: ModelCall, values: OutputValues, components: ComponentRequest | None = None
     ) -> Decomposition:
         """Decompose the values by a backward pass for each, or by one for their sum."""
-        if self._propagate:
-            if components is not None:
-                raise InvalidInputError(
-                    f"got components={quoted(components.kinds)} of {type(self).__name__} that propagates parts; "
-                    'components are read from gradients: leave out propagate= and take bias="apart"'
-                )
-            explained: Callable[..., Decomposition] = self._propagated
-        else:
-            explained = partial(self._relevance, components=components)
-        made = self.session.explain(partial(explained, self._prepared(call), values, together=together))
-        if values.several and not together:
+        explained = self._propagated if self._propagate else self._relevance
+        made = self.session.explain(explained, self._prepared(call), values, components)
+        if values.several and not values.together:
             return made
         scores, bias, number, delta, read = made
         first = SourceAndPrefix(*(half[:, 0] for half in scores)) if call.encoder else scores[:, 0]
         read = {kind: {name: part[:, 0] for name, part in parts.items()} for kind, parts in read.items()}
         return Decomposition(first, bias[:, 0], number[:, 0], delta[:, 0], read)
 
-    def _propagated(self, call: ModelCall, values: OutputValues, *, together: bool) -> Decomposition:
+    def _propagated(self, call: ModelCall, values: OutputValues, components: ComponentRequest | None) -> Decomposition:
         """Decompose the values by propagating the tokens' parts, for a method that does."""
         raise NotImplementedError
 
@@ -277,13 +258,7 @@ class RelevanceAttribution(OutputAttribution):
         return self._hooked(blocks)
 
     def _relevance(
-        self,
-        call: ModelCall,
-        values: OutputValues,
-        *,
-        together: bool,
-        components: ComponentRequest | None = None,
-        rules: RuleSet | None = None,
+        self, call: ModelCall, values: OutputValues, components: ComponentRequest | None, rules: RuleSet | None = None
     ) -> Decomposition:
         """Decompose the values, or the sum of each example's, by one backward pass for each."""
         if may_be_large(call):
@@ -301,7 +276,7 @@ class RelevanceAttribution(OutputAttribution):
             if WATCH.get() is not None:
                 call.note(output)
             numbers, rounded = values.read(call, output)
-            if together:
+            if values.together:
                 numbers, rounded = numbers.sum(1, keepdim=True), rounded.sum(1, keepdim=True)
             count = numbers.shape[1]
             each = [network.relevances(numbers[:, i], again=i + 1 < count) for i in range(count)]
@@ -314,7 +289,7 @@ class RelevanceAttribution(OutputAttribution):
             # Nor is it where as many examples as positions may have been taken for these.
             if not modules.complete or call.batch in network.lengths:
                 constant = replace(rules, temperature=None)
-                self._relevance(call, values, together=together, components=components, rules=constant)
+                self._relevance(call, values, components, constant)
                 modules.complete = True
             bias = numbers - scores.sum(2)
         halves = list(scores.split(network.lengths, 2))

@@ -1,7 +1,7 @@
 """Chooses what to explain in a model's output: the position that is read, the class, and values of several."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -412,6 +412,7 @@ class OutputValues:
     batch: int
     count: int = 1
     several: bool = False  # whether targets or positions came with an axis P, which results then have
+    together: bool = False  # unless the sum of each example's is explained
 
     @classmethod
     def of(cls, call: ModelCall, target: Any, position: Any, readout: Readout | None) -> "OutputValues":
@@ -437,7 +438,7 @@ class OutputValues:
         target = _mapped(lambda choice: part(choice, self.count, "targets"), self.target)
         rows = None if self.rows is None else self.rows[index : index + 1]
         position = part(self.position, 1, "positions")
-        return OutputValues(target, position, rows, self.readout, 1, self.count, self.several)
+        return replace(self, target=target, position=position, rows=rows, batch=1)
 
     def read(self, call: ModelCall, output: Any) -> tuple[Tensor, Tensor]:
         """Read the values and the sizes of what was rounded in them, (N, P) each, in the output of N copies."""

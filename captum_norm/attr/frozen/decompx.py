@@ -7,12 +7,13 @@ from typing import Any, Literal, Never, get_args
 import torch
 from torch import Tensor
 
+from captum_norm.attr.frozen.components import ComponentRequest
 from captum_norm.attr.frozen.parts import PartsNetwork, propagated
 from captum_norm.attr.frozen.rules import DECOMPX
 from captum_norm.attr.layer_maps import LayerMap, finite_results, stacked_maps
 from captum_norm.attr.output import Decomposition, RelevanceAttribution, sequences
 from captum_norm.bars import bar
-from captum_norm.checks import check_bool, check_choice
+from captum_norm.checks import check_bool, check_choice, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.request import Request, layer_indices
 from captum_norm.functional import length, relative_error
@@ -127,8 +128,13 @@ class DecompX(RelevanceAttribution):
         tokens = None if None in lengths else call.batch * sum(length or 0 for length in lengths)
         return bar(f"parts of {self.session.name}", tokens, "tokens")
 
-    def _propagated(self, call: ModelCall, values: OutputValues, *, together: bool) -> Decomposition:
+    def _propagated(self, call: ModelCall, values: OutputValues, components: ComponentRequest | None) -> Decomposition:
         """Decompose the values by propagating the tokens' parts to the output."""
+        if components is not None:
+            raise InvalidInputError(
+                f"got components={quoted(components.kinds)} of DecompX that propagates parts; components are read from "
+                'gradients: leave out propagate= and take bias="apart"'
+            )
         modules, lengths, deviations = self._hooked_modules(call), list[int](), list[tuple[str, Tensor]]()
         examples = []
         chosen = self._sharing, self.session.options.budget
@@ -143,7 +149,7 @@ class DecompX(RelevanceAttribution):
                     deviations.append(network.largest_deviation())
                 examples.append((torch.cat(scores).T, numbers[-1], numbers[0], rounded[0].to(numbers)))
         parts = [torch.stack(part) for part in zip(*examples, strict=True)]
-        if together:
+        if values.together:
             parts = [part.sum(1, keepdim=True) for part in parts]
         of_tokens, bias, number, rounded = parts
         halves, largest = list(of_tokens.split(lengths, 2)), max(deviations, key=lambda noted: noted[1])

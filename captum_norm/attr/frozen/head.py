@@ -12,7 +12,7 @@ from captum_norm.attr.frozen.network import FrozenNetwork, HookedModules
 from captum_norm.errors import UnsupportedModelError
 from captum_norm.forward.gradients import gradients_on, gradients_through
 from captum_norm.models.call import ModelCall
-from captum_norm.models.hooks import Hook, first_tensor, hooked
+from captum_norm.models.hooks import Hook, first_tensor, hooked, with_result
 from captum_norm.models.outputs import OutputValues, real_positions
 from captum_norm.models.precision import accumulation_dtype
 
@@ -74,7 +74,7 @@ class HeadNetwork(FrozenNetwork):
         self._see_axes(stream)
         self.deviations.clear()
         # The model may write in place, which a leaf does not allow.
-        return _with_tensor(output, stream, self.streams[0].clone())
+        return with_result(output, stream, self.streams[0].clone())
 
     def _shares_of(self, shares: Tensor, times: int) -> Tensor:  # noqa: ARG002 - no experts are behind the layers
         return self._batch_first(shares, 2).reshape(self._batch, -1)
@@ -146,12 +146,3 @@ def _read(
     for shares in biases:
         bias[group] += shares[examples, positions].to(bias)
     return examples, positions, group, gradient[examples, positions], bias
-
-
-def _with_tensor(output: Any, old: Tensor, new: Tensor) -> Any:
-    """Replace one tensor in what a layer returned."""
-    if isinstance(output, Tensor):
-        return new if output is old else output
-    if isinstance(output, (tuple, list)) and not hasattr(output, "_fields"):
-        return type(output)(_with_tensor(entry, old, new) for entry in output)
-    return output
