@@ -72,17 +72,7 @@ class RelP(RelevanceAttribution):
     so a product's relevance reaches both factors whole, and the softmax takes it back: ``decompose`` returns that, too,
     as ``bias``. It was made to find components that matter: see :class:`captum_norm.ComponentAttribution`.
 
-    Args:
-        model: a Hugging Face or fairseq model, or one built with torch.nn's attention; left unchanged.
-        readout: the values to explain instead of logits: see :data:`captum_norm.models.outputs.Readout`.
-        memory_budget, tokenizer: see :class:`captum_norm.forward.session.MeterOptions`.
-
-    Example:
-        >>> import torch
-        >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=4))
-        >>> RelP(model).attribute(torch.tensor([[7, 9, 3]]), target=11).shape
-        torch.Size([1, 3])
+    Arguments and calls are those of :class:`captum_norm.AttnLRP`.
     """
 
     name = "relp"
@@ -99,17 +89,7 @@ class GIM(RelevanceAttribution):
     The scores do not conserve: activations, too, keep what is not linear. ``decompose`` returns all that is kept as
     ``bias``; the convergence delta is the error of the sum with it, as for :class:`captum_norm.AttnLRP`.
 
-    Args:
-        model: a Hugging Face or fairseq model, or one built with torch.nn's attention; left unchanged.
-        readout: the values to explain instead of logits: see :data:`captum_norm.models.outputs.Readout`.
-        memory_budget, tokenizer: see :class:`captum_norm.forward.session.MeterOptions`.
-
-    Example:
-        >>> import torch
-        >>> from transformers import GPT2Config, GPT2LMHeadModel
-        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=4))
-        >>> GIM(model).attribute(torch.tensor([[7, 9, 3]]), target=11).shape
-        torch.Size([1, 3])
+    Arguments and calls are those of :class:`captum_norm.AttnLRP`.
     """
 
     name = "gim"
