@@ -93,6 +93,11 @@ class AttentionMapAttribution(Attribution, ABC):
     def __repr__(self) -> str:
         return self.session.shown(self)
 
+    @property
+    def called(self) -> str:
+        """What messages call it."""
+        return type(self).__name__
+
     def maps(
         self,
         inputs: Inputs,
@@ -515,7 +520,7 @@ class AttentionMapAttribution(Attribution, ABC):
     def check_model(self, call: ModelCall) -> None:
         """Refuse models that the method does not explain."""
         if self.text_alone and call.facts.towers:
-            refuse_towers(type(self).__name__, call)
+            refuse_towers(self.called, call)
 
 
 def _several(maps: AttributionMaps) -> bool:

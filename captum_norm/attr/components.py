@@ -43,6 +43,11 @@ class ModelGradient(RelevanceAttribution):
     name = "gradient"
     rules = None
 
+    @property
+    def called(self) -> str:
+        """What messages call it: the user passed the model alone."""
+        return f"the gradient of {self.session.name}"
+
 
 class ComponentAttribution(Attribution):
     """What each component inside a model contributes to one output: its relevance, or an estimate of patching it.

@@ -237,10 +237,11 @@ class RelevanceAttribution(OutputAttribution):
         before = call.prefix
         if before.past:
             keys = "cached positions" if before.cached else "virtual tokens of a tuned prefix"
-            way = "pass the whole sequence without a cache, or take" if before.cached else "take"
+            way = "pass the whole sequence without a cache" if before.cached else "explain the model without them"
+            other = "" if self.rules is None else ", or take another method, such as norm or alti"
             raise InvalidInputError(
-                f"got {before.past} {keys}, keys and values without the input vectors that {type(self).__name__} "
-                f"attributes to; {way} another method, such as norm or alti"
+                f"got {before.past} {keys}, keys and values without the input vectors that {self.called} attributes "
+                f"to; {way}{other}"
             )
         with gradients_on():
             return call.outside_inference()

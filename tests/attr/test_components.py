@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import peft
 import pytest
 import torch
 from torch import Tensor, nn
@@ -345,6 +346,22 @@ def test_the_models_own_gradients_pass_gates_on_attention() -> None:
         near(found.scores[:, layer], products({"heads": part.detach()}, {"heads": part.grad}, "heads"), 1e-6)
     with pytest.raises(UnsupportedModelError, match="multiplied before the output projection"):
         ComponentAttribution(RelP(model)).attribute(ids, 5)
+
+
+def test_messages_name_the_model_where_no_method_was_passed() -> None:
+    gpt2, ids = families.build("gpt2"), families.inputs("gpt2", 0, 2, 7)
+    cached = {"input_ids": ids[:, 3:], "past_key_values": gpt2(ids[:, :3], use_cache=True).past_key_values}
+    prefix = peft.get_peft_model(gpt2, peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    whole = "the gradient of .*LMHeadModel .*; pass the whole sequence without a cache$"
+    for method, inputs, said in (
+        (ComponentAttribution(gpt2), cached, whole),
+        (cn.ActivationPatching(gpt2), cached, whole),
+        (ComponentAttribution(prefix), ids, "the gradient of .*LMHeadModel .*; explain the model without them$"),
+        (ComponentAttribution(RelP(gpt2)), cached, "RelP .*without a cache, or take another method"),
+    ):
+        options: Any = {"ablation": "zero"} if isinstance(method, cn.ActivationPatching) else {}
+        with pytest.raises(InvalidInputError, match=said):
+            method.attribute(inputs, 5, **options)
 
 
 def test_what_has_no_components_is_refused() -> None:
