@@ -8,12 +8,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from captum_norm.errors import (
-    CaptumNormError,
-    IncompleteDecompositionError,
-    MethodError,
-    NonFiniteError,
-)
+from captum_norm.errors import CaptumNormError, IncompleteDecompositionError, MethodError, NonFiniteError
 from captum_norm.forward.record import Layer
 from captum_norm.forward.session import refuse_non_finite_weights
 from captum_norm.models.call import ModelCall, Positions
@@ -127,11 +122,7 @@ def stack_name(role: Role, *, causal: bool) -> StackName:
 
 
 def stacked_maps(
-    call: ModelCall,
-    layers: Mapping[Role, Layers],
-    *,
-    causal: bool,
-    segmented: bool = False,
+    call: ModelCall, layers: Mapping[Role, Layers], *, causal: bool, segmented: bool = False
 ) -> AttributionMaps:
     """Put the maps of all stacks, which are dropped, together in the user's order of positions."""
     names = {role: stack_name(role, causal=causal) for role in layers}

@@ -162,10 +162,7 @@ class Measurements(StackResult):
         }
 
     def words(
-        self,
-        score: WordScore = "sum",
-        words: Sequence[Words] | None = None,
-        query_words: Sequence[Words] | None = None,
+        self, score: WordScore = "sum", words: Sequence[Words] | None = None, query_words: Sequence[Words] | None = None
     ) -> "Measurements":
         """Return the measurements of words: a key's is that of its tokens together, a query's the mean of theirs.
 

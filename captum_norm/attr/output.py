@@ -10,13 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captum_norm.attr.base import AttentionMapAttribution
-from captum_norm.attr.frozen.components import (
-    FEED_FORWARD,
-    ComponentNetwork,
-    ComponentRequest,
-    Tap,
-    component_request,
-)
+from captum_norm.attr.frozen.components import FEED_FORWARD, ComponentNetwork, ComponentRequest, Tap, component_request
 from captum_norm.attr.frozen.network import FrozenNetwork, HookedModules
 from captum_norm.attr.frozen.rules import RuleSet
 from captum_norm.attr.layer_maps import TOLERANCE, expect_number, finite_results, scores_of_inputs, stack_name

@@ -3,13 +3,7 @@
 from captum_norm.models.embeddings import replacement
 from captum_norm.models.hooks import evaluating
 from captum_norm.models.inputs import Inputs, check_sequence
-from captum_norm.models.layouts import (
-    Layout,
-    Scope,
-    Site,
-    register_layout,
-    registered_layouts,
-)
+from captum_norm.models.layouts import Layout, Scope, Site, register_layout, registered_layouts
 from captum_norm.models.model import longest_sequence
 from captum_norm.models.objects import Explainable, SentenceSimilarity, opened
 from captum_norm.models.offloading import input_device, loaded

@@ -153,10 +153,7 @@ def bind_tokens(
 
 
 def with_outputs(
-    work: Callable[[], T],
-    name: Callable[[ModelCall, Any], list[NamedOutput] | None],
-    model: nn.Module,
-    inputs: Inputs,
+    work: Callable[[], T], name: Callable[[ModelCall, Any], list[NamedOutput] | None], model: nn.Module, inputs: Inputs
 ) -> tuple[T, list[NamedOutput]]:
     """Let a method run the model, and name the outputs in the first of its calls of which ``name`` returns some."""
     seen: list[list[NamedOutput]] = []

@@ -113,12 +113,7 @@ class PartsNetwork(FrozenNetwork):
         return self._with_constant(line.of(copies), line.constant, output)
 
     def product(
-        self,
-        function: Elementwise,
-        gate: Tensor,
-        other: Tensor,
-        output: Tensor,
-        factor: Elementwise | None = None,
+        self, function: Elementwise, gate: Tensor, other: Tensor, output: Tensor, factor: Elementwise | None = None
     ) -> Tensor:
         gates, others = self._copies(gate), self._copies(other)
         if torch.equal(others, others[:1].expand_as(others)):

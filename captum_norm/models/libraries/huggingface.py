@@ -41,12 +41,7 @@ def _entry(name: str, registered: Any) -> Callable[..., tuple[Tensor, Tensor | N
     """Make an entry that notes a call and runs the model's own function; in other threads, that alone."""
 
     def attention(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        **options: Any,
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
         eager, attend = _in_file_of(module, "eager_attention_forward"), _current.get()
         own = eager if registered is None else registered  # "eager" has no entry

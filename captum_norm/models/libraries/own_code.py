@@ -42,8 +42,7 @@ def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator
     """Tell ``function`` of the attention that a model's own code computes; what it returns is attention's output."""
     with watching_sequences(model) as crossing:
         products = AttentionProducts(
-            model,
-            lambda call: function(products.unwatched_call(replace(call, cross=call.module in crossing))),
+            model, lambda call: function(products.unwatched_call(replace(call, cross=call.module in crossing)))
         )
         with products.watching():
             yield

@@ -20,15 +20,7 @@ from captum_norm.models.blocks import Block, FeedForwardBlock, multiplied
 from captum_norm.models.hooks import Received
 from captum_norm.models.layouts import Site
 from captum_norm.models.projections import NormReader, Projection, Same, equal, reproduces
-from captum_norm.models.search.trace import (
-    UNFACTORED,
-    Event,
-    Factors,
-    Trace,
-    possible_factors,
-    sum_of,
-    with_scales,
-)
+from captum_norm.models.search.trace import UNFACTORED, Event, Factors, Trace, possible_factors, sum_of, with_scales
 
 HOW_TO = 'See "Describe a new model" in the documentation; the scopes up to atb need none'
 CROSSED = (
