@@ -11,14 +11,7 @@ from captum_norm.commands.shared import device_option, natural, output_folder, p
 from captum_norm.errors import InvalidInputError
 from captum_norm.loading import DEFAULT_MODEL
 
-NAMES = (
-    "dispersion",
-    "special-tokens",
-    "frequency",
-    "mixing-ratio",
-    "expansion-rate",
-    "contextualization-change",
-)
+NAMES = ("dispersion", "special-tokens", "frequency", "mixing-ratio", "expansion-rate", "contextualization-change")
 """The names of :data:`captum_norm.lab.analysis.engine.ANALYSES`, without importing torch."""
 
 

@@ -95,8 +95,8 @@ def analyze(
             block, sequences = kind(context), encoder.sequences(texts)
             for batch in encoder.batches(sequences, batch_tokens):
                 block.update(batch, block.measure(batch))
-            for part, statistic in analysis.statistics.items():
-                statistic.join(block.statistics[part].parts)
+            for statistic, added in zip(analysis.statistics, block.statistics, strict=True):
+                statistic.join(added.parts)
             counts.update(
                 texts=len(texts),
                 sequences=len(sequences),

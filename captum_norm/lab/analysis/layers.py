@@ -38,7 +38,6 @@ class ExpansionRate(statistics.Analysis):
     def __init__(self, context: statistics.AnalysisContext) -> None:
         super().__init__(context)
         self._scale = statistics.Moments(context.layers)
-        self.statistics = {"scale": self._scale}
         self.options = {"scopes": ["attn_res_ln" if "attn_res_ln" in context.scopes else "attn"], "maps": False}
 
     @classmethod
@@ -50,13 +49,11 @@ class ExpansionRate(statistics.Analysis):
         return reads
 
     def update(self, batch: TokenBatch, measured: Measurements) -> None:
-        """See :class:`Analysis`."""
         if measured.norm_scale is not None:
             real = batch.real.to(measured.norm_scale.device)
             self._scale.add(measured.norm_scale.transpose(1, 2).flatten(0, 1), real.flatten()[:, None])
 
     def result(self) -> AnalysisResult:
-        """See :class:`Analysis`."""
         rates = list[tuple[Any, ...]]()
         for layer, (read, scale) in enumerate(zip(self.context.prepared, self._scale.summary().mean, strict=True)):
             affine = read()
@@ -251,7 +248,6 @@ class ComponentChanges(statistics.Analysis):
         shape = len(self._components), context.layers
         self._macro = statistics.Moments(*shape)  # over sequences
         self._micro = statistics.Counts(shape[0] * shape[1], NORMS, NORMS)  # of the pairs of all sequences
-        self.statistics = {"macro": self._macro, "micro": self._micro}
         self.options = {"scopes": self._scopes}
 
     @classmethod
@@ -260,7 +256,6 @@ class ComponentChanges(statistics.Analysis):
         return context.meter.stages(context.inputs)
 
     def update(self, batch: TokenBatch, measured: Measurements) -> None:
-        """See :class:`Analysis`."""
         maps = torch.stack([measured.norms[scope].cpu() for scope in self._scopes])  # (C + 1, B, L, S, S)
         groups = torch.arange(len(self._components) * self.context.layers).view(len(self._components), -1, 1)
         for norms in _entries(maps, batch.real, causal=self.context.causal):
@@ -270,7 +265,6 @@ class ComponentChanges(statistics.Analysis):
             self._micro.add((groups * NORMS.size + places[:-1]) * NORMS.size + places[1:])
 
     def result(self) -> AnalysisResult:
-        """See :class:`Analysis`."""
         layers, (mean, deviation, *_) = range(self.context.layers), self._macro.summary()  # (C, L)
         micro = 1 - np.array(self._micro.spearman()).reshape(mean.shape)
         labels = [f"{place}. {component}" for place, component in enumerate(self._components, 1)]

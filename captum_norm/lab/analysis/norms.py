@@ -1,5 +1,6 @@
 """Analyses of tokens: lengths of vectors, attention weights and mixing ratios [Kobayashi et al. 2020, 2021]."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from captum_norm.attr.measurements import Measurements
 from captum_norm.functional import spearman
 from captum_norm.lab.analysis import statistics
 from captum_norm.lab.analysis.corpus import TokenBatch
-from captum_norm.lab.analysis.results import AnalysisResult, Plot, grid, table_of
+from captum_norm.lab.analysis.results import AnalysisResult, Plot, grid_table, table_of
 
 WEIGHTS = statistics.Grid(statistics.LEAST, 1, 4)
 LENGTHS = statistics.Grid(statistics.LEAST, statistics.GREATEST, 5)
@@ -20,6 +21,9 @@ RATIOS = statistics.Grid(-24, 1, 10)
 
 _INPUT = "‖x‖"
 _LABELS = {"weight": "attention weight α", "transformed": "‖f(x)‖", "product": "‖αf(x)‖"}
+_SPREAD = {"mean": "mean length", "sd": "SD over tokens", "cv": "coefficient of variation"}
+_MEASURES = _SPREAD | {"min": "least", "max": "greatest"}
+_MIXING = {"mean": "mixing ratio", "sd": "SD over tokens", "min": "least", "max": "greatest", "tokens": "tokens"}
 _BANDS = 20
 _VARIANTS = {
     "weights": "Attn-W",
@@ -44,11 +48,9 @@ class Dispersion(statistics.Analysis):
         super().__init__(context)
         self._transformed = statistics.Moments(context.layers, context.heads)
         self._inputs = statistics.Moments(context.layers)
-        self.statistics = {"transformed": self._transformed, "inputs": self._inputs}
         self.options = {"head_norms": True, "maps": False}
 
     def update(self, batch: TokenBatch, measured: Measurements) -> None:
-        """See :class:`Analysis`."""
         lengths: Any = measured.transformed_norms  # (B, L, H, S)
         inputs: Any = measured.residual_norm  # (B, L, S)
         real = batch.real.to(lengths.device)
@@ -56,28 +58,17 @@ class Dispersion(statistics.Analysis):
         self._inputs.add(inputs.transpose(1, 2).flatten(0, 1), real.flatten()[:, None])
 
     def result(self) -> AnalysisResult:
-        """See :class:`Analysis`."""
         f, layers, heads = _LABELS["transformed"], range(self.context.layers), range(self.context.heads)
-        measures = {
-            "mean": "mean length",
-            "sd": "SD over tokens",
-            "cv": "coefficient of variation",
-            "min": "least",
-            "max": "greatest",
-        }
         spreads = _spreads(self._transformed)
-        by_head = table_of(
-            "heads",
-            f"{f} by layer and head",
-            {"layer": "layer", "head": "head", **measures},
-            grid([layers, heads], spreads),
-        )
+        axes = {"layer": layers, "head": heads}
+        by_head = grid_table("heads", f"{f} by layer and head", axes, _MEASURES, spreads)
         both = zip(_spreads(self._transformed.over(1)), _spreads(self._inputs), strict=True)
-        by_layer = table_of(
+        by_layer = grid_table(
             "layers",
             f"{f} of all heads, and {_INPUT}, by layer",
-            {"layer": "layer", "vector": "vector", **measures},
-            grid([layers, [f, _INPUT]], [np.stack(pair, 1) for pair in both]),
+            {"layer": layers, "vector": [f, _INPUT]},
+            _MEASURES,
+            [np.stack(pair, 1) for pair in both],
         )
         mean, deviation, variation = (spread.mean() for spread in spreads[:3])
         means = {
@@ -89,7 +80,7 @@ class Dispersion(statistics.Analysis):
         overall = table_of(
             "overall",
             f"{f}: means over heads, and the heads that vary most and least from token to token",
-            {"what": "", "layer": "layer", "head": "head", **{name: measures[name] for name in ("mean", "sd", "cv")}},
+            {"what": "", "layer": "layer", "head": "head", **_SPREAD},
             [
                 ("mean over heads", None, None, *means.values()),
                 ("largest variation", *largest, *(spread[largest] for spread in spreads[:3])),
@@ -121,24 +112,21 @@ class SpecialTokens(statistics.Analysis):
     def __init__(self, context: statistics.AnalysisContext) -> None:
         super().__init__(context)
         self._categories = len(context.categories.names)
-        shape = context.layers, context.heads, self._categories
-        self._means = {name: statistics.Moments(*shape) for name in _LABELS}
+        self._means = statistics.Moments(len(_LABELS), context.layers, context.heads, self._categories)
         self._pairs = statistics.Counts(self._categories, WEIGHTS, LENGTHS)
-        self.statistics = {**self._means, "pairs": self._pairs}
         self.options = {"weights": True, "per_head": True, "head_norms": True, "maps": False}
 
     def update(self, batch: TokenBatch, measured: Measurements) -> None:
-        """See :class:`Analysis`."""
         weights: Any = measured.weights
         lengths: Any = measured.transformed_norms  # (B, L, H, K)
         received = weights.sum(3) / batch.real.sum(1).to(weights.device)[:, None, None, None]
-        values = {"weight": received, "transformed": lengths, "product": received * lengths}
+        values = (received, lengths, received * lengths)  # as the labels
         categories, real = batch.categories.to(weights.device), batch.real.to(weights.device)
         members = one_hot(categories, self._categories + 1)[..., :-1].to(weights.dtype)
         sizes = members.sum(1)[:, None, None]  # (B, 1, 1, C)
-        for name, value in values.items():
-            total = value @ members[:, None]
-            self._means[name].add(total / sizes.clamp(min=1) if name == "transformed" else total, sizes > 0)
+        totals = torch.stack([value @ members[:, None] for value in values], 1)  # (B, 3, L, H, C)
+        totals[:, 1] /= sizes.clamp(min=1)
+        self._means.add(totals, sizes[:, None] > 0)
         counted = real[:, :, None] & real[:, None, :]
         if self.context.causal:
             counted = counted & torch.ones_like(counted[0]).tril()
@@ -152,43 +140,38 @@ class SpecialTokens(statistics.Analysis):
             self._pairs.add(fields.masked_fill_(left_out, self._categories * size))
 
     def result(self) -> AnalysisResult:
-        """See :class:`Analysis`."""
-        summaries = [moments.summary() for moments in self._means.values()]  # (L, H, C)
-        seen = np.asarray(summaries[0].number.any((0, 1)))
-        names = [name for name, occurs in zip(self.context.categories.names, seen, strict=True) if occurs]
+        summary = self._means.summary()
+        seen, names = self._seen(summary)
+        means, deviations = summary.mean[..., seen], summary.deviation[..., seen]  # (3, L, H, C)
         layers, heads = range(self.context.layers), range(self.context.heads)
-        means, deviations = ([part[..., seen] for part in parts] for parts in list(zip(*summaries, strict=True))[:2])
-        by_head = table_of(
+        by_head = grid_table(
             "heads",
             "Attention weight and lengths of vectors by layer, head and category of token",
-            {
-                "layer": "layer",
-                "head": "head",
-                "category": "category",
-                **_LABELS,
-                **{f"{name}_sd": f"SD of {label} over sequences" for name, label in _LABELS.items()},
-            },
-            grid([layers, heads, names], means + deviations),
+            {"layer": layers, "head": heads, "category": names},
+            _LABELS | {f"{name}_sd": f"SD of {label} over sequences" for name, label in _LABELS.items()},
+            [*means, *deviations],
         )
-        by_layer = table_of(
+        by_layer = grid_table(
             "layers",
             "Attention weight and lengths of vectors by layer and category of token, means over heads",
-            {"layer": "layer", "category": "category", **_LABELS},
-            grid([layers, names], [mean.mean(1) for mean in means]),
+            {"layer": layers, "category": names},
+            _LABELS,
+            means.mean(2),
         )
         correlations = np.array(self._pairs.spearman())[seen]
-        by_category = table_of(
+        by_category = grid_table(
             "correlation",
             "Spearman's correlation of α with ‖f(x)‖ over pairs of tokens and all heads, and means over all heads",
-            {"category": "category", "spearman": "Spearman's ρ of α and ‖f(x)‖", **_LABELS},
-            grid([names], [correlations, *(mean.mean((0, 1)) for mean in means)]),
+            {"category": names},
+            {"spearman": "Spearman's ρ of α and ‖f(x)‖", **_LABELS},
+            [correlations, *means.mean((1, 2))],
         )
-        summary = {f"Spearman's ρ of α and ‖f(x)‖, {name}": rho for name, rho in zip(names, correlations, strict=True)}
+        headlines = {f"Spearman's ρ of α and ‖f(x)‖, {row[0]}": row[1] for row in by_category.rows}
         plots = [
             Plot(f"{name}-by-layer", "line", f"{label} by category of token", "layers", "layer", name, "category")
             for name, label in _LABELS.items()
         ]
-        return self._result(summary, [by_layer, by_category, by_head], plots)
+        return self._result(headlines, [by_layer, by_category, by_head], plots)
 
 
 class Frequency(statistics.Analysis):
@@ -206,11 +189,9 @@ class Frequency(statistics.Analysis):
         self._labels = {name: _LABELS[name] for name in ("transformed", "weight")}
         self._ranked = statistics.RankedCounts(len(self._labels), VALUES)
         self._bands = statistics.Moments(len(self._labels), _BANDS)
-        self.statistics = {"ranked": self._ranked, "bands": self._bands}
         self.options = {"weights": True, "head_norms": True, "maps": False}
 
     def update(self, batch: TokenBatch, measured: Measurements) -> None:
-        """See :class:`Analysis`."""
         weights: Any = measured.weights  # (B, L, Q, K)
         lengths: Any = measured.transformed_norms
         real = batch.real.to(weights.device)
@@ -224,7 +205,6 @@ class Frequency(statistics.Analysis):
         self._bands.add(values.T[..., None], one_hot(bands, _BANDS).bool()[:, None])
 
     def result(self) -> AnalysisResult:
-        """See :class:`Analysis`."""
         correlations = dict(zip(self._labels.values(), self._ranked.spearman(), strict=True))
         correlation = table_of(
             "correlation",
@@ -243,10 +223,7 @@ class Frequency(statistics.Analysis):
                 **{f"{name}_sd": f"SD of {label}" for name, label in self._labels.items()},
                 "tokens": "tokens",
             },
-            grid(
-                [seen / _BANDS],
-                [*bands.mean[:, seen], *bands.deviation[:, seen], bands.number[0, seen]],
-            ),
+            zip(seen / _BANDS, *bands.mean[:, seen], *bands.deviation[:, seen], bands.number[0, seen], strict=True),
         )
         summary = {f"Spearman's ρ of frequency rank with {label}": rho for label, rho in correlations.items()}
         plots = [
@@ -275,11 +252,9 @@ class MixingRatio(statistics.Analysis):
         self._variants = [name for name in _VARIANTS if name in {"weights", "weights_res", *scopes}]
         self._ratios = statistics.Moments(context.layers, len(self._variants), len(context.categories.names))
         self._frequencies = statistics.RankedCounts(len(self._variants), RATIOS)
-        self.statistics = {"ratios": self._ratios, "frequencies": self._frequencies}
         self.options = {"scopes": scopes, "weights": True, "maps": False}
 
     def update(self, batch: TokenBatch, measured: Measurements) -> None:
-        """See :class:`Analysis`."""
         ratios = torch.stack([measured.mixing_ratio[name] for name in self._variants], -1).cpu()  # (B, L, S, V)
         ratios = ratios.transpose(1, 2)[batch.real]  # (N, L, V)
         members = one_hot(batch.categories[batch.real], len(self.context.categories.names)).bool()
@@ -289,47 +264,40 @@ class MixingRatio(statistics.Analysis):
         self._frequencies.add(ranks, ratios[visible].double().mean(1).T)
 
     def result(self) -> AnalysisResult:
-        """See :class:`Analysis`."""
         ratios = self._ratios.summary()
-        seen = np.asarray(ratios.number.any((0, 1)))
-        names = [name for name, occurs in zip(self.context.categories.names, seen, strict=True) if occurs]
+        seen, names = self._seen(ratios)
         titles, layers = [_VARIANTS[name] for name in self._variants], range(self.context.layers)
         pooled, cells = self._ratios.over(2).summary(), [part[..., seen] for part in ratios]
         mean, depth = pooled[0], torch.arange(self.context.layers)
         with_depth = [spearman(depth, torch.from_numpy(column)).item() for column in mean.T]
-        variants = table_of(
+        variants = grid_table(
             "variants",
             "Mixing ratio, all tokens: mean over layers, layers with the least and the greatest mean, and Spearman's ρ",
+            {"variant": titles},
             {
-                "variant": "variant",
                 "mean": "mean mixing ratio",
                 "min": "least mean of a layer",
                 "max": "greatest mean of a layer",
                 "depth": "Spearman's ρ with depth",
                 "frequency": "Spearman's ρ with frequency rank",
             },
-            grid([titles], [mean.mean(0), mean.min(0), mean.max(0), with_depth, self._frequencies.spearman()]),
+            [mean.mean(0), mean.min(0), mean.max(0), with_depth, self._frequencies.spearman()],
         )
-        layer, variant, category = ({name: name} for name in ("layer", "variant", "category"))
-        measures = {"mean": "mixing ratio", "sd": "SD over tokens", "min": "least", "max": "greatest"}
-        measures["tokens"] = "tokens"
-        by_layer = table_of(
-            "layers",
-            "Mixing ratio by layer and variant, all tokens",
-            layer | variant | measures,
-            grid([layers, titles], pooled),
-        )
-        by_category = table_of(
+        axes: dict[str, Sequence[Any]] = {"layer": layers, "variant": titles}
+        by_layer = grid_table("layers", "Mixing ratio by layer and variant, all tokens", axes, _MIXING, pooled)
+        by_category = grid_table(
             "categories",
             "Mixing ratio by layer, variant and category of token",
-            layer | variant | category | measures,
-            grid([layers, titles, names], cells),
+            axes | {"category": names},
+            _MIXING,
+            cells,
         )
-        end = table_of(
+        end = grid_table(
             "end-of-block",
             f"Mixing ratio at the end of the attention block ({titles[-1]}) by layer and category of token",
-            layer | category | measures,
-            grid([layers, names], [part[:, -1] for part in cells]),
+            {"layer": layers, "category": names},
+            _MIXING,
+            [part[:, -1] for part in cells],
         )
         summary: dict[str, Any] = {}
         for title, ratio, *_, frequency in variants.rows:

@@ -3,8 +3,9 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -162,12 +163,14 @@ def table_of(name: str, title: str, labels: Mapping[str, str], rows: Iterable[It
     return Table(name, title, columns, [tuple(map(cell, row)) for row in rows])
 
 
-def grid(axes: Sequence[Sequence[Any]], arrays: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield a row for each place in arrays with these axes: its labels along the axes, and the arrays' values there."""
-    values = list(map(np.asarray, arrays))
-    for place in np.ndindex(*map(len, axes)):
-        labels = (axis[index] for axis, index in zip(axes, place, strict=True))
-        yield (*labels, *(array[place] for array in values))
+def grid_table(
+    name: str, title: str, axes: Mapping[str, Sequence[Any]], labels: Mapping[str, str], arrays: Sequence[Any]
+) -> Table:
+    """Create a table with a row for each place in arrays, and columns for the axes before theirs."""
+    places = product(*axes.values())
+    values = zip(*(np.asarray(array).flat for array in arrays), strict=True)
+    rows = ((*place, *numbers) for place, numbers in zip(places, values, strict=True))
+    return table_of(name, title, {axis: axis for axis in axes} | dict(labels), rows)
 
 
 def number_files(result: AnalysisResult) -> dict[str, bytes]:

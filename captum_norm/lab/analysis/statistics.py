@@ -238,11 +238,15 @@ class Analysis(ABC):
     needs_ranks: ClassVar[bool] = False  # the frequency ranks of tokens
     mask_rate: ClassVar[float] = 0.0  # the default share of masked tokens
 
-    statistics: Mapping[str, Statistic]
     options: Mapping[str, Any]  # of :meth:`captum_norm.NormMeter.measure`
 
     def __init__(self, context: AnalysisContext) -> None:
         self.context = context
+
+    @property
+    def statistics(self) -> list[Statistic]:
+        """All statistics, which are attributes, in the order in which they were set."""
+        return [value for value in vars(self).values() if isinstance(value, Statistic)]
 
     @classmethod
     def prepare(cls, context: AnalysisContext) -> Any:  # noqa: ARG003 - of those that need no more
@@ -262,6 +266,11 @@ class Analysis(ABC):
     @abstractmethod
     def result(self) -> AnalysisResult:
         """Evaluate the statistics; the result has no metadata yet."""
+
+    def _seen(self, summary: Summary) -> tuple[Array, list[str]]:
+        """Which categories of tokens, the last axis, occur, and the names of these."""
+        seen: Array = np.asarray(summary.number.any(tuple(range(summary.number.ndim - 1))))
+        return seen, [name for name, occurs in zip(self.context.categories.names, seen, strict=True) if occurs]
 
     def _result(self, summary: Mapping[str, Any], tables: Sequence[Table], plots: Sequence[Plot]) -> AnalysisResult:
         numbers: dict[str, Any] = {name: cell(value) for name, value in summary.items()}
