@@ -3,17 +3,14 @@
 from dataclasses import replace
 from typing import Any, Literal, Unpack, cast
 
-from torch import Tensor
-
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.layer_maps import LayerMap
 from captum_norm.attr.layer_norms import LayerResults, layer_norms
 from captum_norm.attr.norms import NormAttribution
 from captum_norm.errors import UnsupportedModelError
-from captum_norm.forward.record import BlockTensors, FeedForwardTensors, Layer
+from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request
 from captum_norm.forward.session import MeterOptions
-from captum_norm.functional import Carry, Scales, apply_linear, inverse_scale
 from captum_norm.models.call import ModelCall
 from captum_norm.models.layouts import Scope
 from captum_norm.models.objects import Explainable
@@ -131,19 +128,7 @@ def globenc(layer: Layer) -> LayerMap:
             f'found no normalisation of the feed-forward residual sum after "{block.name}": {reason}; '
             "expected post-norm layers, for others take ALTI"
         )
-    second = behind.final_norm.read(layer.dtype)
-    carry = replace(block.carry("atb", layer.dtype), residual=True, second=second)
-
-    def scales_of(steps: Carry, tensors: BlockTensors) -> Scales:
-        return steps.scales(tensors.projected, tensors.total, cast(FeedForwardTensors, tensors.behind).total)
-
-    def end_of(_: Scope, tensors: BlockTensors) -> tuple[Tensor, Tensor]:
-        """Return the residual stream, and the layer's output without the network's share."""
-        end = cast(FeedForwardTensors, tensors.behind)
-        written = end.total - (tensors.total if tensors.normed is None else tensors.normed)
-        around = apply_linear(second, written) * inverse_scale(second, end.total)
-        return tensors.residual, cast(Tensor, end.normed) - around
-
+    carry = replace(block.carry("atb", layer.dtype), residual=True, second=behind.final_norm.read(layer.dtype))
     results = LayerResults()
-    layer_norms(layer, {END: carry}, results, scales_of=scales_of, end_of=end_of)
+    layer_norms(layer, {END: carry}, results)
     return LayerMap(results.norms[END], results.deltas[0][0], block.precision([END]), results.discrepancy)

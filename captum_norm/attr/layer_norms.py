@@ -14,7 +14,9 @@ from captum_norm.forward.record import BlockTensors, Layer
 from captum_norm.functional import (
     Carry,
     Scales,
+    apply_linear,
     head_norms,
+    inverse_scale,
     length,
     own_keys,
     relative_error,
@@ -33,10 +35,6 @@ HIDDEN = 1 / 64
 
 Combination = tuple[bool, bool, bool]
 """Which norms a carry has: products of the model's weights depend on nothing else of it."""
-ScalesOf = Callable[[Carry, BlockTensors], Scales]
-"""From a scope's steps and the tensors of some queries to 1/σ of the steps' norms."""
-EndOf = Callable[[Scope, BlockTensors], tuple[Tensor, Tensor]]
-"""From a scope and the tensors of some queries to the residual stream and the model's output there, (B, Q, D) each."""
 
 
 @dataclass(eq=False)
@@ -66,8 +64,6 @@ def layer_norms(
     per_head: bool = False,  # also keep ‖α_ij f_h(x_j)‖ and ‖f_h(x_j)‖ of each head
     with_maps: bool = True,  # without them, only ‖f_h(x_j)‖ is kept per head
     consume: Callable[[Part, Tensor], object] | None = None,  # also told the weights of each part, without a gate
-    scales_of: ScalesOf | None = None,  # by default, 1/σ of the norms of the attention block
-    end_of: EndOf | None = None,  # by default, what the model computed at a scope
 ) -> None:
     """Compute the norms of what each query receives from each key, at one or more scopes."""
     values = layer.values.transpose(1, 2)
@@ -115,11 +111,9 @@ def layer_norms(
             consume(part, weights)
         del weights, gated, alphas  # before the next ones are made
     own = formed_keys, formed_weights
-    ends = end_of or partial(_end_of, layer, carries)
-    scales_of = scales_of or (lambda carry, tensors: carry.scales(tensors.projected, tensors.total))
-    own_norms, others_norms = _finish(layer, carries, pairs, own, results, scales_of, ends, limit)
+    own_norms, others_norms = _finish(layer, carries, pairs, own, results, limit)
     small = _small_ends(carries, pairs, results, own, own_norms, others_norms)
-    _refine_ends(layer, carries, pairs, small, results, own_norms, scales_of, ends)
+    _refine_ends(layer, carries, pairs, small, results, own_norms)
     error = values.new_zeros(batch)
     for pair in pairs.values() if carries and with_maps else ():
         error = torch.maximum(error, pair.discrepancy(formed_keys, formed_weights))
@@ -145,8 +139,6 @@ def _finish(
     pairs: Mapping[Combination, "_Pairs"],
     own: tuple[Tensor, Tensor],  # as in _small_ends
     results: LayerResults,
-    scales_of: ScalesOf,
-    end_of: EndOf,
     limit: int,
 ) -> tuple[dict[Scope, Tensor], dict[Scope, Tensor]]:
     """Fill in what needs the block's tensors; return ‖v_ii‖ and ‖Σ_{j≠i} v_ij‖ at each scope, (B, Q)."""
@@ -171,9 +163,9 @@ def _finish(
             direct = layer.values[:, :, keys[rows]] * alphas[..., rows].unsqueeze(3)
             direct, others = direct.transpose(1, 2).flatten(2) @ weight, _without_bias(here, weight, bias)
             others = others if layer.call.cross else others - direct
-        ends = {scope: end_of(scope, here) for scope in carries}
+        ends = {scope: _end_of(layer, carry, scope, here) for scope, carry in carries.items()}
         for norms, pair in pairs.items():
-            scales, through = scales_of(pair.carry, here), pair.carry.transposed(directions)
+            scales, through = _scales_of(pair.carry, here), pair.carry.transposed(directions)
             sketch, whole = here.context @ pair.directions, here.projected @ through
             if bias is None:
                 sketches[norms][:, :, rows] = torch.stack([sketch - whole, whole])
@@ -239,8 +231,6 @@ def _refine_ends(
     small: Tensor,
     results: LayerResults,
     own_norms: Mapping[Scope, Tensor],
-    scales_of: ScalesOf,
-    end_of: EndOf,
 ) -> None:
     """Recompute ‖v_ii‖ and mixing ratios in float64 at queries where they have lost digits, (B, Q)."""
     if not small.any():
@@ -264,10 +254,11 @@ def _refine_ends(
         at, here = positions[rows], layer.recorded.rows(positions[rows], torch.float64)
         parts = [part[:, :, rows].transpose(1, 2).flatten(2) @ weight for part in (mine, others)]
         for pair in pairs.values():
-            scales, (direct, rest) = scales_of(pair.carry, here), (pair.carry.linear(part) for part in parts)
+            scales, (direct, rest) = _scales_of(pair.carry, here), (pair.carry.linear(part) for part in parts)
             for scope in pair.scopes:
+                end = _end_of(layer, carries[scope], scope, here)
                 norm, _, mixing, *_ = measure_end(
-                    carries[scope], scales, direct, length(rest), rest @ directions, *end_of(scope, here), directions
+                    carries[scope], scales, direct, length(rest), rest @ directions, *end, directions
                 )
                 for made, exact in ((own_norms[scope], norm), (results.mixing_ratio[scope], mixing)):
                     made[:, at] = torch.where(small[:, at], exact.to(made), made[:, at])
@@ -283,9 +274,19 @@ def _without_bias(here: BlockTensors, weight: Tensor, bias: Tensor | None) -> Te
     return output.index_put(hidden.nonzero(as_tuple=True), here.context[hidden] @ weight) if hidden.any() else output
 
 
-def _end_of(layer: Layer, carries: Mapping[Scope, Carry], scope: Scope, tensors: BlockTensors) -> tuple[Tensor, Tensor]:
-    """Return the residual stream at a scope, and the model's output there without a parallel layer's constants."""
-    behind, carry = tensors.behind, carries[scope]
+def _scales_of(carry: Carry, tensors: BlockTensors) -> Scales:
+    """Compute 1/σ of the norms of a scope's steps at some queries."""
+    return carry.scales(tensors.projected, tensors.total, None if tensors.behind is None else tensors.behind.total)
+
+
+def _end_of(layer: Layer, carry: Carry, scope: Scope, tensors: BlockTensors) -> tuple[Tensor, Tensor]:
+    """Return the residual stream at a scope, and the model's output there without what belongs to no key."""
+    behind = tensors.behind
+    if carry.second is not None and behind is not None and behind.normed is not None:
+        # The stream that bypasses the feed-forward network, whose output is in the norm's statistics alone.
+        written = behind.total - (tensors.total if tensors.normed is None else tensors.normed)
+        around = apply_linear(carry.second, written) * inverse_scale(carry.second, behind.total)
+        return tensors.residual, behind.normed - around
     if scope == "atb_ff_res" and behind is not None:
         own, constant = parallel_part(layer.block, tensors, layer.options.baseline, layer.dtype)
         return tensors.residual + own, behind.total - constant
