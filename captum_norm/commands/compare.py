@@ -55,10 +55,8 @@ class CompareOptions(shared.Subject):
 
 
 def _run(options: CompareOptions) -> None:
-    from captum_norm.commands.terminal import Terminal
     from captum_norm.explanation.run import numbered
     from captum_norm.lab.comparison import compare
-    from captum_norm.show import print_result
 
     texts = _examples(options)
     model, tokenizer = options.load()
@@ -74,12 +72,7 @@ def _run(options: CompareOptions) -> None:
             seed=options.seed,
             name=options.model,
         )
-    contents = {path: comparison.file_bytes(path.suffix) for path in options.out}
-    shared.write_outputs(contents)
-    console = Terminal()
-    print_result(comparison, console)
-    for path in contents:
-        console.say(f"wrote {path}")
+    shared.show(comparison, options.out)
 
 
 def _examples(options: CompareOptions) -> list[str]:

@@ -7,18 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from captum_norm.bars import progress
 from captum_norm.checks import quoted_name
+from captum_norm.commands import shared
 from captum_norm.commands.program import Command, Options, argument, option
-from captum_norm.commands.shared import (
-    Subject,
-    given_text,
-    index_or,
-    method_name,
-    out_option,
-    positive,
-    text_option,
-    write_outputs,
-)
 from captum_norm.errors import InvalidInputError
+from captum_norm.loading import DEFAULT_MODEL, LANGUAGE_MODEL
 from captum_norm.methods import METHODS
 from captum_norm.text.lines import read_text
 
@@ -36,7 +28,9 @@ _OF_COMPONENTS = ("decompx", "cp-lrp", "attnlrp", "relp", "gim", "alti-logit", "
 class Answers(Options, title="generated text: the text is a prompt, and the answer of a language model is explained"):
     """The answer that is explained."""
 
-    generate: int | None = option("generate an answer of at most N tokens, greedily", parse=positive, metavar="N")
+    generate: int | None = option(
+        "generate an answer of at most N tokens, greedily", parse=shared.positive, metavar="N"
+    )
     chat: Path | None = option(
         'a conversation to use as the prompt instead of the text, [{"role": "user", "content": "…"}, …]',
         metavar="FILE.json",
@@ -47,14 +41,6 @@ class Answers(Options, title="generated text: the text is a prompt, and the answ
     contrast: str | None = option(
         "explain why the answer begins to differ from this one, with a method that explains outputs", metavar="TEXT"
     )
-
-    def explains_answer(self) -> bool:
-        """Whether an answer is explained."""
-        return any(getattr(self, name) is not None for name in ("generate", "chat", "segments", "contrast"))
-
-
-def _method_name(text: str) -> str:
-    return text if text == "gradient" else method_name(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +60,7 @@ class Inside(Options, title="components: what parts of the model contribute, ins
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainOptions(Subject, Answers, Inside):
+class ExplainOptions(shared.Subject, Answers, Inside):
     """The options of ``captum-norm explain``."""
 
     texts: list[str] = argument(
@@ -84,12 +70,12 @@ class ExplainOptions(Subject, Answers, Inside):
         metavar="TEXT|FILE",
         nargs="*",
     )
-    text: bool = text_option()
+    text: bool = shared.text_option()
     lines: bool = option("explain each line of a file as a text of its own", False)
     method: str = option(
         f"the method: {', '.join(METHODS)}, gradient for components, or package.module:Class for one of your own",
         "norm",
-        parse=_method_name,
+        parse=lambda text: text if text == "gradient" else shared.method_name(text),
         metavar="NAME",
     )
     scope: str | None = option(
@@ -103,7 +89,7 @@ class ExplainOptions(Subject, Answers, Inside):
     position: int | str | None = option(
         "the output position to explain, counted from 0, or from -1 backwards (default: the one that the model's head "
         "reads)",
-        parse=index_or("first", "last", "mean"),
+        parse=shared.index_or("first", "last", "mean"),
         metavar="N|first|last|mean",
     )
     aggregation: Literal["rollout", "product", "mean"] | None = option(
@@ -111,8 +97,8 @@ class ExplainOptions(Subject, Answers, Inside):
         "rollout, alti-logit, decompx, cp-lrp, attnlrp and gim have no choice)"
     )
     words: bool = option("show words instead of tokens, with the sums of their tokens' scores", False)
-    top: int | None = option("print only the N tokens with the highest scores", parse=positive, metavar="N")
-    out: list[Path] = out_option(".png", ".html", ".json", ".csv")
+    top: int | None = option("print only the N tokens with the highest scores", parse=shared.positive, metavar="N")
+    out: list[Path] = shared.out_option(".png", ".html", ".json", ".csv")
 
     def has_page(self) -> bool:
         """Whether a page is written."""
@@ -120,34 +106,25 @@ class ExplainOptions(Subject, Answers, Inside):
 
 
 def _run(options: ExplainOptions) -> None:
-    from captum_norm.commands.terminal import Terminal
     from captum_norm.explanation.run import is_answer
-    from captum_norm.show import print_result
 
     result: Any
-    given, loaded, texts = [given_text(word, is_text=options.text) for word in options.texts], None, list[str]()
+    page: Any
+    given, loaded, texts = [shared.given_text(word, is_text=options.text) for word in options.texts], None, list[str]()
     _check_components(options)
-    if options.components is None and not options.explains_answer():
+    answered = any(getattr(options, name) is not None for name in ("generate", "chat", "segments", "contrast"))
+    if (answered or options.components is not None) and options.model == DEFAULT_MODEL:  # it has no output
+        options = replace(options, model=LANGUAGE_MODEL)
+    if options.components is None and not answered:
         texts, loaded = _texts(options, given), options.load(answers=True)
     if options.components is not None:
-        result = _components(options, _texts(options, given))
-        contents = {path: result.file_bytes(path.suffix) for path in options.out}
+        result = page = _components(options, _texts(options, given))
     elif loaded is None or (options.against is None and is_answer(*loaded, options.target)):
-        result = _answer(options, given, loaded)
-        contents = {path: result.file_bytes(path.suffix) for path in options.out}
+        result = page = _answer(options, given, loaded)
     else:
-        explanation = _explanation(options, texts, *loaded)
-        result = explanation.words() if options.words else explanation
-        # A page has both, tokens and words.
-        contents = {
-            path: (explanation if path.suffix.lower() == ".html" else result).file_bytes(path.suffix)
-            for path in options.out
-        }
-    write_outputs(contents)
-    console = Terminal()
-    print_result(result, console, top=options.top)
-    for path in contents:
-        console.say(f"wrote {path}")
+        page = _explanation(options, texts, *loaded)  # which has both, tokens and words
+        result = page.words() if options.words else page
+    shared.show(result, options.out, page=page, top=options.top)
 
 
 def _check_components(options: ExplainOptions) -> None:
@@ -169,11 +146,8 @@ def _components(options: ExplainOptions, texts: list[str]) -> "ComponentScores":
     from captum_norm import ComponentAttribution
     from captum_norm.explanation.run import numbered
     from captum_norm.lab.comparison.methods import make_method
-    from captum_norm.loading import DEFAULT_MODEL, LANGUAGE_MODEL
     from captum_norm.models.objects import tokenized
 
-    if options.model == DEFAULT_MODEL:  # it has no output
-        options = replace(options, model=LANGUAGE_MODEL)
     model, tokenizer = options.load()
     named = {"tokenizer": tokenizer}
     method = model if options.method == "gradient" else make_method(options.method, model, options=named)
@@ -229,17 +203,10 @@ def _answer(options: ExplainOptions, given: list[str], loaded: Any) -> "Generati
     from captum_norm.explanation.run import LEAST_IMPORTANCE
     from captum_norm.generation import GenerationAttribution
     from captum_norm.lab.comparison.methods import make_method
-    from captum_norm.loading import DEFAULT_MODEL, LANGUAGE_MODEL, load
 
     _check_answer(options)
     prompt = _prompt(options, given)
-    name = LANGUAGE_MODEL if options.model == DEFAULT_MODEL else options.model
-    if loaded is None:
-        # The default of other explanations does not generate.
-        options.prepare()
-        model, tokenizer = load(name, options.quantize)
-        loaded = options.placed(model), tokenizer
-    model, tokenizer = loaded
+    model, tokenizer = loaded or options.load(answers=True)
     method = make_method(options.method, model, tokenizer=tokenizer, keep_special=False, batch_size=16)
     followed = options.method == "information-flow" and options.has_page()
     with progress(terminal_only=True):
@@ -251,7 +218,7 @@ def _answer(options: ExplainOptions, given: list[str], loaded: Any) -> "Generati
             contrast=options.contrast,
             graph_threshold=LEAST_IMPORTANCE if followed else None,
         )
-    result.explained = replace(result.explained, model=name, method=options.method)
+    result.explained = replace(result.explained, model=options.model, method=options.method)
     return result
 
 

@@ -2,8 +2,9 @@
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,17 +124,26 @@ def write_outputs(contents: Mapping[Path, bytes]) -> None:
             raise InvalidInputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def device_option() -> Any:
-    """Declare ``--device``."""
-    return option("the device of the model: cpu, cuda, cuda:1", "cpu")
+def show(result: Any, files: Sequence[Path], *, page: Any = None, **options: Any) -> None:
+    """Write a result into files, those of pages from ``page`` if it is given, and print it."""
+    from captum_norm.commands.terminal import Terminal
+    from captum_norm.show import print_result
+
+    of_suffix = {} if page is None else {".html": page}
+    write_outputs({path: of_suffix.get(path.suffix.lower(), result).file_bytes(path.suffix) for path in files})
+    console = Terminal()
+    print_result(result, console, **options)
+    for path in files:
+        console.say(f"wrote {path}")
 
 
-def quantize_option() -> Any:
-    """Declare ``--quantize``, a :data:`captum_norm.loading.Quantization`."""
-    return option(
-        "quantise the weights of a Hugging Face model with bitsandbytes while it is loaded, except its head (default: "
-        "the weights as they are)"
-    )
+text_option = partial(option, "the argument is the text itself, even if it names a file", False)
+device_option = partial(option, "the device of the model: cpu, cuda, cuda:1", "cpu")
+quantize_option = partial(
+    option,
+    "quantise the weights of a Hugging Face model with bitsandbytes while it is loaded, except its head (default: the "
+    "weights as they are)",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +151,7 @@ class Subject(Options, title="the model and the output"):
     """The model and the output that is explained."""
 
     model: str = option(
-        "a model or a PEFT adapter: a folder, or a name on the Hugging Face hub",
-        DEFAULT_MODEL,
-        metavar="NAME_OR_PATH",
+        "a model or a PEFT adapter: a folder, or a name on the Hugging Face hub", DEFAULT_MODEL, metavar="NAME_OR_PATH"
     )
     quantize: Quantization | None = quantize_option()
     device: str = device_option()
@@ -176,28 +184,16 @@ class Subject(Options, title="the model and the output"):
     def load(self, *, answers: bool = False) -> tuple[Any, Any]:
         """Load model and tokenizer; with a target, a sentence encoder becomes a model of its similarity to it."""
         from captum_norm.explanation.run import load_subject
+        from captum_norm.loading import on_device
 
-        self.prepare()
-        model, tokenizer = load_subject(self.model, self.named_target(), self.quantize, answers=answers)
-        return self.placed(model), tokenizer
-
-    def prepare(self) -> None:
-        """Check what a model is loaded with."""
         if self.dtype is not None and self.quantize is not None:
             raise InvalidInputError(
                 f"got --dtype {self.dtype} and --quantize {self.quantize}, which decides the dtype; leave one out"
             )
-
-    def placed(self, model: Any) -> Any:
-        """Move a model to ``--device`` and convert it to ``--dtype``; a quantised one stays as it is on the CPU."""
-        from captum_norm.loading import on_device
-
-        return model if (self.device, self.dtype) == ("cpu", None) else on_device(model, self.device, self.dtype)
-
-
-def text_option() -> Any:
-    """Declare ``--text``, a bool."""
-    return option("the argument is the text itself, even if it names a file", False)
+        model, tokenizer = load_subject(self.model, self.named_target(), self.quantize, answers=answers)
+        # A quantised model stays as it is on the CPU.
+        model = model if (self.device, self.dtype) == ("cpu", None) else on_device(model, self.device, self.dtype)
+        return model, tokenizer
 
 
 def given_text(argument: str, *, is_text: bool) -> str:
