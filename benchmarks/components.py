@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.circuits import circuits, edges
+from benchmarks.circuits import circuits
 from benchmarks.faithfulness import page
 from benchmarks.kept import Content, kept, opened, table
 from benchmarks.paradigms import PARADIGMS, Pair, accuracy, new_models, pairs, train, word_tokenizer
@@ -167,7 +167,8 @@ def areas(folder: Path) -> str:
         first, others = (encoded(tokenizer, part) for part in (drawn[:FOUND_ON], drawn[FOUND_ON:]))
         for name, (make, steps) in ROWS.items():
             method = ComponentAttribution(make(model))
-            scores = edges(method, first[0], first[2], counterfactual=first[1], steps=steps)
+            where: Any = {"components": "edges", "counterfactual": first[1], "steps": steps}
+            scores = method.attribute(first[0], first[2], **where)
             runs = circuits(method, scores, others[0], others[2], counterfactual=others[1])
             found[name][paradigm] = runs.cpr, runs.cmd
     return json.dumps(found, ensure_ascii=False)

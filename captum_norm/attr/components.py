@@ -1,4 +1,4 @@
-"""Attributes one output to components inside a model: residual streams, heads, networks, neurons, experts."""
+"""Attributes one output to components inside a model: residual streams, heads, networks, neurons, experts, edges."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -115,7 +115,8 @@ class ComponentAttribution(Attribution):
             target: the output to explain, as for :meth:`captum_norm.DecompX.decompose`.
             additional_forward_args: as for :meth:`captum_norm.NormAttribution.maps`.
             position: where the output is read, as for :meth:`captum_norm.NormAttribution.attribute`.
-            components: ``"residual"``, ``"heads"``, ``"feed_forward"``, ``"neurons"``, ``"experts"``, or several.
+            components: ``"residual"``, ``"heads"``, ``"feed_forward"``, ``"neurons"``, ``"experts"``, ``"edges"``, or
+                several.
             per_position: give neurons a score at each position, too.
             counterfactual: inputs that differ in what is asked about, such as another name; of the same length.
             alignment: the position of the counterfactual that stands for each position, (B, S), if not the same.

@@ -110,7 +110,7 @@ class ActivationPatching(Attribution):
             UnsupportedModelError: components of this kind cannot be seen in the model.
         """
         request = component_request(components, per_position=per_position)
-        if request is None or "experts" in request.kinds:
+        if request is None or not {"experts", "edges"}.isdisjoint(request.kinds):
             raise InvalidInputError(
                 f"got components={quoted(components)}; expected residual, heads, feed_forward or neurons, or several"
             )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.frozen.components import FEED_FORWARD, ComponentNetwork, ComponentRequest, Tap, component_request
+from captum_norm.attr.frozen.edges import EdgeNetwork
 from captum_norm.attr.frozen.network import FrozenNetwork, HookedModules
 from captum_norm.attr.frozen.rules import RuleSet
 from captum_norm.attr.layer_maps import TOLERANCE, expect_number, finite_results, scores_of_inputs, stack_name
@@ -48,7 +49,8 @@ class Decomposition(NamedTuple):
             these are larger, since they were rounded.
         components: what the components of each kind requested contribute, by stack: residual streams (B[, P], L + 1, S)
             at the first layer's input and every layer's output, heads (B[, P], L, H, S) before the output projection,
-            feed-forward networks (B[, P], L, S), their neurons (B[, P], L, N[, S]), experts (B[, P], L, E, S).
+            feed-forward networks (B[, P], L, S), their neurons (B[, P], L, N[, S]), experts (B[, P], L, E, S), edges
+            (B[, P], U, V).
     """
 
     scores: Any
@@ -97,7 +99,7 @@ class OutputAttribution(AttentionMapAttribution):
                 repeat.
             together: explain the sum of an example's values, such as the logits of a whole answer.
             components: also read what components inside the model contribute: ``"residual"``, ``"heads"``,
-                ``"feed_forward"``, ``"neurons"``, ``"experts"``, or several of these; see
+                ``"feed_forward"``, ``"neurons"``, ``"experts"``, ``"edges"``, or several of these; see
                 :class:`captum_norm.ComponentAttribution`.
             per_position: read neurons at each position.
 
@@ -265,7 +267,7 @@ class RelevanceAttribution(OutputAttribution):
             if components is None:
                 network = FrozenNetwork(modules, call, cast(RuleSet, rules))
             else:
-                network = components.network(modules, call, rules)
+                network = network_of(components)(modules, call, rules, components)
             with gradients_through(self.model):
                 output = network.run()
             if WATCH.get() is not None:
@@ -299,7 +301,7 @@ class RelevanceAttribution(OutputAttribution):
 
     def activations(self, call: ModelCall, request: ComponentRequest) -> tuple[dict[Tap, Tensor], list[Tensor]]:
         """Run the model once, as it is; return the activations of components, and what enters the first layers."""
-        network, output = self.run_plain(call, request, ComponentNetwork)
+        network, output = self.run_plain(call, request, network_of(request))
         call.note(output)
         return network.activations, network.streams
 
@@ -359,6 +361,11 @@ class RelevanceAttribution(OutputAttribution):
             deviation, f'the frozen network does not compute what {type(self.model).__name__} does in "{step}"'
         )
         return deviation
+
+
+def network_of(request: ComponentRequest) -> type[ComponentNetwork]:
+    """Return the network that reads these components."""
+    return EdgeNetwork if "edges" in request.kinds else ComponentNetwork
 
 
 def restored(

@@ -48,8 +48,8 @@ class Inside(Options, title="components: what parts of the model contribute, ins
     """The components that are explained."""
 
     components: tuple[str, ...] | None = option(
-        "explain heads, feed_forward, residual, neurons or experts, several with commas; by --method decompx, cp-lrp, "
-        "attnlrp, relp, gim, alti-logit or gradient",
+        "explain heads, feed_forward, residual, neurons, experts or edges, several with commas; by --method decompx, "
+        "cp-lrp, attnlrp, relp, gim, alti-logit or gradient",
         parse=lambda text: tuple(text.split(",")),
         metavar="KIND,...",
     )

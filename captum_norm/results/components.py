@@ -1,4 +1,4 @@
-"""What components inside a model contribute to an output: residual streams, heads, networks, neurons, experts."""
+"""What components inside a model contribute to an output: streams, heads, networks, neurons, experts, edges."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,24 +16,26 @@ from captum_norm.text.characters import spelled_out
 
 __all__ = ["Component", "ComponentScore", "ComponentScores"]
 
-Component = Literal["residual", "heads", "feed_forward", "neurons", "experts"]
+Component = Literal["residual", "heads", "feed_forward", "neurons", "experts", "edges"]
 """A kind of components: the residual streams between layers, attention's heads, feed-forward networks, their neurons,
-or the experts of a mixture."""
-NUMBERED = frozenset({"heads", "neurons", "experts"})
-"""The kinds of which a layer has several."""
+the experts of a mixture, or the edges by which what one component writes to the stream is read by another."""
+NUMBERED = frozenset({"heads", "neurons", "experts", "edges"})
+"""The kinds with two axes, of layers and of several in each, or of the sources and targets of edges."""
 
 
 class ComponentScore(NamedTuple):
     """The score of one component.
 
     Attributes:
-        name: its layer, and its number there, such as ``"9.6"`` for head 6 of layer 9.
+        name: its layer, and its number there, such as ``"9.6"`` for head 6 of layer 9; of an edge its source and its
+            target, such as ``"a9.h6->m10"``, as :func:`edge_ends` names them.
         score: what it contributes.
         kind: the kind of component.
         stack: ``"encoder"``, ``"decoder"`` or ``"cross"``.
-        layer: its layer, from 0; of residual streams the layer that they enter, or the number of layers for the last.
-        number: its number in the layer, from 0; None where there is one.
-        position: the position; None for all together.
+        layer: its layer, from 0; of residual streams the layer that they enter, of edges that of their target, or the
+            number of layers for the last, and the logits.
+        number: its number in the layer, from 0; None where there is one, and of edges.
+        position: the position; None for all together, as edges always are.
         token: the token there.
         example: the index of the example.
     """
@@ -58,8 +60,9 @@ class ComponentScores(Result):
     Attributes:
         parts: by kind and stack, at every position of the stack, 0 at padding: residual streams (B, L + 1, S) as they
             enter each layer and leave the last; heads (B, L, H, S) before the output projection; feed-forward networks
-            (B, L, S), their neurons (B, L, N) or at each position (B, L, N, S); experts (B, L, E, S). Where layers
-            have different numbers, those that a layer lacks are 0.
+            (B, L, S), their neurons (B, L, N) or at each position (B, L, N, S); experts (B, L, E, S); edges (B, U, V)
+            from U sources to V targets, which :func:`edge_ends` names. Where layers have different numbers, those
+            that a layer lacks are 0, as is what is no edge.
         real: of each stack, True at positions that are no padding, (B, S).
         tokens: the texts of each stack's positions, if they are known.
         outputs: the output explained of each example.
@@ -128,7 +131,7 @@ class ComponentScores(Result):
         return next(iter(next(iter(self.parts.values())).values()))
 
     def totals(self, kind: Component | None = None) -> Mapping[str, Tensor]:
-        """Add up the positions of a kind's scores, by stack: (B, L), or (B, L, H) where a layer has several.
+        """Add up the positions of a kind's scores, by stack: (B, L), (B, L, H) where a layer has several, (B, U, V).
 
         Args:
             kind: the kind; None for the first.
@@ -151,10 +154,13 @@ class ComponentScores(Result):
         return sorted(rows, key=lambda row: -abs(row.score))[: check_count("count", count)]
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a row for each component, at each position where scores have these, with the output explained."""
+        """Return a row for each component, at each position where scores have these, with the output explained.
+
+        Edges have a row each if their score is not 0.
+        """
         return [
             {"example": row.example, **self.outputs[row.example].record()}
-            | {name: value for name, value in row._asdict().items() if name not in ("name", "example", "score")}
+            | {name: value for name, value in row._asdict().items() if name not in ("example", "score")}
             | {"score": row.score}
             for kind in self.parts
             for row in self._entries(kind, per_position=True)
@@ -178,6 +184,9 @@ class ComponentScores(Result):
                 values, at_positions = part[0].detach().cpu(), _at_positions(kind, part)
                 if at_positions and not (per_position or kind == "residual"):
                     values, at_positions = values.sum(-1), False
+                if kind == "edges":
+                    yield from _edges(values, stack, example)
+                    continue
                 texts = single.tokens[stack][0] if at_positions and stack in single.tokens else None
                 places = torch.cartesian_prod(*map(torch.arange, values.shape)).reshape(values.numel(), -1).tolist()
                 for (layer, *rest), score in zip(places, values.flatten().tolist(), strict=True):
@@ -186,6 +195,35 @@ class ComponentScores(Result):
                     token = texts[position] if texts is not None and position is not None else None
                     name = str(layer) if number is None else f"{layer}.{number}"
                     yield ComponentScore(name, score, kind, stack, layer, number, position, token, example)
+
+
+def edge_ends(sources: int, targets: int) -> tuple[list[str], list[str]]:
+    """Name what U sources and V targets of edges are, which says how many layers and heads there are.
+
+    Sources write to the residual stream: ``"input"``, then by layer its heads ``"a0.h1"`` and its network ``"m0"``.
+    Targets read it: by layer all heads' queries ``"a0.h1<q>"``, keys and values, and the network; at last ``"logits"``.
+
+    Example:
+        >>> edge_ends(4, 8)
+        (['input', 'a0.h0', 'a0.h1', 'm0'], ['a0.h0<q>', 'a0.h1<q>', 'a0.h0<k>', ..., 'a0.h1<v>', 'm0', 'logits'])
+    """
+    layers = (3 * sources - targets - 2) // 2  # U = L (H + 1) + 1, V = L (3 H + 1) + 1
+    heads = [f"h{head}" for head in range((sources - 1) // layers - 1)]
+    inputs = [f"{head}<{letter}>" for letter in "qkv" for head in heads]
+    written, read = (
+        [name for layer in range(layers) for name in (*(f"a{layer}.{part}" for part in parts), f"m{layer}")]
+        for parts in (heads, inputs)
+    )
+    return ["input", *written], [*read, "logits"]
+
+
+def _edges(values: Tensor, stack: str, example: int) -> Iterator[ComponentScore]:
+    """Yield the edges of one example, of scores (U, V), that have one."""
+    sources, targets = edge_ends(*values.shape)
+    width = targets.index("m0") + 1  # how many targets a layer has
+    for (u, v), score in zip(values.nonzero().tolist(), values[values != 0].tolist(), strict=True):
+        name = f"{sources[u]}->{targets[v]}"
+        yield ComponentScore(name, score, "edges", stack, v // width, None, None, None, example)
 
 
 def _at_positions(kind: str, part: Tensor) -> bool:

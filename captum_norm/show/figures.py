@@ -28,7 +28,7 @@ from captum_norm.explanation import Explanation
 from captum_norm.generation.result import GenerationResult
 from captum_norm.lab.comparison import Comparison
 from captum_norm.results import make_figure, make_file
-from captum_norm.results.components import NUMBERED, ComponentScores
+from captum_norm.results.components import NUMBERED, ComponentScores, edge_ends
 from captum_norm.results.maps import AttributionMaps
 from captum_norm.show.colors import BLUE, ORANGE, color_map, shares_of
 from captum_norm.show.text import (
@@ -249,7 +249,7 @@ def _draw_explanation(explanation: Explanation) -> Figure:
 
 @make_figure.register
 def _draw_components(scores: ComponentScores) -> Figure:
-    """Draw a panel of layers, upwards, for each kind, by heads, experts or positions; neurons by descending score."""
+    """Draw layers, upwards, for each kind, by heads, experts or positions; neurons by descending score; edges' ends."""
     if len(scores) != 1:
         raise InvalidInputError(f"got the components of {len(scores)} examples; draw those of one: scores[0]")
     parts = {kind: scores[0].totals(kind) if kind in NUMBERED else part for kind, part in scores[0].parts.items()}
@@ -261,10 +261,14 @@ def _draw_components(scores: ComponentScores) -> Figure:
         image = axes.imshow(rows, origin="lower", aspect="auto", interpolation="nearest", **_scale(rows))
         axes.set_title(f"{noun_of(kind)}s, {stack}", fontsize="medium")
         figure.colorbar(image, ax=axes).set_label(scores.unit)
-        places = component_tokens(scores[0], stack) if kind not in NUMBERED else list(map(str, range(rows.shape[1])))
-        across = "rank" if kind == "neurons" else "number" if kind in NUMBERED else "position"
+        layers, places = ([str(index) for index in range(size)] for size in rows.shape)
+        if kind == "edges":
+            layers, places = edge_ends(*rows.shape)
+        elif kind not in NUMBERED:
+            places = [*component_tokens(scores[0], stack)]
+        across = {"neurons": "rank", "edges": "target"}.get(kind, "number" if kind in NUMBERED else "position")
         _label(axes.xaxis, across, places, 0.7 * _MOST_OF_MANY)
-        _label(axes.yaxis, "layer", list(map(str, range(len(rows)))), 0.7 * _MOST_OF_MANY)
+        _label(axes.yaxis, "source" if kind == "edges" else "layer", layers, 0.7 * _MOST_OF_MANY)
         axes.tick_params(axis="x", rotation=90)
     return figure
 

@@ -232,7 +232,7 @@ def _components_page(scores: ComponentScores) -> Page:
     for single in scores:
         shown = []
         for kind, stacks in single.parts.items():
-            for stack, (part, *_) in stacks.items():
+            for stack, (part, *_) in stacks.items() if kind != "edges" else ():
                 values = part if kind in NUMBERED else part[:, None]
                 values = values.sum(-1) if values.dim() == len("LUS") and values.numel() > _MOST_SCORES else values
                 tokens = Tokens(component_tokens(single, stack))

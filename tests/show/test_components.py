@@ -138,6 +138,28 @@ def test_a_figure_has_a_panel_of_layers_for_each_kind(tmp_path: Path) -> None:
     assert imread(scores.save(tmp_path / "components.png")).ndim == 3
 
 
+def test_edges_have_an_answer_rows_and_a_figure_by_their_ends() -> None:
+    part = torch.zeros(1, 9, 21)  # of two layers of three heads
+    part[0, 7, 20], part[0, 0, 9], part[0, 4, 15], part[0, 1, 20] = 4.0, 2.5, -3.0, 0.5
+    scores = replace(components("heads"), parts={"edges": {"decoder": part}})
+    sentence = (
+        "Edges a1.h2->logits and input->m0 carry 65 % of “ Ada” − “ Eve”, edge m0->a1.h2<k> speaks against it (30 %)."
+    )
+    assert components_answer(scores) == f"{sentence} {SHARES}"
+    assert scores.page().examples[0].answer == components_answer(scores)
+    printed = text_of(lambda console: print_result(scores, console, top=2), colors=None, width=100)
+    assert "edge a1.h2->logits" in printed
+    axes, _ = scores.plot().axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("target", "source")
+    assert axes.get_yticklabels()[0].get_text() == "input"
+    assert [(row["name"], row["layer"], row["score"]) for row in scores.records()] == [
+        ("input->m0", 0, 2.5),
+        ("a0.h0->logits", 2, 0.5),
+        ("m0->a1.h2<k>", 1, -3.0),
+        ("a1.h2->logits", 2, 4.0),
+    ]
+
+
 @pytest.mark.parametrize("suffix", ["svg", "csv", "json", "safetensors"])
 def test_components_are_saved_as_every_kind_of_file(tmp_path: Path, suffix: str) -> None:
     scores = components("heads", "neurons")

@@ -28,7 +28,7 @@ from captum_norm.results.components import Component
 
 ROUNDED = 16
 """An error is relative to a sum's parts, or to this share of the products that these are sums of, which are rounded."""
-FEED_FORWARD = frozenset({"feed_forward", "neurons", "experts"})
+FEED_FORWARD = frozenset({"feed_forward", "neurons", "experts", "edges"})
 
 
 class Tap(NamedTuple):
@@ -56,10 +56,6 @@ class ComponentRequest:
     moves: Mapping[Tap, Tensor] | None = None
     path: tuple[Sequence[Tensor], float] | None = None
 
-    def network(self, modules: HookedModules, call: ModelCall, rules: RuleSet | None) -> "ComponentNetwork":
-        """Make the network that reads them."""
-        return ComponentNetwork(modules, call, rules, self)
-
 
 def component_request(components: Any, *, per_position: Any = False) -> ComponentRequest | None:
     """Check the kinds of components that a user asks for; None for none."""
@@ -75,7 +71,7 @@ class ComponentReading:
     """What components contribute to a number of each example.
 
     Attributes:
-        parts: the contribution of each, (B, S), heads and experts (B, H, S), neurons (B, N[, S]).
+        parts: the contribution of each, (B, S), heads and experts (B, H, S), neurons (B, N[, S]), edges (B, U, V).
         sums: what every residual stream and the biases behind it contribute together, and the size of that, (2, B).
     """
 
@@ -183,7 +179,7 @@ class ComponentNetwork(FrozenNetwork):
         if kind in ("heads", "neurons"):  # of which layers may have different numbers
             most, others = max(part.shape[1] for part in units), units[0].dim() - 2
             units = [pad(part, (*[0] * 2 * others, 0, most - part.shape[1])) for part in units]
-        return torch.stack(units, 1)
+        return units[0] if kind == "edges" else torch.stack(units, 1)
 
     def _relevances(self, value: Tensor, *, again: bool) -> tuple[Tensor, Tensor]:
         self._parts.clear()
