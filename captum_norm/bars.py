@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from os import PathLike
 from pathlib import Path
@@ -19,28 +19,27 @@ DISPLAY: ContextVar[tuple[float, bool] | None] = ContextVar("captum_norm_progres
 
 
 @contextmanager
-def progress(delay: float = 3.0, *, terminal_only: bool = False) -> Iterator[None]:
+def _displaying(display: tuple[float, bool] | None) -> Iterator[None]:
+    token = DISPLAY.set(display)
+    try:
+        yield
+    finally:
+        DISPLAY.reset(token)
+
+
+def progress(delay: float = 3.0, *, terminal_only: bool = False) -> AbstractContextManager[None]:
     """Show a bar on standard error for every long computation in the context; there are none by default.
 
     Args:
         delay: computations shorter than this, in seconds, show no bar.
         terminal_only: show bars only if standard error is a terminal.
     """
-    token = DISPLAY.set((delay, terminal_only))
-    try:
-        yield
-    finally:
-        DISPLAY.reset(token)
+    return _displaying((delay, terminal_only))
 
 
-@contextmanager
-def hidden() -> Iterator[None]:
+def hidden() -> AbstractContextManager[None]:
     """Show no bars in the context, for the parts of a computation that has its own bar."""
-    token = DISPLAY.set(None)
-    try:
-        yield
-    finally:
-        DISPLAY.reset(token)
+    return _displaying(None)
 
 
 def bar(description: str, total: float | None, unit: str) -> "tqdm[Never]":

@@ -1,16 +1,11 @@
 """Shows on a real model that tokens with most attention weight may contribute little.
 
-The model is the pretrained all-MiniLM-L6 sentence encoder, the texts are eight captions. In the middle layers its
-[CLS] receives most of the attention weight, but its transformed vector f(x) is so short that it contributes almost
-nothing.
-
-For a group of keys G (here: [CLS], or the ordinary tokens, which are all but [CLS] and [SEP]) and one layer,
+For a group of keys G, [CLS] or the ordinary tokens (all but [CLS] and [SEP]), in each layer of a sentence encoder,
 
     weight(G) = mean over queries i and heads h of  Σ_{j∈G} α_hij
     norm(G)   = mean over queries i and heads h of  Σ_{j∈G} ‖α_hij f_h(x_j)‖
 
-with all tokens as queries, averaged over sentences. Both are per head: ‖α f‖ is measured before summing the heads
-[Kobayashi et al. 2020, section 3]. [SEP] has the rest of the weight.
+averaged over captions. Both are per head: ‖α f‖ is measured before the heads are summed [Kobayashi et al. 2020].
 """
 
 from collections.abc import Sequence

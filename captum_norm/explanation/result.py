@@ -114,11 +114,7 @@ class Explanation(Result):
         return len(self.texts)
 
     def __getitem__(self, example: int) -> "Explanation":
-        """Return the explanation of one text, without padding.
-
-        Raises:
-            InvalidInputError: there is no such text.
-        """
+        """Return the explanation of one text, without padding; refuse if there is no such text."""
         number = place_of("text", example, len(self))
         real, delta = self.real[number], self.convergence_delta
         return replace(

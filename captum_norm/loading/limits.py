@@ -76,7 +76,7 @@ def read_json(path: str) -> Any:
 
 def check_config(content: Any) -> None:
     """Refuse a model's configuration that would build too many modules, before any is built."""
-    numbers = list(_numbers(content))
+    numbers = _numbers(content)
     _check_numbers(numbers, _MOST)
     layers, experts = (max((n for name, n in numbers if pattern.search(name)), default=0) for pattern, _ in _MOST[:2])
     if layers * experts > _MOST_EXPERTS:
@@ -100,7 +100,7 @@ def check_adapter(content: Mapping[str, Any], model: "nn.Module", weights: "Mapp
     if niter := _NITER.match(str(content.get("init_lora_weights"))):
         raise ValueError(f"got {niter[1][:9]} iterations of PiSSA; expected at most 99")
     # Lists are of tokens and layers by their numbers.
-    numbers = list(_numbers({name: value for name, value in content.items() if not isinstance(value, list)}))
+    numbers = _numbers({name: value for name, value in content.items() if not isinstance(value, list)})
     copied = sum(int(end) - int(start) for start, end in content.get("layer_replication") or [])
     _check_numbers([*numbers, ("layer_replication layers", copied)], _MOST_OF_ADAPTER)
     sizes = ["num_virtual_tokens", "token_dim", "num_transformer_submodules"]
@@ -123,7 +123,7 @@ def _check_numbers(numbers: Sequence[tuple[str, int]], limits: Sequence[tuple[re
 def _check_patterns(content: Mapping[str, Any], names: list[str]) -> None:
     """Match an adapter's regular expressions with the modules' names in a process of their own, which can be ended."""
     fields = {name: value for name, value in content.items() if re.search("modules|pattern|parameters", name)}
-    patterns = [text for text in _texts(fields) if _UNBOUNDED.search(text)]
+    patterns = [text for _, text in _values(fields) if isinstance(text, str) and _UNBOUNDED.search(text)]
     if not patterns:
         return
     try:
@@ -139,26 +139,19 @@ def _check_patterns(content: Mapping[str, Any], names: list[str]) -> None:
         raise ValueError(f"its regular expressions take more than {_MOST_SECONDS} s, {longest} for one") from error
 
 
-def _numbers(content: Any, name: str = "") -> Iterator[tuple[str, int]]:
-    """The integers of a configuration with their names."""
+def _values(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The plain values in a configuration with the names of their fields, which are values, too."""
     if isinstance(content, Mapping):
         for key, value in content.items():
-            yield from _numbers(value, str(key))
+            yield "", str(key)
+            yield from _values(value, str(key))
     elif isinstance(content, list):
         for value in content:
-            yield from _numbers(value, name)
-    elif type(content) is int or (type(content) is float and content.is_integer()):
-        yield name, int(content)
+            yield from _values(value, name)
+    else:
+        yield name, content
 
 
-def _texts(content: Any) -> Iterator[str]:
-    """The texts of a configuration, those that name its fields too."""
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, Mapping):
-        yield from map(str, content)
-        for value in content.values():
-            yield from _texts(value)
-    elif isinstance(content, list):
-        for value in content:
-            yield from _texts(value)
+def _numbers(content: Any) -> list[tuple[str, int]]:
+    """The integers of a configuration with their names."""
+    return [(name, int(n)) for name, n in _values(content) if type(n) is int or (type(n) is float and n.is_integer())]

@@ -124,12 +124,12 @@ def _model(name_or_path: str, adapter: "_Adapter | None", quantization: Quantiza
         model, lacking = _pretrained(name_or_path, quantization)
         _refuse_lacking(name_or_path, model, lacking)
         return model.eval()  # type: ignore[no-any-return]
-    with _reading_adapter(name_or_path):
+    with quiet(), as_input_error(f"cannot load the adapter {name_or_path}"):
         weights = adapter.weights()
     with _of_adapter(name_or_path, adapter):
         model, lacking = _pretrained(adapter.base, quantization, adapter, weights)
         _refuse_lacking(adapter.base, model, {name for name in lacking if _PREFIX + name not in weights})
-    with _reading_adapter(name_or_path):
+    with quiet(), as_input_error(f"cannot load the adapter {name_or_path}"):
         return adapter.put_on(model, weights).eval()  # type: ignore[no-any-return]
 
 
@@ -244,7 +244,7 @@ class _Adapter:
 def _adapter_at(name_or_path: str) -> _Adapter | None:
     """The adapter in a folder or on the hub; None if there is none."""
     place = model_location(name_or_path)
-    with _reading_adapter(name_or_path):
+    with quiet(), as_input_error(f"cannot load the adapter {name_or_path}"):
         file = file_at(place, _ADAPTER)
         if file is None:
             return None
@@ -257,12 +257,6 @@ def _adapter_at(name_or_path: str) -> _Adapter | None:
         mapping = content.get("auto_mapping")
         model_class = mapping.get("base_model_class") if isinstance(mapping, dict) else None
         return _Adapter(place, content, base, model_class or _TASKS.get(str(content.get("task_type"))))
-
-
-@contextmanager
-def _reading_adapter(name_or_path: str) -> Iterator[None]:
-    with quiet(), as_input_error(f"cannot load the adapter {name_or_path}"):
-        yield
 
 
 @contextmanager

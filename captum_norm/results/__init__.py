@@ -10,12 +10,7 @@ _MODULES: dict[str, str] = {}
 
 
 def draw_by(package: str, module: str) -> None:
-    """Name the module that registers the views of a package's results; it is imported when one is first shown.
-
-    Args:
-        package: the top package of the results' types.
-        module: the module.
-    """
+    """Name the module that registers the views of a top package's results; it is imported when one is first shown."""
     _MODULES[package] = module
 
 
@@ -24,9 +19,6 @@ def make_page(result: Any) -> Any:
     """Return the page of a result, a :class:`captum_norm.show.page.Page`.
 
     ``make_page.register(kind)`` says how that of a type is made.
-
-    Args:
-        result: the result.
     """
     raise NotImplementedError(f"{type(result).__name__} has no page")
 
@@ -36,9 +28,6 @@ def make_figure(result: Any) -> Any:
     """Return the figure of a result, a :class:`matplotlib.figure.Figure`.
 
     ``make_figure.register(kind)`` says how that of a type is drawn.
-
-    Args:
-        result: the result.
     """
     raise NotImplementedError(f"{type(result).__name__} has no figure")
 

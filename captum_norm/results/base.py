@@ -92,10 +92,12 @@ class Result:
                 f"got the device {quoted(device)}; expected one that is here, such as cpu"
             ) from error
 
-        def moved(tensor: Tensor) -> Tensor:
-            return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
-
-        return type(self)(**{name: _mapped(value, moved) for name, value in contents(self).items()})
+        content, tensors = _encoded_fields(self)
+        moved = {
+            name: tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+            for name, tensor in tensors.items()
+        }
+        return type(self)(**_fields(content, hints_of(type(self)), moved))
 
     def cpu(self) -> Self:
         """Move all tensors to the CPU."""
@@ -252,21 +254,6 @@ def _same(tensor: Tensor, other: Tensor) -> bool:
         return False
     left, right = tensor.detach().cpu(), other.detach().cpu()
     return bool(((left == right) | ((left != left) & (right != right))).all())
-
-
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Change all tensors in the value of a field."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if is_dataclass(value):
-        kind: Any = type(value)
-        return kind(**{name: _mapped(part, change) for name, part in contents(value).items()})
-    if isinstance(value, Mapping):
-        return {name: _mapped(part, change) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        parts = [_mapped(part, change) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
 
 
 def _encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

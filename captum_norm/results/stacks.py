@@ -162,13 +162,7 @@ class StackResult(Result):
         return len(self.real)
 
     def __getitem__(self, example: int) -> Self:
-        """Return the results of one example, as a batch of one without padding.
-
-        Of a model with towers, the maps are those of the example's pictures, if it is known which these are.
-
-        Raises:
-            InvalidInputError: there is no such example.
-        """
+        """Return the results of one example, as a batch of one without padding, with its pictures if they are known."""
         place = place_of("example", example, len(self))
         real = {letter: side.real[place] for letter, side in self._sides().items() if side.real is not None}
 

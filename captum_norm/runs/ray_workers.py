@@ -350,8 +350,6 @@ def loads(content: bytes, arrays: "Arrays") -> Any:
 @contextmanager
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        # torch itself pickles storages so.
-        warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
-        # Nothing here writes into weights.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        # torch itself pickles storages so, and nothing here writes into weights.
+        warnings.filterwarnings("ignore", message="TypedStorage is deprecated|The given NumPy array is not writable")
         yield

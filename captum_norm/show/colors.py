@@ -8,7 +8,6 @@ any kind. Negative numbers have a scale through orange, which is never confused 
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,14 +49,15 @@ def color_of(share: float) -> Rgb:
 
 def ink_on(background: Rgb) -> Rgb:
     """Black or white, whichever stands out more from a background [WCAG 2.2, contrast ratio]."""
-    luminance = float(np.dot((0.2126, 0.7152, 0.0722), _linear(np.array(background) / 255)))
+    encoded = np.array(background) / 255
+    linear = np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
+    luminance = float(np.dot((0.2126, 0.7152, 0.0722), linear))
     return (0, 0, 0) if (luminance + 0.05) ** 2 > 0.05 * 1.05 else (255, 255, 255)
 
 
 def hex_of(color: Rgb) -> str:
     """``#rrggbb``."""
-    red, green, blue = color
-    return f"#{red:02x}{green:02x}{blue:02x}"
+    return f"#{bytes(color).hex()}"
 
 
 def shares_of(scores: Sequence[float], counted: Sequence[bool] | None = None) -> list[float]:
@@ -71,8 +71,7 @@ def shares_of(scores: Sequence[float], counted: Sequence[bool] | None = None) ->
 def color_table(*, below: bool = False) -> npt.NDArray[np.uint8]:
     """Return the whole scale, (256, 3), lightest first; ``below``: the scale of negative numbers."""
     anchors = _ANCHORS_BELOW if below else _ANCHORS
-    steps = [np.linspace(start, end) for start, end in pairwise(anchors)]
-    path = np.concatenate(steps)
+    path = np.concatenate([np.linspace(start, end) for start, end in pairwise(anchors)])
     travelled = np.concatenate([[0.0], np.linalg.norm(np.diff(path, axis=0), axis=1).cumsum()])
     even = np.linspace(0, travelled[-1], STEPS)
     lab = np.stack([np.interp(even, travelled, path[:, axis]) for axis in range(3)], axis=1)
@@ -87,7 +86,3 @@ def color_map(*, signed: bool) -> ListedColormap:
     """Return the colours of numbers: from white to blue, and if they may be negative from orange over white to blue."""
     colors = [color_table(below=True)[::-1], color_table()] if signed else [color_table()]
     return ListedColormap(np.concatenate(colors) / 255, name="captum_norm")
-
-
-def _linear(encoded: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)

@@ -296,26 +296,22 @@ def render(page: Page) -> str:
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{_text(page.title)}</title>",
-            f"<style>{style}</style>",
-            "<body>",
-            *_header(page),
-            f'<main id="views"><noscript><p>{_NO_SCRIPT}</p></noscript></main>',
-            *_footer(page, notes),
-            f'<script type="application/json" id="page">{_json(content)}</script>',
-            f"<script>{script}</script>",
-            "</body>",
-            "</html>\n",
-        ]
-    )
+    return f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{_text(page.title)}</title>
+<style>{style}</style>
+<body>
+{_header(page)}
+<main id="views"><noscript><p>{_NO_SCRIPT}</p></noscript></main>
+{_footer(page, notes)}<script type="application/json" id="page">{_json(content)}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
 
 
 @make_file.register
@@ -346,17 +342,17 @@ def _still(page: Page) -> str:
     return f"<p><strong>{_isolated(page.title)}</strong></p><p>{_isolated(answer)}</p><table>{table}</table>"
 
 
-def _header(page: Page) -> list[str]:
-    answer = [f'<p class="answer">{_isolated(page.answer)}</p>'] if page.answer else []
-    lead = [f'<p class="lead">{_text(page.lead)}</p>'] if page.lead else []
-    return ["<header>", f"<h1>{_isolated(page.title)}</h1>", *answer, *lead, "</header>"]
+def _header(page: Page) -> str:
+    answer = f'<p class="answer">{_isolated(page.answer)}</p>\n' if page.answer else ""
+    lead = f'<p class="lead">{_text(page.lead)}</p>\n' if page.lead else ""
+    return f"<header>\n<h1>{_isolated(page.title)}</h1>\n{answer}{lead}</header>"
 
 
-def _footer(page: Page, notes: Sequence[str]) -> list[str]:
+def _footer(page: Page, notes: Sequence[str]) -> str:
     facts = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in page.facts.items())
     settings = [f"<details><summary>Settings</summary><dl>{facts}</dl></details>"] if facts else []
     lines = [*(f"<p>{_text(note)}</p>" for note in notes), *settings]
-    return ["<footer>", *lines, "</footer>"] if lines else []
+    return "\n".join(["<footer>", *lines, "</footer>", ""]) if lines else ""
 
 
 def _isolated(text: str) -> str:

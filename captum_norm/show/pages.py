@@ -15,30 +15,14 @@ from captum_norm.attr.measurements import Measurements
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation import Explanation
 from captum_norm.generation.result import GenerationResult
-from captum_norm.lab.analysis.results import RESULTS, AnalysisResult, number_files
-from captum_norm.lab.analysis.results import Table as AnalysisTable
+from captum_norm.lab.analysis.results import RESULTS, AnalysisResult, Table, number_files
 from captum_norm.lab.comparison import MEASURES, Comparison
 from captum_norm.results import make_page
 from captum_norm.results.components import NUMBERED, ComponentScores
 from captum_norm.results.maps import AttributionMaps, Patches
 from captum_norm.results.stacks import MapStack
+from captum_norm.show import page
 from captum_norm.show.figures import pixels_of
-from captum_norm.show.page import (
-    Cell,
-    Column,
-    Components,
-    Example,
-    Figure,
-    Graph,
-    Maps,
-    Page,
-    Picture,
-    Scores,
-    Stack,
-    Table,
-    Tokens,
-    render,
-)
 from captum_norm.show.plots import draw_curves, draw_plot, plot_bytes, plot_svg
 from captum_norm.show.text import (
     BOLD,
@@ -70,7 +54,7 @@ _NO_ROLLOUT = ("attention-gradient", "rollout")
 
 
 @make_page.register
-def explanation_page(explanation: Explanation, *others: Explanation) -> Page:
+def explanation_page(explanation: Explanation, *others: Explanation) -> page.Page:
     """Put texts on a page: their scores, and the maps of layers and heads, by one or several methods.
 
     Args:
@@ -100,14 +84,18 @@ def explanation_page(explanation: Explanation, *others: Explanation) -> Page:
         outputs = [single.outputs[0].facts() if single.outputs else {} for single in explanation]
         examples = [replace(example, facts=facts) for example, facts in zip(examples, outputs, strict=True)]
     subject = f" of “{_beginning(explanation)}”" if len(explanation) == 1 else ""
-    return Page(f"What does each token{subject} contribute?", explanation.facts(), examples, notes=explanation.notes)
+    return page.Page(
+        f"What does each token{subject} contribute?", explanation.facts(), examples, notes=explanation.notes
+    )
 
 
-def _text_example(explanations: Sequence[Explanation]) -> Example:
+def _text_example(explanations: Sequence[Explanation]) -> page.Example:
     """The only text of explanations by different methods, or by one with and without maps of single heads."""
     first = explanations[0]
-    output = next(iter(first.outputs), None)
-    scores: dict[str, Scores] = {}
+    words, output = first.words_of_tokens[0], next(iter(first.outputs), None)
+    named = output is not None and output.explained and len(output.top) > 0  # not a projection
+    subject = f"“{output}”" if named else "The output"
+    scores: dict[str, page.Scores] = {}
     maps = []
     for explanation in explanations:
         if explanation.tokens != first.tokens:
@@ -115,31 +103,24 @@ def _text_example(explanations: Sequence[Explanation]) -> Example:
         scopes = {other.scope for other in explanations if other.method == explanation.method}
         name = f"{explanation.method} ({explanation.scope})" if len(scopes) > 1 else explanation.method
         squares = explanation.squares
-        scores.setdefault(name, Scores(name, explanation.unit, explanation.scores[0]))
+        scores.setdefault(name, page.Scores(name, explanation.unit, explanation.scores[0]))
         if squares is not None and explanation.maps is not None:
-            stack: Stack = "encoder" if explanation.maps.decoder is None else "decoder"
+            stack: page.Stack = "encoder" if explanation.maps.decoder is None else "decoder"
             # The rollout of weights is usual.
             rolled = explanation.aggregation == "rollout" or explanation.method == "weights"
             residual = explanation.scope != "attn" if rolled and explanation.method not in _NO_ROLLOUT else None
-            maps.append(Maps(name, explanation.map_unit, squares[0], explanation.layers, stack, residual=residual))
-    return Example(
+            maps.append(page.Maps(name, explanation.map_unit, squares[0], explanation.layers, stack, residual=residual))
+    return page.Example(
         title=_beginning(first),
-        inputs=tokens_of(first.words_of_tokens[0]),
+        inputs=tokens_of(words),
         scores=list(scores.values()),
         maps=maps,
         row=_row(first),
         graph=flow_graph(first.graphs[0], first.method) if first.graphs else None,
-        answer=_explained_answer(first),
+        answer=answer_of(subject, words.texts, words.scores(first.scores[0], "sum")),
         value=None if output is None else output.value,
         probability=None if output is None else output.probability,
     )
-
-
-def _explained_answer(explanation: Explanation) -> str:
-    words, output = explanation.words_of_tokens[0], next(iter(explanation.outputs), None)
-    named = output is not None and output.explained and len(output.top) > 0  # not a projection
-    subject = f"“{output}”" if named else "The output"
-    return answer_of(subject, words.texts, words.scores(explanation.scores[0], "sum"))
 
 
 def _row(explanation: Explanation) -> int | None:
@@ -157,7 +138,7 @@ def _beginning(explanation: Explanation) -> str:
 
 
 @make_page.register
-def _answer_page(result: GenerationResult) -> Page:
+def _answer_page(result: GenerationResult) -> page.Page:
     """Show what an answer rests on: the input, coloured for each token of the answer, and segments."""
     method, unit = result.explained.method, result.explained.unit
     scores, rows, segments, graph = result.seq_attr, result.token_attr, result.segment_attr, result.graph
@@ -170,12 +151,12 @@ def _answer_page(result: GenerationResult) -> Page:
         shown = flow_graph(graph, method, starts=starts, first=first.position)
     words = words_of_text(result.input_tokens)
     likely = [", ".join(f"“{name.strip() or name}” {share(p)}" for name, p in output.top) for output in result.outputs]
-    example = Example(
+    example = page.Example(
         title=result.explained.answer,
         inputs=tokens_of(words),
         outputs=replace(tokens_of(words_of_text(result.output_tokens)), likely=likely or None),
-        scores=[Scores(method, unit, scores, signed)],
-        maps=[] if rows is None else [Maps(method, unit, rows[None], [0], "answer", signed)],
+        scores=[page.Scores(method, unit, scores, signed)],
+        maps=[] if rows is None else [page.Maps(method, unit, rows[None], [0], "answer", signed)],
         graph=shown,
     )
     tables = []
@@ -187,20 +168,25 @@ def _answer_page(result: GenerationResult) -> Page:
         shares = [share(value / total) for value in segments.tolist()]
         names = [shortened(name, _TITLE) for name in result.segments]
         cells = list(zip(range(len(shares)), names, shares, segments.tolist(), strict=True))
-        columns = [Column("number", "number"), Column("segment"), Column("share", "number"), Column(unit, "signed")]
-        tables.append(Table("Segments", columns, cells))
+        columns = [
+            page.Column("number", "number"),
+            page.Column("segment"),
+            page.Column("share", "number"),
+            page.Column(unit, "signed"),
+        ]
+        tables.append(page.Table("Segments", columns, cells))
     notes = [result.explained.note] if result.explained.note else []
-    return Page(f"What does {subject} rest on?", result.facts(), [example], tables, notes=notes, answer=answer)
+    return page.Page(f"What does {subject} rest on?", result.facts(), [example], tables, notes=notes, answer=answer)
 
 
 @make_page.register(AttributionMaps)
 @make_page.register(Measurements)
-def _maps_page(maps: AttributionMaps | Measurements) -> Page:
+def _maps_page(maps: AttributionMaps | Measurements) -> page.Page:
     title = "Which tokens flow into which, layer by layer?"
-    return Page(title, facts={"maps": repr(maps)}, examples=_stack_examples(maps.stacks()))
+    return page.Page(title, facts={"maps": repr(maps)}, examples=_stack_examples(maps.stacks()))
 
 
-def _stack_examples(stacks: Sequence[MapStack]) -> list[Example]:
+def _stack_examples(stacks: Sequence[MapStack]) -> list[page.Example]:
     """Make the examples of a page: stacks with the same rows and columns are shown side by side."""
     groups = [list(group) for _, group in groupby(stacks, lambda stack: stack.side)]
     examples = []
@@ -216,17 +202,17 @@ def _stack_examples(stacks: Sequence[MapStack]) -> list[Example]:
                 # A page has every layer once, in the model's order.
                 place = {layer: index for index, layer in enumerate(stack.layers)}
                 values = stack.of(example)[[place[layer] for layer in sorted(place)]]
-                maps.append(Maps(stack.name, stack.unit, values, sorted(place)))
+                maps.append(page.Maps(stack.name, stack.unit, values, sorted(place)))
             mean = words.scores(group[0].of(example).flatten(0, -3).mean(0), "sum")
             mean = row_words.scores(mean.T, "mean").mean(-1)
             answer = answer_of("The mean of all rows and layers", words.texts, mean)
             outputs = None if columns.texts == rows.texts else rows
-            examples.append(Example(title, columns, outputs, maps=maps, answer=answer))
+            examples.append(page.Example(title, columns, outputs, maps=maps, answer=answer))
     return examples
 
 
 @make_page.register
-def _components_page(scores: ComponentScores) -> Page:
+def _components_page(scores: ComponentScores) -> page.Page:
     """Show what the components of a model contribute to the output of each example."""
     examples = []
     for single in scores:
@@ -235,13 +221,13 @@ def _components_page(scores: ComponentScores) -> Page:
             for stack, (part, *_) in stacks.items() if kind != "edges" else ():
                 values = part if kind in NUMBERED else part[:, None]
                 values = values.sum(-1) if values.dim() == len("LUS") and values.numel() > _MOST_SCORES else values
-                tokens = Tokens(component_tokens(single, stack))
-                shown.append(Components(kind, cast(Stack, stack), single.unit, values, tokens))
+                tokens = page.Tokens(component_tokens(single, stack))
+                shown.append(page.Components(kind, cast(page.Stack, stack), single.unit, values, tokens))
         title, answer = shortened(str(single.outputs[0]), _TITLE), components_answer(single)
         facts = single.outputs[0].facts() if len(scores) > 1 else {}
-        examples.append(Example(title, Tokens([]), components=shown, facts=facts, answer=answer))
+        examples.append(page.Example(title, page.Tokens([]), components=shown, facts=facts, answer=answer))
     what = components_subject(scores) if len(scores) == 1 else "each output"
-    return Page(f"What inside {scores.model} contributes to {what}?", scores.facts(), examples)
+    return page.Page(f"What inside {scores.model} contributes to {what}?", scores.facts(), examples)
 
 
 def patches_page(
@@ -253,7 +239,7 @@ def patches_page(
     method: str = "method",
     unit: str = "score",
     title: str = "What does each patch contribute?",
-) -> Page:
+) -> page.Page:
     """Put pictures on a page, under the scores of their patches, with the words beside them.
 
     Args:
@@ -296,16 +282,18 @@ def patches_page(
                     names[position] = f"{which}patch {row}, {column}"
         stacks = [] if maps is None else [maps.self_attention[number]]
         examples.append(
-            Example(
+            page.Example(
                 f"example {number}",
-                Tokens(names),
-                scores=[Scores(method, unit, values)],
-                maps=[Maps(method, "entry", stack, range(len(stack))) for stack in stacks],
-                pictures=[Picture(_png(pictures[patch.picture]), patch.positions.tolist()) for patch in of_example],
+                page.Tokens(names),
+                scores=[page.Scores(method, unit, values)],
+                maps=[page.Maps(method, "entry", stack, range(len(stack))) for stack in stacks],
+                pictures=[
+                    page.Picture(_png(pictures[patch.picture]), patch.positions.tolist()) for patch in of_example
+                ],
                 answer=answer_of("The output", names, values),
             )
         )
-    return Page(title, examples=examples)
+    return page.Page(title, examples=examples)
 
 
 def _png(picture: Any) -> bytes:
@@ -318,11 +306,11 @@ def _png(picture: Any) -> bytes:
     return buffer.getvalue()
 
 
-def flow_graph(graph: FlowGraph, method: str, *, starts: Mapping[str, int] | None = None, first: int = 0) -> Graph:
+def flow_graph(graph: FlowGraph, method: str, *, starts: Mapping[str, int] | None = None, first: int = 0) -> page.Graph:
     """Put a graph of information flow on a page, whose stacks start at these inputs and whose first row is this one."""
     starts = starts or {}
     index = {node: place for place, node in enumerate(graph.nodes)}
-    return Graph(
+    return page.Graph(
         [(*node[:3], node.position + starts.get(node.stack, 0)) for node in graph.nodes],
         [
             (index[edge.source], index[edge.target], edge.part, edge.head, float(f"{edge.importance:.6g}"))
@@ -334,13 +322,13 @@ def flow_graph(graph: FlowGraph, method: str, *, starts: Mapping[str, int] | Non
     )
 
 
-def tokens_of(words: Words) -> Tokens:
+def tokens_of(words: Words) -> page.Tokens:
     """Return tokens as people write them, and their words."""
-    return Tokens(words.pieces, words.numbers, words.texts)
+    return page.Tokens(words.pieces, words.numbers, words.texts)
 
 
 @make_page.register
-def comparison_page(comparison: Comparison) -> Page:
+def comparison_page(comparison: Comparison) -> page.Page:
     """Put a comparison on a page: measures and cost, the texts with a row for each method, agreement and curves."""
     examples = range(min(len(comparison), _MOST_EXAMPLES))
     left_out = f"Shown are the first {len(examples)} of {len(comparison)} texts. The measures are of all."
@@ -349,7 +337,7 @@ def comparison_page(comparison: Comparison) -> Page:
         tables.append(_word_table("Methods that were refused", "reason", comparison.refused))
     signatures = {name: comparison.results[name].signature for name in comparison.ranking}
     gains = [f"{name} ({decimal(comparison.means()[name][MEASURES[0].name])})" for name in comparison.ranking]
-    return Page(
+    return page.Page(
         f"Which method knows best what {comparison.model} depends on?",
         facts=comparison.facts(),
         answer=f"By gain, {gains[0]} knows it best{f', {gains[-1]} least' if gains[1:] else ''}."
@@ -361,26 +349,26 @@ def comparison_page(comparison: Comparison) -> Page:
     )
 
 
-def _compared_example(comparison: Comparison, example: int) -> Example:
+def _compared_example(comparison: Comparison, example: int) -> page.Example:
     tokens, removable, rows = example_scores(comparison, example)
-    return Example(
+    return page.Example(
         shortened(" ".join(tokens), _TITLE),
         tokens_of(words_of_tokens(tokens)),
         facts=comparison.outputs[example].facts(),
-        scores=[Scores(name, "score", row) for name, row in zip(comparison.ranking, rows, strict=True)],
+        scores=[page.Scores(name, "score", row) for name, row in zip(comparison.ranking, rows, strict=True)],
         counted=removable,
     )
 
 
-def _measure_table(comparison: Comparison) -> Table:
+def _measure_table(comparison: Comparison) -> page.Table:
     measures, means, best = shown_measures(comparison), comparison.means(), comparison.best()
-    columns = [Column("method")]
+    columns = [page.Column("method")]
     for measure in measures:
         meaning = f"{measure.meaning}; {'higher' if measure.higher else 'lower'} is better"
-        columns.append(Column(f"{measure.title} {measure.arrow}", "number", 3, meaning))
+        columns.append(page.Column(f"{measure.title} {measure.arrow}", "number", 3, meaning))
     time = "time ÷ that of the plain forward pass, one run after a warm-up"
-    columns += [Column("seconds", "number", 2), Column("× forward", "number", 1, time)]
-    rows: list[list[Cell]] = []
+    columns += [page.Column("seconds", "number", 2), page.Column("× forward", "number", 1, time)]
+    rows: list[list[page.Cell]] = []
     strong = []
     for place, name in enumerate(comparison.ranking):
         result = comparison.results[name]
@@ -388,33 +376,33 @@ def _measure_table(comparison: Comparison) -> Table:
         strong += [(place, column) for column, measure in enumerate(measures, 1) if name in best[measure.name]]
     count = f"{len(comparison)} {'example' if len(comparison) == 1 else 'examples'}"
     note = f"Means over {count}, by descending gain. {BOLD}"
-    return Table("Faithfulness and cost", columns, rows, note=note, strong=strong)
+    return page.Table("Faithfulness and cost", columns, rows, note=note, strong=strong)
 
 
-def _agreement_table(comparison: Comparison) -> Table:
+def _agreement_table(comparison: Comparison) -> page.Table:
     order = [list(comparison.results).index(name) for name in comparison.ranking]
     named = list(zip(comparison.ranking, comparison.agreement[order][:, order].tolist(), strict=True))
-    columns = [Column(str(place), "heat", 2, name) for place, (name, _) in enumerate(named, 1)]
-    return Table(
+    columns = [page.Column(str(place), "heat", 2, name) for place, (name, _) in enumerate(named, 1)]
+    return page.Table(
         "Agreement",
-        [Column("method"), *columns],
+        [page.Column("method"), *columns],
         [[f"{place} {name}", *values] for place, (name, values) in enumerate(named, 1)],
         note="Spearman's ρ of two methods' scores of the tokens that may be removed, mean over examples.",
     )
 
 
-def _word_table(title: str, column: str, words: Mapping[str, str], *, folded: bool = False) -> Table:
-    return Table(title, [Column("method"), Column(column)], list(words.items()), folded=folded)
+def _word_table(title: str, column: str, words: Mapping[str, str], *, folded: bool = False) -> page.Table:
+    return page.Table(title, [page.Column("method"), page.Column(column)], list(words.items()), folded=folded)
 
 
-def _curves(comparison: Comparison) -> list[Figure]:
+def _curves(comparison: Comparison) -> list[page.Figure]:
     """Draw each method's curves; all have the same axes."""
     results = {name: comparison.results[name].faithfulness for name in comparison.ranking}
     curves = {name: (result.morf.mean(0).tolist(), result.lerf.mean(0).tolist()) for name, result in results.items()}
     values = [value for pair in curves.values() for curve in pair for value in curve]
     output = "the probability" if comparison.explained == "probability" else "the output"
     return [
-        Figure(
+        page.Figure(
             f"{name}: gain {decimal(float(results[name].relevance_gain.mean()))}",
             plot_svg(draw_curves(most, least, (min(values), max(values)))),
             group="What the output does when tokens go",
@@ -448,7 +436,7 @@ def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> l
         figure = draw_plot(result, plot)
         for suffix in ("png", "pdf"):
             contents[f"{plot.name}.{suffix}"] = plot_bytes(figure, suffix)
-    contents["report.html"] = render(analysis_page(result)).encode()
+    contents["report.html"] = page.render(analysis_page(result)).encode()
     contents[RESULTS] = contents.pop(RESULTS)  # last
     if is_url(directory):
         place_of(directory).make()
@@ -458,31 +446,31 @@ def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> l
 
 
 @make_page.register
-def analysis_page(result: AnalysisResult) -> Page:
+def analysis_page(result: AnalysisResult) -> page.Page:
     """Put the result of an analysis on a page."""
     where = f" in {result.metadata['model']}" if "model" in result.metadata else ""
-    summary = Table(
+    summary = page.Table(
         "In short",
-        [Column("measure"), Column("value", "number")],
+        [page.Column("measure"), page.Column("value", "number")],
         [[name, _headline(value)] for name, value in result.summary.items()],
     )
-    return Page(
+    return page.Page(
         f"What does {result.analysis} find{where}?",
         answer="; ".join(f"{name}: {value}" for name, value in summary.rows if value is not None),
         lead=result.description,
         facts=dict(_facts(result.metadata)),
         tables=[*([summary] if result.summary else []), *map(_page_table, result.tables)],
-        figures=[Figure(plot.title, plot_svg(draw_plot(result, plot))) for plot in result.plots],
+        figures=[page.Figure(plot.title, plot_svg(draw_plot(result, plot))) for plot in result.plots],
     )
 
 
-def _page_table(table: AnalysisTable) -> Table:
+def _page_table(table: Table) -> page.Table:
     """Put a table of an analysis on a page: its first rows if it is long."""
     columns = []
     for column in table.columns:
         has_words = any(isinstance(cell, str) for cell in table.column(column.name))
-        columns.append(Column(column.label, "text" if has_words else "number"))
-    return Table(
+        columns.append(page.Column(column.label, "text" if has_words else "number"))
+    return page.Table(
         table.title,
         columns,
         [[printable(cell) if isinstance(cell, str) else cell for cell in row] for row in table.rows[:_MOST_SHOWN]],

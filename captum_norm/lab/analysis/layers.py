@@ -19,7 +19,7 @@ from captum_norm.forward.session import MeterOptions
 from captum_norm.functional import apply_linear, centred_ranks
 from captum_norm.lab.analysis import statistics
 from captum_norm.lab.analysis.corpus import TokenBatch
-from captum_norm.lab.analysis.results import AnalysisResult, Plot, table_of
+from captum_norm.lab.analysis.results import AnalysisResult, Plot, grid_table, table_of
 from captum_norm.models import Explainable, Inputs, Scope
 from captum_norm.results.maps import MapUnits
 
@@ -269,24 +269,21 @@ class ComponentChanges(statistics.Analysis):
         micro = 1 - np.array(self._micro.spearman()).reshape(mean.shape)
         labels = [f"{place}. {component}" for place, component in enumerate(self._components, 1)]
         steps = [f"{before} → {after}" for before, after in pairwise(self._scopes)]
-        component = {"component": "component", "scopes": "from → to"}
-        macro_label = {"macro": "contextualisation change, mean over sequences"}
+        measures = {"scopes": "from → to", "macro": "contextualisation change, mean over sequences"}
         micro_label = {"micro": "contextualisation change, all pairs together"}
-        by_layer = table_of(
+        by_layer = grid_table(
             "layers",
             "Contextualisation change by component and layer",
-            {"layer": "layer", **component, **macro_label, "sd": "SD over sequences", **micro_label},
-            [
-                (layer, label, step, mean[place, layer], deviation[place, layer], micro[place, layer])
-                for layer in layers
-                for place, (label, step) in enumerate(zip(labels, steps, strict=True))
-            ],
+            {"layer": layers, "component": labels},
+            measures | {"sd": "SD over sequences"} | micro_label,
+            [[steps] * len(layers), mean.T, deviation.T, micro.T],
         )
-        by_component = table_of(
+        by_component = grid_table(
             "components",
             "Contextualisation change by component, means over layers",
-            {**component, **macro_label, **micro_label},
-            zip(labels, steps, mean.mean(1), micro.mean(1), strict=True),
+            {"component": labels},
+            measures | micro_label,
+            [steps, mean.mean(1), micro.mean(1)],
         )
         summary = {f"macro, {label}": size for label, size in zip(labels, mean.mean(1), strict=True)}
         plots = [

@@ -169,11 +169,7 @@ class Comparison(Result):
         return len(self.tokens)
 
     def __getitem__(self, example: int) -> "Comparison":
-        """Return the comparison on one example, without padding; times stay those of all examples.
-
-        Raises:
-            InvalidInputError: there is no such example.
-        """
+        """Return the comparison on one example, without padding; times stay those of all examples."""
         place = check_index("example", example)
         if not -len(self) <= place < len(self):
             raise InvalidInputError(f"got example {place}; expected 0 to {len(self) - 1}")
