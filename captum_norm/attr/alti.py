@@ -25,8 +25,7 @@ class ALTI(AttentionMapAttribution):
 
     Args:
         model: a Hugging Face model or a fairseq translation model; left unchanged.
-        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``; None: the mean in a
-            causal model, else the rollout.
+        aggregation: see :class:`captum_norm.AttentionMapAttribution`.
         options: see :class:`captum_norm.forward.session.MeterOptions`; ``memory_budget`` also bounds the vectors. The
             attention weights of one layer are held at a time.
 

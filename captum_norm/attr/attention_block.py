@@ -34,9 +34,7 @@ class AttentionBlockAttribution(NormAttribution):
         model: a Hugging Face model or a fairseq translation model; left unchanged.
         scope: ``atb``; if the feed-forward network is understood, also ``atb_ff_res``, except in parallel layers
             ``atb_ff``, with a norm before the network ``atb_ln``, and with one after the sum ``atb_ff_res_ln``.
-        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``; None: the mean in a
-            causal model, else the rollout.
-        options: see :class:`captum_norm.forward.session.MeterOptions`.
+        aggregation, options: see :class:`captum_norm.AttentionMapAttribution`.
 
     Raises:
         UnsupportedScopeError: for a scope that this method, or on use the model's layers, do not have.

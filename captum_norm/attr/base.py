@@ -378,11 +378,7 @@ class AttentionMapAttribution(Attribution, ABC):
         return rows @ stack[:, -1] if self._cumulative else AGGREGATIONS[self.aggregation](stack, rows)
 
     def chain(self, maps: AttributionMaps) -> SourceAndPrefix:
-        """Aggregate the maps of an encoder–decoder model: scores in every decoder position, (B, T, S) and (B, T, T).
-
-        ``"mean"`` averages those of cross-attention and of the decoder's self-attention, the rollout of a ``chained``
-        method is that of ALTI+; other aggregations are refused.
-        """
+        """Aggregate the maps of an encoder–decoder model: scores in every decoder position, (B, T, S) and (B, T, T)."""
         encoder, decoder, cross = maps.of_three_stacks
         if self._cumulative:
             return SourceAndPrefix(cross[:, -1], decoder[:, -1])

@@ -52,12 +52,11 @@ def _frozen(
 
 def parallel_part(block: Block, tensors: BlockTensors, baseline: Baseline, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Compute what a parallel layer's networks add to queries: their own parts, and what is no key's, (B, Q, D)."""
-    if block.feed_forward is None or tensors.behind is None:
-        raise ValueError("a parallel feed-forward block is needed")
+    network, behind = cast(FeedForwardBlock, block.feed_forward), cast(FeedForwardTensors, tensors.behind)
     stream = tensors.residual.to(dtype).flatten(0, 1)
-    frozen, through = _frozen(block.feed_forward, stream, torch.zeros_like(stream), tensors.behind.routing, baseline)
+    frozen, through = _frozen(network, stream, torch.zeros_like(stream), behind.routing, baseline)
     own = through(stream, torch.arange(len(stream), device=stream.device), 0)
-    carry = block.feed_forward.carry("atb_ff_res", dtype)
+    carry = network.carry("atb_ff_res", dtype)
     scales = carry.scales(own + frozen.constant, stream)
     own, constant = carry.vector(own, None, scales), carry.constant(frozen.constant, None, scales)
     return own.reshape(tensors.residual.shape), constant.reshape(tensors.residual.shape)

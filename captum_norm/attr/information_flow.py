@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -238,10 +238,7 @@ def feed_forward_error(layer: Layer) -> Tensor:
 
 
 def _network_of(layer: Layer) -> tuple[FeedForwardTensors, FeedForwardBlock]:
-    behind, block = layer.tensors.behind, layer.block.feed_forward
-    if behind is None or block is None:
-        raise ValueError("a feed-forward block is needed")
-    return behind, block
+    return cast(FeedForwardTensors, layer.tensors.behind), cast(FeedForwardBlock, layer.block.feed_forward)
 
 
 def _end(behind: FeedForwardTensors) -> Tensor:

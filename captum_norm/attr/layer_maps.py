@@ -170,13 +170,9 @@ def maps_of_call(
             count = encoder.shape[-2]
         target = None if decoder is None and cross is None else "decoder"
     (queries, _), read = call.positions_of(source), None if target is None else call.positions_of(target)[0]
-    tokens = call.texts_of(source if call.facts.decoder is not None else "self")
-    decoder_tokens = call.texts_of("decoder") if target == "decoder" else None
-    virtual, cached, pictures = call.prefix.virtual_tokens, call.without_rows, call.pictures
+    pictures, decoder_real = call.pictures, None
     if count is None:
         count = queries.length or cast(Tensor, cross).shape[-1]
-    patches = pictures.patches_among(count) if pictures.patches else ()
-    real, decoder_real = real_positions_of(call, queries, count), None
     if read is not None:
         rows = cast(Tensor, decoder if cross is None else cross)
         decoder_real = real_positions_of(call, read, rows.shape[-2])
@@ -186,16 +182,16 @@ def maps_of_call(
         cross=cross,
         mixing_ratio=ratio,
         convergence_delta=delta,
-        real=real,
-        tokens=tokens,
+        real=real_positions_of(call, queries, count),
+        tokens=call.texts_of(source if call.facts.decoder is not None else "self"),
         segmented=segmented,
-        virtual=virtual,
-        cached=cached,
+        virtual=call.prefix.virtual_tokens,
+        cached=call.without_rows,
         decoder_real=decoder_real,
-        decoder_tokens=decoder_tokens,
+        decoder_tokens=call.texts_of("decoder") if target == "decoder" else None,
         towers={name: stack for name, stack in stacks.items() if name not in STACKS},
         modality=pictures.modality,
-        patches=patches,
+        patches=pictures.patches_among(count) if pictures.patches else (),
         layers=layers,
     )
 

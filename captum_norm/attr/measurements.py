@@ -58,10 +58,7 @@ class Measurements(StackResult):
         layer_names: names of the L modules that contain the blocks; empty without scopes.
         layouts: the arrangement of each of them.
         layer_scopes: the scopes of each of them; those through a feed-forward network only if one was requested.
-        modality: see :class:`captum_norm.AttributionMaps`.
-        patches: see :class:`captum_norm.AttributionMaps`.
-        virtual: see :class:`captum_norm.AttributionMaps`.
-        cached: see :class:`captum_norm.AttributionMaps`.
+        modality, patches, virtual, cached: see :class:`captum_norm.AttributionMaps`.
         real_keys: True at real key positions, (B, K); None if all are.
         crosses: whether keys are other positions than queries, those of the encoder.
         query_tokens: the texts of the decoder's keys in cross-attention, the last of which are the queries'.

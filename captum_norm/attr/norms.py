@@ -47,9 +47,8 @@ class NormAttribution(AttentionMapAttribution):
         model: a Hugging Face model or a fairseq translation model; left unchanged.
         scope: ``attn``; ``attn_res`` if the layer adds the attention output itself to the residual stream;
             ``attn_res_ln`` in post-norm layers.
-        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``; None: the mean in a
-            causal model, else the rollout. That of ``attn``, whose vectors omit the residual connection, uses
-            (A + I)/2 of the row-normalised maps A [Abnar & Zuidema 2020].
+        aggregation: see :class:`AttentionMapAttribution`. The rollout of ``attn``, whose vectors omit the residual
+            connection, uses (A + I)/2 of the row-normalised maps A [Abnar & Zuidema 2020].
         options: see :class:`captum_norm.forward.session.MeterOptions`.
 
     Raises:

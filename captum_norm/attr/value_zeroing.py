@@ -47,9 +47,7 @@ class ValueZeroing(AttentionMapAttribution):
 
     Args:
         model: a Hugging Face model; left unchanged.
-        aggregation: how ``attribute`` combines the layers' maps, ``"rollout"`` or ``"mean"``; None: the mean in a
-            causal model, else the rollout.
-        options: see :class:`captum_norm.forward.session.MeterOptions`.
+        aggregation, options: see :class:`captum_norm.AttentionMapAttribution`.
 
     Example:
         >>> import torch

@@ -31,6 +31,7 @@ from captum_norm.models.call import ModelCall
 from captum_norm.models.model import encoder_of
 from captum_norm.models.objects import Explainable, SentenceEncoder, SentenceSimilarity, opened, tokenized
 from captum_norm.models.token_inputs import with_outputs
+from captum_norm.models.wrappers import class_of
 from captum_norm.results.maps import AttributionMaps
 from captum_norm.results.outputs import NamedOutput
 from captum_norm.text.lines import text_of_file
@@ -420,7 +421,8 @@ def _output_number(model: Any, tokenizer: Any, name: str) -> int:
     if isinstance(model, SentenceEncoder) and name in model.texts:
         return model.texts.index(name)
     kind = type(model).__name__
-    labels = {label: number for number, label in model.config.id2label.items()} if outputs.has_labels(model) else {}
+    labelled = class_of(model).__name__.endswith(outputs.LABELLED)
+    labels = {label: number for number, label in model.config.id2label.items()} if labelled else {}
     if name in labels:
         return int(labels[name])
     try:

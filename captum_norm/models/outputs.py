@@ -29,6 +29,7 @@ TAGGERS = ("ForMaskedLM", "ForTokenClassification")
 # These have other outputs at every position: hidden states, or scores of where an answer begins.
 _OF_EVERY_POSITION = (*TAGGERS, "Model", "ForPreTraining", "ForQuestionAnswering")
 CLASSIFIERS = ("ForSequenceClassification", "ForImageClassification", "ForNextSentencePrediction")
+# Their outputs are labelled classes, not tokens of a vocabulary.
 LABELLED = (*CLASSIFIERS, "ForTokenClassification")
 # Image heads that do not read the first token alone; the first two may, by their configuration.
 _IMAGES: Mapping[str, HeadPosition] = {
@@ -84,11 +85,6 @@ class Difference:
 
 Target = Choice | Difference | None
 """What to explain: a class or token, a difference of two, or None for the model's prediction."""
-
-
-def has_labels(model: nn.Module) -> bool:
-    """Whether the model's outputs are labelled classes, not tokens of a vocabulary."""
-    return class_of(model).__name__.endswith(LABELLED)
 
 
 def read_position(model: nn.Module, *, causal: bool) -> HeadPosition | None:

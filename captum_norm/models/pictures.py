@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from math import isqrt, sqrt
 from typing import Any
 
@@ -184,17 +185,10 @@ def _tile_patches(config: Any, height: int, width: int, side: int) -> tuple[int,
 
 def _split(lengths: Sequence[int], counts: Sequence[int]) -> list[int] | None:
     """Return how many of the pictures, in their order, each example has; None if they do not fit."""
-    held, start = [], 0
-    for count in counts:
-        end, left = start, count
-        while left > 0 and end < len(lengths):
-            left -= lengths[end]
-            end += 1
-        if left:
-            return None
-        held.append(end - start)
-        start = end
-    return held if start == len(lengths) else None
+    ends = list(accumulate(lengths, initial=0))
+    places = [ends.index(end) for end in accumulate(counts, initial=0) if end in ends]
+    fits = len(places) == len(counts) + 1 and places[-1] == len(lengths)
+    return [end - start for start, end in pairwise(places)] if fits else None
 
 
 def _patches(pictures: Sequence[Picture], held: Sequence[int], where: Tensor) -> Iterator[Patches]:

@@ -15,10 +15,7 @@ class CPLRP(RelevanceAttribution):
     :class:`captum_norm.DecompX` with biases apart. They differ where activations are not, such as sigmoids, as DecompX
     gives their value at 0 to the biases; and in gated networks, as DecompX gives the gate its share.
 
-    Args:
-        model: a Hugging Face or fairseq model, or one built with torch.nn's attention; left unchanged.
-        readout: the values to explain instead of logits: see :data:`captum_norm.models.outputs.Readout`.
-        memory_budget, tokenizer: see :class:`captum_norm.forward.session.MeterOptions`.
+    Its arguments are those of :class:`captum_norm.AttnLRP`.
 
     Example:
         >>> import torch

@@ -4,6 +4,7 @@ Their attention is observed in the functions that it calls (:mod:`captum_norm.mo
 are watched, torch fuses no whole layers.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -19,16 +20,7 @@ from captum_norm.models.hooks import Received, hooked, modules_of
 from captum_norm.models.libraries import own_code
 from captum_norm.models.libraries.library import Library, forward_parameters
 
-PARAMETERS = (
-    "query",
-    "key",
-    "value",
-    "key_padding_mask",
-    "need_weights",
-    "attn_mask",
-    "average_attn_weights",
-    "is_causal",
-)
+_, *PARAMETERS = inspect.signature(nn.MultiheadAttention.forward).parameters
 # How the name of a decoder layer's self-attention begins.
 SELF = "self"
 
@@ -57,7 +49,7 @@ def attention_through(model: nn.Module, function: AttentionFunction) -> Iterator
 
 
 def _is_attention(module: nn.Module) -> bool:
-    return isinstance(module, nn.MultiheadAttention) and forward_parameters(module) == PARAMETERS
+    return isinstance(module, nn.MultiheadAttention) and [*forward_parameters(module)] == PARAMETERS
 
 
 class _AllSeen(BaseException):
