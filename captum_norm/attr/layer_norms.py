@@ -11,21 +11,8 @@ from torch import Tensor
 
 from captum_norm.attr.feed_forward import parallel_part
 from captum_norm.forward.record import BlockTensors, Layer
-from captum_norm.functional import (
-    Carry,
-    Scales,
-    apply_linear,
-    head_norms,
-    inverse_scale,
-    length,
-    own_keys,
-    relative_error,
-    summed_norms,
-    transformed_norms,
-    vectors,
-    weight_gram,
-)
-from captum_norm.functional.carry import measure_end
+from captum_norm.functional import length, own_keys, relative_error, vectors
+from captum_norm.functional.carry import Carry, Scales, apply_linear, inverse_scale, measure_end
 from captum_norm.models.attention import Part
 from captum_norm.models.blocks import Block
 from captum_norm.models.layouts import Scope
@@ -104,7 +91,7 @@ def layer_norms(
             pair.fill(part, alphas)
         if results.head_norms is not None and results.transformed_norms is not None:
             transformed = results.transformed_norms[part.examples, :, part.keys]
-            results.head_norms[part.examples, :, part.rows, part.keys] = head_norms(alphas, transformed)
+            results.head_norms[part.examples, :, part.rows, part.keys] = vectors.head_norms(alphas, transformed)
         index = formed_keys[part.rows].expand(*alphas.shape[:2], -1).unsqueeze(3)
         formed_weights[part.examples, :, part.rows] = alphas.gather(3, index).squeeze(3)
         if consume is not None:
@@ -321,7 +308,9 @@ class _Pairs:
 
     @cached_property
     def _head_lengths(self) -> Tensor:
-        return vectors.value_norms(self.values, self.gram) if self.form is None else transformed_norms(self.form)
+        return (
+            vectors.value_norms(self.values, self.gram) if self.form is None else vectors.transformed_norms(self.form)
+        )
 
     def transformed(self) -> Tensor:
         """Return ‖f_h(x_j)‖, (B, H, K)."""
@@ -340,7 +329,7 @@ class _Pairs:
             norms = length((weights * values.permute(0, 2, 3, 1)).permute(0, 2, 3, 1) @ rows)
             self.maps[part] = vectors.refined_channel_norms(norms, weights, values, sizes, exact)
         else:
-            norms = summed_norms(weights, self.form[part.examples, ..., part.keys])
+            norms = vectors.summed_norms(weights, self.form[part.examples, ..., part.keys])
             self.maps[part] = vectors.refined_summed_norms(norms, weights, values, sizes, self.suspects, exact)
 
     def divided(self, scope: Scope) -> Tensor:
@@ -377,7 +366,7 @@ def _weight_products(layer: Layer, carry: Carry) -> Products:
             length(sizes.flatten()) / sizes.numel() ** 0.5
             for sizes in (lengths, terms.linear_final(rows.new_ones(rows.shape[-1])).detach())
         ]
-        products = weight_gram(rows), rows.flatten(0, 1) @ vectors.random_directions(rows.shape[-1], rows)
+        products = vectors.weight_gram(rows), rows.flatten(0, 1) @ vectors.random_directions(rows.shape[-1], rows)
         known[carry.norms] = state, (*products, lengths, *means)
     return known[carry.norms][1]
 

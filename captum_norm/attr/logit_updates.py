@@ -303,8 +303,7 @@ class Tracing:
         """Stack the updates of heads or feed-forward networks at the positions read, (B[, P], L, [H,] Q)."""
         if kind not in ("heads", "feed_forward"):
             raise InvalidInputError(
-                f'got components="{kind}"; updates are those of "heads" and "feed_forward": take another method, such '
-                "as RelP"
+                f'got components="{kind}"; updates are of "heads" and "feed_forward": take another method, such as RelP'
             )
         first = next(iter(self.path)).role
         updates: dict[Role, list[Tensor]] = {}

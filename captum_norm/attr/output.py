@@ -192,8 +192,7 @@ class RelevanceAttribution(OutputAttribution):
             return super().explain(call, request)
         if request.layers is not None:
             raise InvalidInputError(
-                f"got layer={request.layers[0]}; a layer's parts do not add up to the output that is explained: "
-                "leave layer= out"
+                f"got layer={request.layers[0]}; a layer's parts do not add up to the output explained: leave it out"
             )
         parts = self.decomposition(call, self.values(call, request))
         return scores_of_inputs(call, parts.scores), parts.convergence_delta

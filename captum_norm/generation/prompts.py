@@ -65,8 +65,7 @@ def read_prompt(prompt: Any, tokenizer: Any, *, continued: bool = True) -> Promp
     if isinstance(prompt, Sequence) and prompt and all(_is_message(message) for message in prompt):
         return _conversation(prompt, tokenizer)
     raise InvalidInputError(
-        f"got the prompt {quoted(prompt)}; expected a text, a tensor of token ids, or messages "
-        "[{'role': 'user', 'content': '…'}]"
+        f"got the prompt {quoted(prompt)}; expected a text, token ids, or messages [{{'role': 'user', 'content': '…'}}]"
     )
 
 

@@ -62,8 +62,7 @@ def not_run(model: nn.Module, layers: Iterable[nn.Module]) -> UnsupportedModelEr
     kinds = ", ".join(sorted({type(layer).__name__ for layer in layers}))
     return UnsupportedModelError(
         f"the layers of {type(model).__name__} around attention ({kinds}) are not called as modules, so what enters "
-        "and leaves them is unknown; expected modules with a forward function, with attention and feed-forward network "
-        "inside"
+        "and leaves is unknown; expected modules with a forward function, and attention and feed-forward network inside"
     )
 
 

@@ -99,6 +99,7 @@ class SentenceEncoder(nn.Module):
         self.texts = tuple(texts)
         self.root_mean_square = _RootMeanSquare()
         self.transformer  # noqa: B018 - refused before anything runs
+        self.tokenizer = whole.tokenizer
         self.register_buffer("references", None)
         if not texts:
             return
@@ -121,16 +122,6 @@ class SentenceEncoder(nn.Module):
                 "the Transformers in it one by one"
             )
         return transformer
-
-    @property
-    def config(self) -> Any:
-        """The configuration of the Transformer."""
-        return self.transformer.config
-
-    @property
-    def tokenizer(self) -> Any:
-        """Its tokenizer."""
-        return self.whole.tokenizer
 
     @property
     def pooling(self) -> str | None:

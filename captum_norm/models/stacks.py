@@ -115,8 +115,7 @@ class Stacks:
         if not role.endswith("cross") and keys != past + queries:
             raise UnsupportedModelError(
                 f"{attends} positions; expected {past + queries} keys in self-attention, one for each position of the "
-                f"inputs{' and of past_key_values' if past else ''}: attention to chunks or to compressed positions is "
-                "not supported"
+                f"inputs{' and of past_key_values' * (past > 0)}, not chunks or compressed positions"
             )
         if self._towers and role != "self" and role not in self.sizes:
             self._see(role, call)

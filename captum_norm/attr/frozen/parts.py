@@ -214,9 +214,8 @@ def propagated(
         free, needed = free_bytes(device), (count + 2) * copy
         if free is not None and needed > free:
             raise NotEnoughMemoryError(
-                f"the parts of {count} tokens take about {readable(needed)} together, but {readable(free)} are "
-                f'free on {device}; biases shared as "{sharing}" need all of them at once: pass '
-                'bias="apart", or shorter inputs'
+                f"the parts of {count} tokens take about {readable(needed)} together, but {readable(free)} are free on "
+                f'{device}; biases shared as "{sharing}" need all at once: pass bias="apart", or shorter inputs'
             )
     for start in range(0, count, step):
         tokens = range(start, min(start + step, count))
