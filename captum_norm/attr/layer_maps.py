@@ -182,7 +182,6 @@ def maps_of_call(
         cross=cross,
         mixing_ratio=ratio,
         convergence_delta=delta,
-        real=real_positions_of(call, queries, count),
         tokens=call.texts_of(source if call.facts.decoder is not None else "self"),
         segmented=segmented,
         virtual=call.prefix.virtual_tokens,
@@ -193,6 +192,7 @@ def maps_of_call(
         modality=pictures.modality,
         patches=pictures.patches_among(count) if pictures.patches else (),
         layers=layers,
+        real=real_positions_of(call, queries, count),
     )
 
 

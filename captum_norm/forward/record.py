@@ -63,10 +63,13 @@ class FeedForwardTensors:
 
     def rows(self, rows: slice | Tensor, device: torch.device, dtype: torch.dtype) -> "FeedForwardTensors":
         """Slice query positions, on a device and in another dtype."""
-        routing, shape = self.routing, self.written.shape[:2]
+        batch, queries = self.written.shape[:2]
+        routing = self.routing
         if routing is not None:
-            routing = Routing(*(table.unflatten(0, shape)[:, rows].flatten(0, 1) for table in routing))
-        return replace(self, **_rows_of(self, rows, device, dtype), routing=routing)
+            routing = Routing(*(table.unflatten(0, (batch, queries))[:, rows].flatten(0, 1) for table in routing))
+        read, normed = (None if t is None else t[:, rows].to(device, dtype) for t in (self.read, self.normed))
+        written, total = (t[:, rows].to(device, dtype) for t in (self.written, self.total))
+        return FeedForwardTensors(written, total, read, normed, routing)
 
 
 @dataclass(frozen=True)
@@ -95,14 +98,11 @@ class BlockTensors:
         Where two devices share a model, a layer receives its inputs on that of the layer before.
         """
         device = self.projected.device
+        normed = None if self.normed is None else self.normed[:, rows].to(device, dtype)
+        tensors = (self.context, self.projected, self.residual, self.total)
+        context, projected, residual, total = (tensor[:, rows].to(device, dtype) for tensor in tensors)
         behind = None if self.behind is None else self.behind.rows(rows, device, dtype)
-        return replace(self, **_rows_of(self, rows, device, dtype), behind=behind)
-
-
-def _rows_of(held: object, rows: slice | Tensor, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """Slice query positions of the tensors among an object's fields."""
-    tensors = ((name, value) for name, value in vars(held).items() if isinstance(value, Tensor))
-    return {name: tensor[:, rows].to(device, dtype) for name, tensor in tensors}
+        return BlockTensors(context, projected, residual, total, normed, behind)
 
 
 @dataclass(frozen=True)

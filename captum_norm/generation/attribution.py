@@ -238,7 +238,7 @@ class GenerationAttribution(Attribution):
         self._check(prompt.ids, self.model, self._longest)
         if gen_args is not None and not isinstance(gen_args, Mapping):
             raise InvalidInputError(
-                f'got gen_args={quoted(gen_args)}; expected arguments of generate, such as {{"max_new_tokens": 25}}'
+                f'got gen_args={quoted(gen_args)}; expected a mapping for generate, such as {{"max_new_tokens": 25}}'
             )
         options = dict(GENERATION if gen_args is None else gen_args)
         if self._longest is not None and options.get("max_new_tokens") is not None:

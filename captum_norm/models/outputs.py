@@ -459,7 +459,8 @@ def _several_positions(call: ModelCall, position: Any) -> Tensor | None:
     counts = {len(row) for row in rows}
     if len(rows) != call.batch or len(counts) != 1 or counts == {0}:
         raise InvalidInputError(
-            f"got position={quoted(rows)} for {call.batch} examples; expected as many positions for each, (B, P)"
+            f"got position={quoted(rows)} for {call.batch} examples; expected as many positions for each example, "
+            "(B, P)"
         )
     positions = call.output_positions
     real = positions.shift_back(real_positions(call), 1)
