@@ -22,7 +22,7 @@ from safetensors.torch import save as saved_tensors
 from torch import Tensor
 
 from captum_norm.checks import quoted, quoted_name
-from captum_norm.errors import CaptumNormError, InvalidInputError
+from captum_norm.errors import InvalidInputError
 from captum_norm.results import import_views, make_figure, make_file, make_page
 from captum_norm.results.tables import csv_records, data_frame, json_text
 from captum_norm.text.files import place_of, write_whole
@@ -40,16 +40,7 @@ VERSION = 3
 _LONGEST_HEADER = 1 << 25
 
 # What reading a damaged file may raise.
-_DAMAGED = (
-    SafetensorError,
-    CaptumNormError,
-    LookupError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-    struct.error,
-)
+_DAMAGED = (SafetensorError, LookupError, ValueError, TypeError, AttributeError, RecursionError, struct.error)
 
 
 class Result:

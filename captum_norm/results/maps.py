@@ -141,16 +141,11 @@ class AttributionMaps(StackResult):
 
     _axes = MappingProxyType(
         {
-            "encoder": ("B...", "B...."),
-            "decoder": ("B...", "B...."),
-            "cross": ("B...", "B...."),
+            **dict.fromkeys(STACKS, ("B...", "B....")),
             "mixing_ratio": ("B..",),
-            "convergence_delta": ("B.",),
             "real": ("BQ",),
-            "tokens": ("B",),
-            "decoder_real": ("B.",),
-            "decoder_tokens": ("B",),
-            "modality": ("B",),
+            **dict.fromkeys(("convergence_delta", "decoder_real"), ("B.",)),
+            **dict.fromkeys(("tokens", "decoder_tokens", "modality"), ("B",)),
         }
     )
     _texts = MappingProxyType({"tokens": "S", "modality": "S", "decoder_tokens": "T"})

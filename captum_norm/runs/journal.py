@@ -137,12 +137,10 @@ class Journal:
 
     def has_job(self) -> bool:
         """Whether the folder has the work of a run."""
-        try:
+        with suppress(InvalidInputError), self.as_input_error():
             self.check()
-            with self.as_input_error():
-                return self._read_job() is not None or self.published() is not None
-        except InvalidInputError:
-            return False
+            return self._read_job() is not None or self.published() is not None
+        return False
 
     def published(self) -> Mapping[str, Any] | None:
         """The job and what was noted when the output was published, if that is there; the run was then killed."""

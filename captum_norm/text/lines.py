@@ -12,7 +12,7 @@ from itertools import count
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, BinaryIO, Protocol, cast
+from typing import IO, Any
 
 from captum_norm.checks import quoted_name
 from captum_norm.errors import InvalidInputError
@@ -22,7 +22,7 @@ TextSource = str | PathLike[str] | IO[str] | IO[bytes]
 """A path or URL (``.gz``, ``.xz`` and ``.bz2`` are decompressed), or an open stream such as ``sys.stdin.buffer``, which
 is not closed."""
 
-COMPRESSED: Mapping[str, Callable[[IO[bytes]], object]] = MappingProxyType(
+COMPRESSED: Mapping[str, Callable[[IO[bytes]], Any]] = MappingProxyType(
     {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 )
 """Functions that open compressed files, by suffix."""
@@ -34,10 +34,6 @@ _LARGEST_TEXT = 1 << 28
 # One word with a suffix, or a path.
 _FILE_NAME = re.compile(r"\S*[^\s.]\.[A-Za-z]\w{0,9}|(~|\.{1,2})?/\S+")
 _REASONS: Mapping[type, str] = {FileNotFoundError: "there is no such file", IsADirectoryError: "it is a folder"}
-
-
-class _Stream(Protocol):
-    def readline(self, limit: int, /) -> str | bytes: ...
 
 
 def source_name(source: TextSource) -> str:
@@ -61,13 +57,10 @@ def error_at(source: TextSource, number: int, message: str) -> InvalidInputError
 
 def is_regular_file(path: str | PathLike[str]) -> bool:
     """Whether a path or URL is a regular file rather than a pipe or a device; InvalidInputError if it is not there."""
-    called = quoted_name(os.fspath(path))
-    try:
+    with _reading(quoted_name(os.fspath(path))):
         kind, _ = place_of(path).status()
-    except (OSError, ValueError) as error:
-        raise _unreadable(called, error) from error
-    if kind == "directory":
-        raise _unreadable(called, IsADirectoryError())
+        if kind == "directory":
+            raise IsADirectoryError
     return kind == "file"
 
 
@@ -85,15 +78,14 @@ def read_whole(path: str | PathLike[str]) -> bytes:
 def read_text(source: str | PathLike[str] | IO[bytes], name: str | None = None) -> str:
     """Read a whole text of at most 256 MiB, such as a settings file, without a byte order mark."""
     called = source_name(source) if name is None else name
-    try:
+    with _reading(called):
         opened = place_of(source).open() if isinstance(source, str | PathLike) else nullcontext(source)
         with opened as stream:
             content = stream.read(_LARGEST_TEXT + 1)
+    try:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{called}: {_not_utf8(error, 'file')}") from error
-    except (OSError, ValueError) as error:
-        raise _unreadable(called, error) from error
     if "\0" in text:
         raise InvalidInputError(f"{called}: {_nul(text, 'file')}")
     if len(content) > _LARGEST_TEXT:
@@ -135,10 +127,12 @@ def raw_lines(source: TextSource, name: str | None = None, first: int = 1) -> It
     """Yield the lines of a text with their ends, at most 64 MiB each; strings if the source is a stream of text."""
     called = source_name(source) if name is None else name
     number = first
-    with ExitStack() as stack:
+    with _reading(called), ExitStack() as stack:
         try:
-            stream: _Stream
-            stream = stack.enter_context(_open(source)) if isinstance(source, str | PathLike) else source
+            stream: Any = source
+            if isinstance(source, str | PathLike):
+                opener = COMPRESSED.get(suffix_of(source), nullcontext)
+                stream = stack.enter_context(opener(stack.enter_context(place_of(source).open())))
             for number in count(first):
                 line = stream.readline(_LONGEST_LINE)
                 if not line or (number == 1 and line in _NOTHING):
@@ -147,12 +141,10 @@ def raw_lines(source: TextSource, name: str | None = None, first: int = 1) -> It
                     expected = f"expected lines of at most {_LONGEST_LINE >> 20} MiB"
                     raise InvalidInputError(f"{called}, line {number}: got a longer line; {expected}")
                 yield line
-        except InvalidInputError:
-            raise
-        except (OSError, ValueError, EOFError, lzma.LZMAError, zlib.error, MemoryError) as error:
+        except (OSError, EOFError, lzma.LZMAError, zlib.error, MemoryError) as error:
             # Errors that gzip and bz2 raise themselves have no errno.
-            if isinstance(error, ValueError) or (isinstance(error, OSError) and error.errno is not None):
-                raise _unreadable(called, error) from error
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
             message = f"the compressed file is damaged or truncated ({error}); create it again"
             raise InvalidInputError(f"{called}, line {number}: {message}") from error
 
@@ -175,30 +167,19 @@ def plain_size(source: TextSource) -> int | None:
     """The size of a text in bytes, if its lines can be read by their position: an uncompressed regular file."""
     if not isinstance(source, str | PathLike) or suffix_of(source) in COMPRESSED or not is_regular_file(source):
         return None
-    try:
+    with _reading(quoted_name(os.fspath(source))):
         return place_of(source).status()[1]
-    except OSError as error:
-        raise _unreadable(quoted_name(os.fspath(source)), error) from error
 
 
 def read_range(path: str, offset: int, size: int) -> bytes:
     """Read some bytes of a file at a path or URL; fewer if it ends before."""
-    try:
+    with _reading(quoted_name(path)):
         return place_of(path).read(offset, offset + size)
-    except (OSError, ValueError) as error:
-        raise _unreadable(quoted_name(path), error) from error
 
 
 def suffix_of(source: str | PathLike[str]) -> str:
     """The suffix of a path or URL, such as ``.gz``."""
     return os.path.splitext(os.fspath(source))[1]  # noqa: PTH122  # URLs are no paths
-
-
-@contextmanager
-def _open(source: str | PathLike[str]) -> Iterator[_Stream]:
-    opener = COMPRESSED.get(suffix_of(source), nullcontext)
-    with place_of(source).open() as plain, cast(BinaryIO, opener(plain)) as unpacked:
-        yield unpacked
 
 
 def _not_utf8(error: UnicodeDecodeError, of: str) -> str:
@@ -211,10 +192,15 @@ def _nul(text: str, of: str) -> str:
     return f"got {character}, as in UTF-16 and in binary files, expected UTF-8; convert the file"
 
 
-def _unreadable(called: str, error: Exception) -> InvalidInputError:
-    if isinstance(error, InvalidInputError):
-        return error
-    reason = getattr(error, "strerror", None) or error
-    if type(error) in _REASONS and reason in (error, os.strerror(getattr(error, "errno", None) or 0)):
-        reason = _REASONS[type(error)]
-    return InvalidInputError(f"cannot read {called}: {reason}")
+@contextmanager
+def _reading(called: str) -> Iterator[None]:
+    """Say in one sentence why something cannot be read."""
+    try:
+        yield
+    except InvalidInputError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        if type(error) in _REASONS and reason in (error, os.strerror(getattr(error, "errno", None) or 0)):
+            reason = _REASONS[type(error)]
+        raise InvalidInputError(f"cannot read {called}: {reason}") from error

@@ -182,7 +182,6 @@ class Frequency(statistics.Analysis):
         "How the length of a token's transformed vector, ‖f(x)‖, and the attention weight α on it correlate with its "
         "frequency rank, in which the most frequent token is first [Kobayashi et al. 2020]."
     )
-    needs_ranks = True
 
     def __init__(self, context: statistics.AnalysisContext) -> None:
         super().__init__(context)
@@ -241,7 +240,6 @@ class MixingRatio(statistics.Analysis):
         "How much of each output comes from other positions than its own, for attention alone, with the residual "
         "connection and with the normalisation, by weights (W) and by norms (N) [Kobayashi et al. 2021]."
     )
-    needs_ranks = True
     mask_rate = 0.12
 
     def __init__(self, context: statistics.AnalysisContext) -> None:

@@ -6,6 +6,7 @@ Those of each block are merged by addition, in the order of the corpus.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -215,19 +216,18 @@ class AnalysisContext:
         self.causal = stack == "decoder"
         self.scopes = [scope for scope in of_layers[0] if all(scope in layer for layer in of_layers)]
         self.categories = encoder.categories
-        self.ranks: Any = _frequency_ranks(encoder, corpus) if kind.needs_ranks else None
+        self._encoder, self._corpus = encoder, corpus
         self.prepared = kind.prepare(self)
 
-
-def _frequency_ranks(encoder: Encoder, corpus: Corpus) -> Tensor:
-    """The mean frequency rank of each token, small for frequent ones, as a share of all that are not masked, (V,)."""
-    counts = np.zeros(len(encoder.categories.of_token), np.int64)
-    for texts in corpus.blocks():
-        for sequence in encoder.sequences(texts):
+    @cached_property
+    def ranks(self) -> Tensor:
+        """The mean frequency rank of each token, small for frequent ones, as a share of all not masked, (V,)."""
+        counts = np.zeros(len(self.categories.of_token), np.int64)
+        for sequence in chain.from_iterable(map(self._encoder.sequences, self._corpus.blocks())):
             visible = [token for place, token in enumerate(sequence.ids) if place not in sequence.masked]
             counts += np.bincount(visible, minlength=len(counts))
-    _, groups = np.unique(-counts, return_inverse=True)
-    return torch.from_numpy(midranks(np.bincount(groups, weights=counts)))[groups]
+        _, groups = np.unique(-counts, return_inverse=True)
+        return torch.from_numpy(midranks(np.bincount(groups, weights=counts)))[groups]
 
 
 class Analysis(ABC):
@@ -235,7 +235,6 @@ class Analysis(ABC):
 
     name: ClassVar[str]
     description: ClassVar[str]
-    needs_ranks: ClassVar[bool] = False  # the frequency ranks of tokens
     mask_rate: ClassVar[float] = 0.0  # the default share of masked tokens
 
     options: Mapping[str, Any]  # of :meth:`captum_norm.NormMeter.measure`

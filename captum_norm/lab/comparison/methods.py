@@ -154,13 +154,6 @@ class Batch:
         """Where the output is read, (N,); None for the default."""
         return None if self.inputs.read is None else self.inputs.read.long().argmax(1)
 
-    def first(self) -> "Batch":
-        """Return only the first example."""
-        index = self.index.new_zeros(1)
-        places = torch.arange(self.inputs.real.shape[1], device=index.device)[None]
-        target = target_of_some(self.target, index, len(self.index))
-        return Batch(self.index[:1], self.inputs.take(index, places), target)
-
 
 def batches_of(inputs: TokenInputs, target: Target, size: int) -> Iterator[Batch]:
     """Batch examples of similar lengths, which need little padding."""

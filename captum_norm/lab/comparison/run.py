@@ -207,7 +207,7 @@ def _scored(
 ) -> tuple[dict[str, list[Tensor]], dict[str, tuple[str, float]], dict[str, str]]:
     """Run methods on all examples, after a warm-up on one: scores by batch, signatures and seconds, and refusals."""
     scored, cost, refused = dict[str, list[Tensor]](), dict[str, tuple[str, float]](), dict[str, str]()
-    first = batches[0].first()
+    first = next(batches_of(batches[0].inputs, batches[0].target, 1))
     for name, named in methods.items():
         try:
             method = make(named) if isinstance(named, str) else named
