@@ -109,14 +109,14 @@ class ALTILogit(OutputAttribution):
         """
         call, request = self.call_of(inputs, additional_forward_args, Request(target=target, position=position))
         return layer_maps.finite_results(
-            self.model, self._traced(call, self.values(call, request, several=True), maps=False).logit_updates()
+            self.model, self.traced(call, self.values(call, request, several=True), maps=False).logit_updates()
         )
 
     def decomposition(
         self, call: ModelCall, values: OutputValues, components: ComponentRequest | None = None
     ) -> Decomposition:
         """Decompose the values by what each block adds to them, traced to the tokens."""
-        tracing, kinds = self._traced(call, values, maps=True), () if components is None else components.kinds
+        tracing, kinds = self.traced(call, values, maps=True), () if components is None else components.kinds
         read = {kind: restored(call, kind, tracing.placed(kind), causal=tracing.causal) for kind in kinds}
         parts = layer_maps.finite_results(self.model, tracing.decomposition()._replace(components=read))
         if not values.together or not values.several:
@@ -129,13 +129,13 @@ class ALTILogit(OutputAttribution):
 
     def explain(self, call: ModelCall, request: Request) -> tuple[Scores, Tensor | None]:
         """Decompose the output value requested, or what one layer adds to it."""
-        tracing = self._traced(call, self.values(call, request), maps=True)
+        tracing = self.traced(call, self.values(call, request), maps=True)
         scores = tracing.scores(layer_indices(request.layers, tracing.depth))
         return layer_maps.scores_of_inputs(call, scores), tracing.summed.convergence_delta
 
     def maps_of(self, call: ModelCall, request: Request) -> AttributionMaps:
         """Place the parts of each layer in the rows of the positions that the head reads."""
-        return self._traced(call, self.values(call, request), maps=True).layer_maps(request)
+        return self.traced(call, self.values(call, request), maps=True).layer_maps(request)
 
     def scores_of(self, maps: AttributionMaps, position: Position, *, aggregate: bool) -> Scores:  # noqa: ARG002 - of one position
         """Add up the rows of all layers in maps, which are of one position each."""
@@ -143,7 +143,8 @@ class ALTILogit(OutputAttribution):
             return SourceAndPrefix(maps.cross.sum((1, 2)), maps.decoder.sum((1, 2)))
         return maps.self_attention.sum((1, 2))
 
-    def _traced(self, call: ModelCall, values: OutputValues, *, maps: bool) -> Tracing:
+    def traced(self, call: ModelCall, values: OutputValues, *, maps: bool) -> Tracing:
+        """Split values into the updates of all blocks, with maps traced to the tokens."""
         self.session.refuse_mixing(call)
         if maps:
             refuse_chains(call.prefix.cached)

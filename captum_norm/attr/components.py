@@ -13,6 +13,7 @@ from torch import Tensor
 from captum_norm.attr.frozen.components import ComponentRequest, component_request
 from captum_norm.attr.layer_maps import real_positions_of
 from captum_norm.attr.output import Decomposition, OutputAttribution, RelevanceAttribution, sequences
+from captum_norm.attr.promoted import promoted_tokens
 from captum_norm.checks import check_count
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.request import Request
@@ -107,6 +108,7 @@ class ComponentAttribution(Attribution):
         counterfactual: Inputs | None = None,
         alignment: Tensor | None = None,
         steps: int | None = None,
+        promoted: int = 0,
     ) -> ComponentScores:
         """Attribute one output of each example to components.
 
@@ -122,6 +124,8 @@ class ComponentAttribution(Attribution):
             alignment: the position of the counterfactual that stands for each position, (B, S), if not the same.
             steps: average gradients at so many points on the way to the counterfactual's input vectors, as integrated
                 gradients do [Hanna et al. 2024], instead of that at the inputs.
+            promoted: how many tokens to name for each of the 100 strongest heads, feed-forward networks and neurons of
+                a language model: those whose logits rise most by what it writes directly where the output is read.
 
         Raises:
             InvalidInputError: the model has no such components, or inputs and counterfactual do not fit.
@@ -150,7 +154,9 @@ class ComponentAttribution(Attribution):
         halves = parts.scores if isinstance(parts.scores, SourceAndPrefix) else [parts.scores]
         unit, lengths = PART if counterfactual is None else CHANGE, [half.shape[-1] for half in halves]
         delta = None if isinstance(method, ModelGradient) else parts.convergence_delta  # whose parts need not add up
-        return component_scores(call, method.name, unit, parts.components, lengths, outputs, delta)
+        scores = component_scores(call, method.name, unit, parts.components, lengths, outputs, delta)
+        few = check_count("promoted", promoted) if promoted else 0
+        return replace(scores, promoted=promoted_tokens(method, call, position, scores, few)) if few else scores
 
     def _patched(
         self,

@@ -128,6 +128,7 @@ class BlockUpdates(NamedTuple):
     feed_forward: Tensor | None  # (N,)
     stream: Tensor  # of the residual stream before attention, (N,); the first layer's is the embedding's
     bias: Tensor  # (N,)
+    at_network: Tensor  # the directions in which values read what networks write, (N, D)
 
 
 def block_updates(layer: Layer, reading: HeadReading, directions: tuple[Tensor, Tensor]) -> BlockUpdates:
@@ -151,27 +152,26 @@ def block_updates(layer: Layer, reading: HeadReading, directions: tuple[Tensor, 
     inner = (g @ block.projection.weight(dtype).T).unflatten(-1, (layer.call.query.shape[1], -1))
     heads = g.new_zeros(len(g), layer.call.query.shape[1])
     keys = g.new_zeros(len(g), layer.call.key.shape[2])
-    places = list(zip(reading.examples.tolist(), reading.positions.tolist(), strict=True))
+    rows = dict[tuple[int, int], list[int]]()  # of the same position
+    for n, place in enumerate(zip(reading.examples.tolist(), reading.positions.tolist(), strict=True)):
+        rows.setdefault(place, []).append(n)
     for part, _, weights in layer.parts():
         first, start = part.examples.start, part.rows.start
-        for n, (example, position) in enumerate(places):
+        for (example, position), some in rows.items():
             if first <= example < first + len(weights) and start <= position < start + weights.shape[2]:
                 row = weights[example - first, :, position - start].to(device, dtype)
-                updates = row * (layer.values[example, :, part.keys].to(device) @ inner[n].unsqueeze(-1)).squeeze(-1)
-                heads[n], keys[n, part.keys] = updates.sum(1), updates.sum(0)
+                vectors = row.unsqueeze(-1) * layer.values[example, :, part.keys].to(device)
+                heads[some] = (inner[some] * vectors.sum(1)).sum(-1)
+                keys[some, part.keys] = inner[some].flatten(1) @ vectors.transpose(1, 2).flatten(0, 1)
     feed_forward, behind = None, block.feed_forward
     if behind is not None and tensors.behind is not None:
         written = at(tensors.behind.written)
         g, added = through(behind.carry("atb_ff_res", dtype).branch, at_network, written)
         feed_forward, bias = (g * written).sum(-1), bias + added
     by_head, there = heads.unflatten(1, (-1, layer.channels)).sum(-1), reading.number.device
-    return BlockUpdates(
-        by_head.to(there),
-        keys.to(there),
-        None if feed_forward is None else feed_forward.to(there),
-        stream.to(there),
-        bias.to(there),
-    )
+    made = (by_head, keys, feed_forward, stream, bias, g)
+    moved: list[Any] = [None if part is None else part.to(there) for part in made]
+    return BlockUpdates(*moved)
 
 
 def stacked_heads(layers: Sequence[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from captum_norm.bars import progress
 from captum_norm.checks import quoted_name
 from captum_norm.commands import shared
 from captum_norm.commands.program import Command, Options, argument, option
-from captum_norm.errors import InvalidInputError
+from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.loading import DEFAULT_MODEL, LANGUAGE_MODEL
 from captum_norm.methods import METHODS
 from captum_norm.text.lines import read_text
@@ -158,8 +158,12 @@ def _components(options: ExplainOptions, texts: list[str]) -> "ComponentScores":
         raise InvalidInputError(f"got a counterfactual of {sizes[1]} texts × tokens for {sizes[0]}; expected as many")
     where: dict[str, Any] = {"position": options.position, "components": options.components}
     where |= {"target": numbered(model, tokenizer, options.named_target()), "counterfactual": next(iter(others), None)}
+    attribution = ComponentAttribution(method, tokenizer=tokenizer)
     with progress(terminal_only=True):
-        scores: ComponentScores = ComponentAttribution(method, tokenizer=tokenizer).attribute(inputs, **where)
+        try:
+            scores: ComponentScores = attribution.attribute(inputs, **where, promoted=5)
+        except UnsupportedModelError:  # of models and components that write to no vocabulary directly
+            scores = attribution.attribute(inputs, **where)
     return replace(scores, model=options.model)
 
 

@@ -19,6 +19,7 @@ __all__ = ["Component", "ComponentScore", "ComponentScores"]
 Component = Literal["residual", "heads", "feed_forward", "neurons", "experts", "edges"]
 """A kind of components: the residual streams between layers, attention's heads, feed-forward networks, their neurons,
 the experts of a mixture, or the edges by which what one component writes to the stream is read by another."""
+Promoted = Mapping[str, Sequence[tuple[str, float]]]  # by stack, kind and name of a component
 NUMBERED = frozenset({"heads", "neurons", "experts", "edges"})
 """The kinds with two axes, of layers and of several in each, or of the sources and targets of edges."""
 
@@ -70,6 +71,8 @@ class ComponentScores(Result):
         method: the method's name.
         unit: what a score is.
         convergence_delta: the relative error of the sum of the inputs' contributions, (B,); None without one.
+        promoted: of each example the tokens whose logits rise most by what one of the strongest components, such as
+            ``"decoder heads 9.6"``, writes directly where the output is read, and by how much.
     """
 
     parts: Mapping[Component, Mapping[str, Tensor]]
@@ -80,6 +83,7 @@ class ComponentScores(Result):
     method: str
     unit: str
     convergence_delta: Tensor | None = None
+    promoted: Sequence[Promoted] = ()
 
     def __repr__(self) -> str:
         entries = (entry for kind in self.parts for entry in self.top(3, kind))
@@ -113,6 +117,7 @@ class ComponentScores(Result):
             tokens={stack: [kept_entries(texts[number], kept[stack])] for stack, texts in self.tokens.items()},
             outputs=self.outputs[number : number + 1],
             convergence_delta=None if delta is None else delta[number : number + 1],
+            promoted=self.promoted[number : number + 1],
         )
 
     def __iter__(self) -> Iterator["ComponentScores"]:

@@ -38,6 +38,7 @@ def test_files_and_terminal_have_what_the_api_returns(
         Difference(WORDS.index("cat"), WORDS.index("dog")),
         components=["heads", "feed_forward"],
         counterfactual=other if counterfactual else None,
+        promoted=5,
     )
     records: Any = written(out[0])
     assert records == expected.records()
