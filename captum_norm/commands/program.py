@@ -274,9 +274,7 @@ def _warnings_spelled() -> Iterator[None]:
     """Spell out what controls the terminal in warnings."""
     with warnings.catch_warnings():
         show = warnings.showwarning
-        warnings.showwarning = lambda message, *further, **options: show(
-            spelled_lines(str(message)), *further, **options
-        )
+        warnings.showwarning = lambda message, *rest, **options: show(spelled_lines(str(message)), *rest, **options)
         yield
 
 

@@ -105,9 +105,7 @@ class Explanation(Result):
         delta = self.facts().get("convergence delta")
         ends = "" if delta is None else f"; convergence delta {delta}"
         maps = "" if self.maps is None else f"; {self.maps!r}"
-        first = "".join(
-            f"{name} {value}; " for name, value in facts_of_outputs(self.outputs).items() if name != "top 3"
-        )
+        first = "".join(f"{name} {text}; " for name, text in facts_of_outputs(self.outputs).items() if name != "top 3")
         return spelled_out(f"Explanation({first}{self._method}, {self.model}: {count}, most {best}{ends}{maps})")
 
     def __len__(self) -> int:

@@ -315,9 +315,8 @@ class AttributionMaps(StackResult):
             tokens: those of the inputs.
             decoder_tokens: those of the decoder's inputs in an encoder–decoder model; None for those known.
         """
-        return replace(
-            self, tokens=tokens, decoder_tokens=self.decoder_tokens if decoder_tokens is None else decoder_tokens
-        )
+        decoder_tokens = self.decoder_tokens if decoder_tokens is None else decoder_tokens
+        return replace(self, tokens=tokens, decoder_tokens=decoder_tokens)
 
 
 def only_layer(stack: Tensor) -> Tensor:

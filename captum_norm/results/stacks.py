@@ -326,13 +326,9 @@ class StackResult(Result):
             words = [words_of_tokens(getattr(part, name)[0]) for part in self]
         words = check_entries("words", words, "Words")
         if not all(isinstance(part, Words) for part in words):
-            raise InvalidInputError(
-                f"got words {quoted(words)}; expected a sequence of Words, as words_of returns them"
-            )
+            raise InvalidInputError(f"got words {quoted(words)}; expected a sequence of Words, as words_of returns")
         if len(words) != len(self):
-            raise InvalidInputError(
-                f"got the words of {len(words)} examples for {what} of {len(self)}; expected as many"
-            )
+            raise InvalidInputError(f"got words of {len(words)} examples for {what} of {len(self)}; expected as many")
         return words
 
 

@@ -30,17 +30,8 @@ from captum_norm.lab.comparison import Comparison
 from captum_norm.results import make_figure, make_file
 from captum_norm.results.components import NUMBERED, ComponentScores, edge_ends
 from captum_norm.results.maps import AttributionMaps
+from captum_norm.show import text
 from captum_norm.show.colors import BLUE, ORANGE, color_map, shares_of
-from captum_norm.show.text import (
-    Numbers,
-    as_array,
-    check_length,
-    component_tokens,
-    example_scores,
-    example_title,
-    noun_of,
-    shortened,
-)
 from captum_norm.text.characters import spelled_lines
 
 # Fallbacks for scripts that matplotlib's own font lacks.
@@ -79,9 +70,9 @@ class StandaloneFigure(Figure):
 
     def draw(self, renderer: Any) -> None:
         """Spell out unprintable characters, then draw."""
-        for text in self.findobj(Text):
-            if (shown := spelled_lines(text.get_text())) != text.get_text():
-                text.set_text(shown)
+        for label in self.findobj(Text):
+            if (shown := spelled_lines(label.get_text())) != label.get_text():
+                label.set_text(shown)
         super().draw(renderer)
 
     def _repr_png_(self) -> bytes:
@@ -116,8 +107,8 @@ def font_families() -> list[str]:
 def name_ticks(axis: Axis, names: Sequence[str], places: Sequence[int] | None = None) -> None:
     """Label the ticks of an axis literally, since a token may hold ``$``; at 0, 1, … without places."""
     axis.set_ticks(range(len(names)) if places is None else places, list(names))
-    for text in axis.get_ticklabels():
-        text.set(parse_math=False, fontsize=8, fontfamily=font_families())
+    for label in axis.get_ticklabels():
+        label.set(parse_math=False, fontsize=8, fontfamily=font_families())
 
 
 @dataclass(frozen=True)
@@ -131,7 +122,7 @@ class Panel:
     """
 
     title: str
-    map: Numbers
+    map: text.Numbers
     unit: str
 
 
@@ -177,11 +168,11 @@ def draw_heatmaps(
     if title:
         figure.suptitle(title, parse_math=False)
     for index, panel in enumerate(panels, 1):
-        values = as_array(panel.map, f"the map {panel.title!r}")
+        values = text.as_array(panel.map, f"the map {panel.title!r}")
         if values.ndim != 2:
             raise InvalidInputError(f"the map {panel.title!r} has shape {values.shape}; expected (queries, keys)")
-        check_length(query_tokens, values.shape[0], "the queries (rows)")
-        check_length(keys, values.shape[1], "the keys (columns)")
+        text.check_length(query_tokens, values.shape[0], "the queries (rows)")
+        text.check_length(keys, values.shape[1], "the keys (columns)")
         axes = figure.add_subplot(down, across, index)
         image = axes.imshow(values, **_scale(values))
         axes.set_title(panel.title, fontsize="medium", parse_math=False)
@@ -206,7 +197,7 @@ def _label(axis: Axis, title: str, tokens: Sequence[str], inches: float) -> None
     axis.set_label_text(title)
     step = max(1, -(-len(tokens) // (int(inches / _LABEL_HEIGHT) + 1)))
     places = range(0, len(tokens), step)
-    name_ticks(axis, [shortened(tokens[place], _LABEL_WIDTH) for place in places], places)
+    name_ticks(axis, [text.shortened(tokens[place], _LABEL_WIDTH) for place in places], places)
 
 
 @make_figure.register(AttributionMaps)
@@ -239,9 +230,7 @@ def _draw_explanation(explanation: Explanation) -> Figure:
     if squares is None:
         raise InvalidInputError(f"the method {explanation.method} has no maps to draw; show the page, or write scores")
     if len(explanation) != 1:
-        raise InvalidInputError(
-            f"got an explanation of {len(explanation)} texts; take one for its maps: explanation[0]"
-        )
+        raise InvalidInputError(f"got an explanation of {len(explanation)} texts; draw that of one: explanation[0]")
     panels = _layer_panels(squares[0], explanation.layers, explanation.map_unit)
     title = "; ".join([*map(str, explanation.outputs), f"{explanation.facts()['method']}, {explanation.model}"])
     return draw_heatmaps(panels, explanation.tokens[0], title=title)
@@ -253,19 +242,19 @@ def _draw_components(scores: ComponentScores) -> Figure:
     if len(scores) != 1:
         raise InvalidInputError(f"got the components of {len(scores)} examples; draw those of one: scores[0]")
     parts = {kind: scores[0].totals(kind) if kind in NUMBERED else part for kind, part in scores[0].parts.items()}
-    panels = [(kind, stack, as_array(part[0])) for kind, stacks in parts.items() for stack, part in stacks.items()]
+    panels = [(kind, stack, text.as_array(part[0])) for kind, stacks in parts.items() for stack, part in stacks.items()]
     figure = StandaloneFigure(figsize=(_MOST_OF_MANY * len(panels), _MOST_OF_MANY), dpi=150, layout="constrained")
     figure.suptitle(f"{scores.outputs[0]}; {scores.method}, {scores.model}", parse_math=False)
     for axes, (kind, stack, values) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         rows = -np.sort(-values) if kind == "neurons" else values
         image = axes.imshow(rows, origin="lower", aspect="auto", interpolation="nearest", **_scale(rows))
-        axes.set_title(f"{noun_of(kind)}s, {stack}", fontsize="medium")
+        axes.set_title(f"{text.noun_of(kind)}s, {stack}", fontsize="medium")
         figure.colorbar(image, ax=axes).set_label(scores.unit)
         layers, places = ([str(index) for index in range(size)] for size in rows.shape)
         if kind == "edges":
             layers, places = edge_ends(*rows.shape)
         elif kind not in NUMBERED:
-            places = [*component_tokens(scores[0], stack)]
+            places = [*text.component_tokens(scores[0], stack)]
         across = {"neurons": "rank", "edges": "target"}.get(kind, "number" if kind in NUMBERED else "position")
         _label(axes.xaxis, across, places, 0.7 * _MOST_OF_MANY)
         _label(axes.yaxis, "source" if kind == "edges" else "layer", layers, 0.7 * _MOST_OF_MANY)
@@ -285,17 +274,17 @@ def _draw_answer(result: GenerationResult) -> Figure:
 def _draw_comparison(comparison: Comparison) -> Figure:
     """Draw the scores of the first example's tokens and the relevance gain, with a row for each method."""
     names, means = comparison.ranking, comparison.means()
-    tokens, removable, scores = example_scores(comparison, 0)
+    tokens, removable, scores = text.example_scores(comparison, 0)
     figure = StandaloneFigure(figsize=(13, max(_ROW * len(names), 1.4) + 1.9), dpi=150, layout="constrained")
     figure.suptitle(f"{comparison.model}: {comparison.explained}", parse_math=False)
     texts, gain = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
     shares = np.array([shares_of(row, removable) for row in scores])[:, :_MOST_TOKENS]
     image = texts.imshow(shares, cmap=color_map(signed=True), vmin=-1, vmax=1, aspect="auto")
     name_ticks(texts.yaxis, names)
-    name_ticks(texts.xaxis, [shortened(token, _LABEL_WIDTH) for token in tokens[:_MOST_TOKENS]])
+    name_ticks(texts.xaxis, [text.shortened(token, _LABEL_WIDTH) for token in tokens[:_MOST_TOKENS]])
     texts.tick_params(axis="x", rotation=90)
     rest = f", the first {_MOST_TOKENS} tokens" if len(tokens) > _MOST_TOKENS else ""
-    texts.set_title(f"scores, {example_title(comparison, 0)}{rest}", fontsize="medium", parse_math=False)
+    texts.set_title(f"scores, {text.example_title(comparison, 0)}{rest}", fontsize="medium", parse_math=False)
     figure.colorbar(image, ax=texts, fraction=0.02, pad=0.01).set_label("share of the method's largest", fontsize=8)
     gains = [means[name]["relevance_gain"] for name in names]
     gain.barh(range(len(gains)), gains, color=[BLUE if value >= 0 else ORANGE for value in gains], height=0.7)
@@ -308,7 +297,7 @@ def _draw_comparison(comparison: Comparison) -> Figure:
     return figure
 
 
-def draw_patches(picture: Any, scores: Numbers, *, unit: str = "score", title: str = "") -> Figure:
+def draw_patches(picture: Any, scores: text.Numbers, *, unit: str = "score", title: str = "") -> Figure:
     """Draw a picture, and beside it the picture in grey under a heat map of its patches.
 
     The colours run from white at 0 to blue at the largest score; negative scores are orange. The figure is independent
@@ -335,7 +324,7 @@ def draw_patches(picture: Any, scores: Numbers, *, unit: str = "score", title: s
         >>> [axes.get_title() for axes in figure.axes[:2]]
         ['picture', 'scores of its 3 × 4 patches']
     """
-    pixels, values = pixels_of(picture), as_array(scores, "scores")
+    pixels, values = pixels_of(picture), text.as_array(scores, "scores")
     if values.ndim != 2 or values.size == 0:
         raise InvalidInputError(f"got scores {values.shape}; expected (rows, columns), a score for each patch")
     height, width = pixels.shape[:2]

@@ -21,22 +21,9 @@ from captum_norm.results import make_page
 from captum_norm.results.components import NUMBERED, ComponentScores
 from captum_norm.results.maps import AttributionMaps, Patches
 from captum_norm.results.stacks import MapStack
-from captum_norm.show import page
+from captum_norm.show import page, text
 from captum_norm.show.figures import pixels_of
 from captum_norm.show.plots import draw_curves, draw_plot, plot_bytes, plot_svg
-from captum_norm.show.text import (
-    BOLD,
-    answer_of,
-    component_tokens,
-    components_answer,
-    components_subject,
-    decimal,
-    example_scores,
-    printable,
-    share,
-    shortened,
-    shown_measures,
-)
 from captum_norm.text.files import is_url, place_of, write_whole
 from captum_norm.text.words import Words, words_of_text, words_of_tokens
 
@@ -84,9 +71,8 @@ def explanation_page(explanation: Explanation, *others: Explanation) -> page.Pag
         outputs = [single.outputs[0].facts() if single.outputs else {} for single in explanation]
         examples = [replace(example, facts=facts) for example, facts in zip(examples, outputs, strict=True)]
     subject = f" of “{_beginning(explanation)}”" if len(explanation) == 1 else ""
-    return page.Page(
-        f"What does each token{subject} contribute?", explanation.facts(), examples, notes=explanation.notes
-    )
+    title = f"What does each token{subject} contribute?"
+    return page.Page(title, explanation.facts(), examples, notes=explanation.notes)
 
 
 def _text_example(explanations: Sequence[Explanation]) -> page.Example:
@@ -117,7 +103,7 @@ def _text_example(explanations: Sequence[Explanation]) -> page.Example:
         maps=maps,
         row=_row(first),
         graph=flow_graph(first.graphs[0], first.method) if first.graphs else None,
-        answer=answer_of(subject, words.texts, words.scores(first.scores[0], "sum")),
+        answer=text.answer_of(subject, words.texts, words.scores(first.scores[0], "sum")),
         value=None if output is None else output.value,
         probability=None if output is None else output.probability,
     )
@@ -134,7 +120,7 @@ def _row(explanation: Explanation) -> int | None:
 
 
 def _beginning(explanation: Explanation) -> str:
-    return shortened(" ".join(explanation.texts[0].split()), _TITLE)
+    return text.shortened(" ".join(explanation.texts[0].split()), _TITLE)
 
 
 @make_page.register
@@ -150,7 +136,9 @@ def _answer_page(result: GenerationResult) -> page.Page:
         starts = {last.stack: len(result.input_tokens) - 1 - last.position}
         shown = flow_graph(graph, method, starts=starts, first=first.position)
     words = words_of_text(result.input_tokens)
-    likely = [", ".join(f"“{name.strip() or name}” {share(p)}" for name, p in output.top) for output in result.outputs]
+    likely = [
+        ", ".join(f"“{name.strip() or name}” {text.share(p)}" for name, p in output.top) for output in result.outputs
+    ]
     example = page.Example(
         title=result.explained.answer,
         inputs=tokens_of(words),
@@ -160,13 +148,13 @@ def _answer_page(result: GenerationResult) -> page.Page:
         graph=shown,
     )
     tables = []
-    subject = f"“{shortened(result.explained.answer.strip(), _TITLE)}”"
-    answer = answer_of(subject, words.texts, words.scores(scores, "sum"))
+    subject = f"“{text.shortened(result.explained.answer.strip(), _TITLE)}”"
+    answer = text.answer_of(subject, words.texts, words.scores(scores, "sum"))
     if result.segments is not None and segments is not None:
-        answer = answer_of(subject, result.segments, segments)
+        answer = text.answer_of(subject, result.segments, segments)
         total = float(segments.abs().sum()) or 1.0
-        shares = [share(value / total) for value in segments.tolist()]
-        names = [shortened(name, _TITLE) for name in result.segments]
+        shares = [text.share(value / total) for value in segments.tolist()]
+        names = [text.shortened(name, _TITLE) for name in result.segments]
         cells = list(zip(range(len(shares)), names, shares, segments.tolist(), strict=True))
         columns = [
             page.Column("number", "number"),
@@ -195,8 +183,8 @@ def _stack_examples(stacks: Sequence[MapStack]) -> list[page.Example]:
             words = words_of_tokens(group[0].columns(example))
             row_words = words_of_tokens(group[0].rows(example))
             columns, rows = tokens_of(words), tokens_of(row_words)
-            text = shortened(" ".join(words.texts), _TITLE)
-            title = text if len(groups) == 1 else f"{group[0].name} {example}"
+            beginning = text.shortened(" ".join(words.texts), _TITLE)
+            title = beginning if len(groups) == 1 else f"{group[0].name} {example}"
             maps = []
             for stack in group:
                 # A page has every layer once, in the model's order.
@@ -205,7 +193,7 @@ def _stack_examples(stacks: Sequence[MapStack]) -> list[page.Example]:
                 maps.append(page.Maps(stack.name, stack.unit, values, sorted(place)))
             mean = words.scores(group[0].of(example).flatten(0, -3).mean(0), "sum")
             mean = row_words.scores(mean.T, "mean").mean(-1)
-            answer = answer_of("The mean of all rows and layers", words.texts, mean)
+            answer = text.answer_of("The mean of all rows and layers", words.texts, mean)
             outputs = None if columns.texts == rows.texts else rows
             examples.append(page.Example(title, columns, outputs, maps=maps, answer=answer))
     return examples
@@ -221,12 +209,12 @@ def _components_page(scores: ComponentScores) -> page.Page:
             for stack, (part, *_) in stacks.items() if kind != "edges" else ():
                 values = part if kind in NUMBERED else part[:, None]
                 values = values.sum(-1) if values.dim() == len("LUS") and values.numel() > _MOST_SCORES else values
-                tokens = page.Tokens(component_tokens(single, stack))
+                tokens = page.Tokens(text.component_tokens(single, stack))
                 shown.append(page.Components(kind, cast(page.Stack, stack), single.unit, values, tokens))
-        title, answer = shortened(str(single.outputs[0]), _TITLE), components_answer(single)
+        title, answer = text.shortened(str(single.outputs[0]), _TITLE), text.components_answer(single)
         facts = single.outputs[0].facts() if len(scores) > 1 else {}
         examples.append(page.Example(title, page.Tokens([]), components=shown, facts=facts, answer=answer))
-    what = components_subject(scores) if len(scores) == 1 else "each output"
+    what = text.components_subject(scores) if len(scores) == 1 else "each output"
     return page.Page(f"What inside {scores.model} contributes to {what}?", scores.facts(), examples)
 
 
@@ -290,7 +278,7 @@ def patches_page(
                 pictures=[
                     page.Picture(_png(pictures[patch.picture]), patch.positions.tolist()) for patch in of_example
                 ],
-                answer=answer_of("The output", names, values),
+                answer=text.answer_of("The output", names, values),
             )
         )
     return page.Page(title, examples=examples)
@@ -336,7 +324,7 @@ def comparison_page(comparison: Comparison) -> page.Page:
     if comparison.refused:
         tables.append(_word_table("Methods that were refused", "reason", comparison.refused))
     signatures = {name: comparison.results[name].signature for name in comparison.ranking}
-    gains = [f"{name} ({decimal(comparison.means()[name][MEASURES[0].name])})" for name in comparison.ranking]
+    gains = [f"{name} ({text.decimal(comparison.means()[name][MEASURES[0].name])})" for name in comparison.ranking]
     return page.Page(
         f"Which method knows best what {comparison.model} depends on?",
         facts=comparison.facts(),
@@ -350,9 +338,9 @@ def comparison_page(comparison: Comparison) -> page.Page:
 
 
 def _compared_example(comparison: Comparison, example: int) -> page.Example:
-    tokens, removable, rows = example_scores(comparison, example)
+    tokens, removable, rows = text.example_scores(comparison, example)
     return page.Example(
-        shortened(" ".join(tokens), _TITLE),
+        text.shortened(" ".join(tokens), _TITLE),
         tokens_of(words_of_tokens(tokens)),
         facts=comparison.outputs[example].facts(),
         scores=[page.Scores(name, "score", row) for name, row in zip(comparison.ranking, rows, strict=True)],
@@ -361,7 +349,7 @@ def _compared_example(comparison: Comparison, example: int) -> page.Example:
 
 
 def _measure_table(comparison: Comparison) -> page.Table:
-    measures, means, best = shown_measures(comparison), comparison.means(), comparison.best()
+    measures, means, best = text.shown_measures(comparison), comparison.means(), comparison.best()
     columns = [page.Column("method")]
     for measure in measures:
         meaning = f"{measure.meaning}; {'higher' if measure.higher else 'lower'} is better"
@@ -375,7 +363,7 @@ def _measure_table(comparison: Comparison) -> page.Table:
         rows.append([name, *(means[name][measure.name] for measure in measures), result.seconds, result.forward_ratio])
         strong += [(place, column) for column, measure in enumerate(measures, 1) if name in best[measure.name]]
     count = f"{len(comparison)} {'example' if len(comparison) == 1 else 'examples'}"
-    note = f"Means over {count}, by descending gain. {BOLD}"
+    note = f"Means over {count}, by descending gain. {text.BOLD}"
     return page.Table("Faithfulness and cost", columns, rows, note=note, strong=strong)
 
 
@@ -403,7 +391,7 @@ def _curves(comparison: Comparison) -> list[page.Figure]:
     output = "the probability" if comparison.explained == "probability" else "the output"
     return [
         page.Figure(
-            f"{name}: gain {decimal(float(results[name].relevance_gain.mean()))}",
+            f"{name}: gain {text.decimal(float(results[name].relevance_gain.mean()))}",
             plot_svg(draw_curves(most, least, (min(values), max(values)))),
             group="What the output does when tokens go",
             note="Solid: most relevant tokens first; dashed: least relevant first. Across: share of tokens removed; "
@@ -473,7 +461,7 @@ def _page_table(table: Table) -> page.Table:
     return page.Table(
         table.title,
         columns,
-        [[printable(cell) if isinstance(cell, str) else cell for cell in row] for row in table.rows[:_MOST_SHOWN]],
+        [[text.printable(cell) if isinstance(cell, str) else cell for cell in row] for row in table.rows[:_MOST_SHOWN]],
         folded=len(table.rows) > _MOST_OPEN,
         note=f"The first {_MOST_SHOWN} of {len(table.rows)} rows; {table.name}.csv has all."
         if len(table.rows) > _MOST_SHOWN

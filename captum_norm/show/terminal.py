@@ -18,20 +18,8 @@ from captum_norm.lab.analysis.results import AnalysisResult
 from captum_norm.lab.comparison import Comparison
 from captum_norm.results.components import ComponentScores
 from captum_norm.results.outputs import facts_of_outputs
+from captum_norm.show import text
 from captum_norm.show.colors import Rgb, color_of, hex_of, ink_on, shares_of
-from captum_norm.show.text import (
-    BOLD,
-    check_length,
-    component_place,
-    components_answer,
-    decimal,
-    example_scores,
-    example_title,
-    formatted,
-    noun_of,
-    printable,
-    shown_measures,
-)
 from captum_norm.text.characters import spelled_out
 from captum_norm.text.words import words_of_text, words_of_tokens
 
@@ -47,12 +35,14 @@ _MOST_ROWS = 40
 
 def token_row(tokens: Sequence[str], scores: Sequence[float], *, colored: bool) -> Text:
     """Format tokens on grounds as dark as their scores, negative ones orange; or with blocks, negative ones as 0."""
-    check_length(tokens, len(scores), "scores")
+    text.check_length(tokens, len(scores), "scores")
     if colored:
         pairs = zip(tokens, shares_of(scores), strict=True)
-        return Text(" ").join(Text(f" {printable(token)} ", _style(color_of(share))) for token, share in pairs)
+        return Text(" ").join(Text(f" {text.printable(token)} ", _style(color_of(share))) for token, share in pairs)
     pairs = zip(tokens, shares_of([max(score, 0.0) for score in scores]), strict=True)
-    return Text(" ".join(f"{printable(token)}{_BLOCKS[round(share * (len(_BLOCKS) - 1))]}" for token, share in pairs))
+    return Text(
+        " ".join(f"{text.printable(token)}{_BLOCKS[round(share * (len(_BLOCKS) - 1))]}" for token, share in pairs)
+    )
 
 
 def show_tokens(console: Console, tokens: Sequence[str], scores: Sequence[float], *, unit: str) -> None:
@@ -86,15 +76,15 @@ def score_table(
     tokens: Sequence[str], scores: Sequence[float], *, unit: str, top: int | None = None, named: str = "token"
 ) -> Table:
     """Create a table of the tokens: index, token, score, and a bar; in the order of the text, or the highest ones."""
-    check_length(tokens, len(scores), "scores")
+    text.check_length(tokens, len(scores), "scores")
     table = plain_table("", ["index", named], [unit])
     table.columns[0].justify = "right"
     table.add_column("", width=_BAR_WIDTH, no_wrap=True)
-    texts, shares = formatted(scores), shares_of(scores)
+    texts, shares = text.formatted(scores), shares_of(scores)
     places = range(len(scores)) if top is None else sorted(range(len(scores)), key=lambda place: -scores[place])[:top]
     for place in places:
         bar = Text(_bar(abs(shares[place])), style=hex_of(color_of(0.5 if shares[place] >= 0 else -0.5)))
-        table.add_row(str(place), Text(printable(tokens[place])), texts[place], bar)
+        table.add_row(str(place), Text(text.printable(tokens[place])), texts[place], bar)
     return table
 
 
@@ -127,9 +117,9 @@ def plain_table(title: str, words: Iterable[str], numbers: Iterable[str] = ()) -
     return table
 
 
-def _say(console: Console, text: str) -> None:
+def _say(console: Console, line: str) -> None:
     """Print a line literally, without wrapping it."""
-    console.print(Text(text), soft_wrap=True)
+    console.print(Text(line), soft_wrap=True)
 
 
 def _say_facts(console: Console, facts: Mapping[str, str]) -> None:
@@ -176,10 +166,10 @@ def _print_components(scores: ComponentScores, console: Console, *, top: int | N
         console.print()
         if len(scores) > 1:
             _say(console, f"example {place}: {spelled_out(str(single.outputs[0]))}")
-        _say(console, components_answer(single))
+        _say(console, text.components_answer(single))
         for kind in single.parts:
             best = single.top(top or _ANSWER_ROWS, kind)
-            names = [f"{noun_of(kind)} {component_place(single, row)}" for row in best]
+            names = [f"{text.noun_of(kind)} {text.component_place(single, row)}" for row in best]
             table = score_table(names, [row.score for row in best], unit=scores.unit, named="component")
             console.print("", table, sep="\n")
 
@@ -220,11 +210,11 @@ def _print_comparison(comparison: Comparison, console: Console) -> None:
         console,
         "Rows by descending gain; ↑ higher is better, ↓ lower; × forward: ÷ the time of the plain forward pass.",
     )
-    _say(console, BOLD)
+    _say(console, text.BOLD)
     for name, reason in comparison.refused.items():
         _say(console, f"refused: {name}: {reason}")
-    _say(console, f"\n{example_title(comparison, 0)}")
-    tokens, removable, scores = example_scores(comparison, 0)
+    _say(console, f"\n{text.example_title(comparison, 0)}")
+    tokens, removable, scores = text.example_scores(comparison, 0)
     rows = plain_table("", ["method", "scores of the tokens"])
     for name, row in zip(comparison.ranking, scores, strict=True):
         shares = shares_of(row, removable)
@@ -233,13 +223,13 @@ def _print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def _method_table(comparison: Comparison) -> Table:
-    measures, means, best = shown_measures(comparison), comparison.means(), comparison.best()
+    measures, means, best = text.shown_measures(comparison), comparison.means(), comparison.best()
     titles = [f"{measure.title.replace('-', '- ')} {measure.arrow}" for measure in measures]
     table = plain_table("", ["method"], ["\n".join(title.split()) for title in (*titles, "time (s)", "× forward")])
     for name in comparison.ranking:
         result = comparison.results[name]
         cells = [
-            Text(decimal(means[name][measure.name]), style="bold" if name in best[measure.name] else "")
+            Text(text.decimal(means[name][measure.name]), style="bold" if name in best[measure.name] else "")
             for measure in measures
         ]
         table.add_row(Text(name), *cells, f"{result.seconds:.2f}", f"{result.forward_ratio:.1f}")

@@ -22,9 +22,7 @@ TextSource = str | PathLike[str] | IO[str] | IO[bytes]
 """A path or URL (``.gz``, ``.xz`` and ``.bz2`` are decompressed), or an open stream such as ``sys.stdin.buffer``, which
 is not closed."""
 
-COMPRESSED: Mapping[str, Callable[[IO[bytes]], Any]] = MappingProxyType(
-    {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
-)
+COMPRESSED: Mapping[str, Callable[..., Any]] = MappingProxyType({".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open})
 """Functions that open compressed files, by suffix."""
 
 _BOM = "\ufeff"

@@ -185,7 +185,7 @@ def test_what_cannot_be_explained_is_one_sentence(bert: Any, classifier: Any, tm
     assert fails(TEXTS[0], method=method, tokenizer=tokenizer(), scope="attn").startswith("got scope= for a method")
     assert fails(TEXTS[0], str(tmp_path / "none")).startswith("cannot load the model")
     found = explain(TEXTS, *some)
-    with pytest.raises(InvalidInputError, match=r"^got an explanation of 2 texts; take one for its maps: explan"):
+    with pytest.raises(InvalidInputError, match=r"^got an explanation of 2 texts; draw that of one: explan"):
         found.plot()
     with pytest.raises(InvalidInputError, match=r"^got text 2; expected 0 to 1$"):
         found[2]

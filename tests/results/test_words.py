@@ -154,7 +154,7 @@ def test_tokens_can_be_given(bart: Any) -> None:
     assert given.words() == NormAttribution(bart, tokenizer=Tokenizer()).maps(both()).words()
     own = [[words_of_tokens(row) for row in rows] for rows in (SOURCES, TARGETS)]
     assert maps.words(words=own[0], decoder_words=own[1]) == given.words()
-    with pytest.raises(InvalidInputError, match=r"^got the words of 1 examples for maps of a decoder of 2"):
+    with pytest.raises(InvalidInputError, match=r"^got words of 1 examples for maps of a decoder of 2"):
         maps.words(words=own[0], decoder_words=own[1][:1])
     with pytest.raises(InvalidInputError, match=r"^got the words of 5 tokens for maps of 4 keys; expected as many$"):
         maps.words(words=own[1], decoder_words=own[1])

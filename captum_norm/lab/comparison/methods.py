@@ -66,9 +66,7 @@ def make_method(
     """Create a method of :data:`captum_norm.methods.METHODS` for a model."""
     method = METHODS[name]
     if method.requires is not None and find_spec(method.requires) is None:
-        raise InvalidInputError(
-            f"{name} needs the package scikit-learn, which is not installed: pip install scikit-learn"
-        )
+        raise InvalidInputError(f"{name} needs scikit-learn, which is not installed: pip install scikit-learn")
     kind = method.load()
     if method.package == "captum.attr":
         return TokenAttribution(

@@ -305,9 +305,7 @@ def test_lime_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids, mask = batch()
     monkeypatch.setattr("captum_norm.lab.comparison.methods.find_spec", lambda _: None)
     found = compare(model, ids, mask, methods=["lime", "norm"], **STANDARD)
-    assert found.refused == {
-        "lime": "lime needs the package scikit-learn, which is not installed: pip install scikit-learn"
-    }
+    assert found.refused == {"lime": "lime needs scikit-learn, which is not installed: pip install scikit-learn"}
 
 
 def test_the_signature_says_every_choice() -> None:
