@@ -14,7 +14,7 @@ from captum_norm.results.outputs import NamedOutput, facts_of_outputs
 from captum_norm.results.stacks import kept_entries, place_of
 from captum_norm.text.characters import spelled_out
 
-__all__ = ["Component", "ComponentScore", "ComponentScores"]
+__all__ = ["Component", "ComponentScore", "ComponentScores", "edge_ends"]
 
 Component = Literal["residual", "heads", "feed_forward", "neurons", "experts", "edges"]
 """A kind of components: the residual streams between layers, attention's heads, feed-forward networks, their neurons,

@@ -46,8 +46,8 @@ class EdgeNetwork(ComponentNetwork):
             for attention, block in modules.blocks.items()
             if block.feed_forward is not None
         }
-        # By layer: its blocks; what it reads, and behind all what the last returns; attention's output with queries,
-        # keys and values; what the feed-forward network's norm reads, and what the network writes.
+        # By layer: its blocks; the stream that it reads, and at last what the last returns; attention's output with
+        # queries, keys and values; what the norm before the feed-forward network reads; what that network writes.
         self.blocks: list[tuple[Block, FeedForwardBlock]] = []
         self._stream: list[Tensor] = []
         self._attentions: list[tuple[Tensor, Sequence[Tensor]]] = []
@@ -89,19 +89,19 @@ class EdgeNetwork(ComponentNetwork):
                 problem = f"what the components of layer {layer - 1} write does not add up"
                 expect_equal(self._expected, stream, self._precision(tensor), problem, stream)
             else:
-                self._keep_written(tap.role, 0, stream.unsqueeze(2))
+                self.activations[Tap("edges", tap.role, 0)] = stream.unsqueeze(2)
             self._expected = stream
             return passed
         with torch.no_grad():
             if tap.kind == "heads":
                 self._attentions.append((tensor, self._inputs))
                 parts = self._by_head(tensor.detach().to(self.dtype))
-                self._keep_written(tap.role, 2 * layer + 1, parts[:, :, :-1])
+                self.activations[Tap("edges", tap.role, 2 * layer + 1)] = parts[:, :, :-1]
             else:
                 self._written[layer] = tensor
                 parts = tensor.detach().to(self.dtype).reshape(*self._expected.shape[:2], 1, -1)
                 parts = _through(self.blocks[-1][1].carry("atb_ff_res", self.dtype).branch, parts)
-                self._keep_written(tap.role, 2 * layer + 2, parts)
+                self.activations[Tap("edges", tap.role, 2 * layer + 2)] = parts
             self._expected = self._expected + parts.sum(2)
         if passed.requires_grad:
             network = proxy(self)
@@ -123,9 +123,6 @@ class EdgeNetwork(ComponentNetwork):
     def _precision(self, tensor: Tensor) -> torch.dtype:
         """Return the least precise dtype of a tensor and of the layers that have run."""
         return least_precise(tensor.dtype, *(block.precision(FEED_FORWARD_SCOPES) for block, _ in self.blocks))
-
-    def _keep_written(self, role: str, place: int, written: Tensor) -> None:
-        self.activations[Tap("edges", role, place)] = written
 
     def _relevances(self, value: Tensor, *, again: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - always again
         relevance, bias = super()._relevances(value, again=True)
