@@ -179,7 +179,7 @@ def test_edges_that_do_not_add_up_are_refused(make: Any, monkeypatch: pytest.Mon
 def test_requests_that_do_not_fit_are_refused() -> None:
     model, ids, other = inputs("gpt2")
     for method, options, named in (
-        (ALTILogit(model), {}, '"edges"; updates are those of'),
+        (ALTILogit(model), {}, '"edges"; updates are of'),
         (ALTILogit(model), {"counterfactual": other}, "no gradients of components"),
         (DecompX(model, "absdot"), {}, "propagates"),
         (model, {"steps": 3}, "pass counterfactual="),
