@@ -82,19 +82,16 @@ def load(
     # For an unknown name, complain about the model rather than the tokenizer.
     with _of_adapter(name_or_path, adapter):
         read_config(name_or_path if adapter is None else adapter.base)
-    tokenizer = _tokenizer(name_or_path, adapter)
-    return _model(name_or_path, adapter, quantization), tokenizer
+    tokenizer = load_tokenizer(name_or_path)
+    return load_model(name_or_path, quantization), tokenizer
 
 
 def load_tokenizer(name_or_path: str) -> "PreTrainedTokenizerBase":
     """Load only the tokenizer; see :func:`load`."""
-    return _tokenizer(name_or_path, _adapter_at(name_or_path))
-
-
-def _tokenizer(name_or_path: str, adapter: "_Adapter | None") -> "PreTrainedTokenizerBase":
+    adapter = _adapter_at(name_or_path)
     if adapter is not None and file_at(adapter.place, "tokenizer_config.json") is None:
         with _of_adapter(name_or_path, adapter):
-            return _tokenizer(adapter.base, None)
+            return load_tokenizer(adapter.base)
     folder = model_location(name_or_path)
     import transformers
 
@@ -116,10 +113,7 @@ def load_model(name_or_path: str, quantization: Quantization | None = None) -> "
     Raises:
         InvalidInputError: there is no such model, or its weights are damaged or incomplete.
     """
-    return _model(name_or_path, _adapter_at(name_or_path), quantization)
-
-
-def _model(name_or_path: str, adapter: "_Adapter | None", quantization: Quantization | None) -> "PreTrainedModel":
+    adapter = _adapter_at(name_or_path)
     if adapter is None:
         model, lacking = _pretrained(name_or_path, quantization)
         _refuse_lacking(name_or_path, model, lacking)

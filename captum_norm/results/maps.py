@@ -246,9 +246,8 @@ class AttributionMaps(StackResult):
             InvalidInputError: a stack has no maps of this layer.
         """
         stacks = self._main or dict(self.towers)
-        numbers = {name: self.layers[name] for name in stacks}
-        places = {name: place_of_layer(f"the {name} maps", layer, own) for name, own in numbers.items()}
-        starts = accumulate(map(len, numbers.values()), initial=0)
+        places = {name: place_of_layer(f"the {name} maps", layer, self.layers[name]) for name in stacks}
+        starts = accumulate((len(self.layers[name]) for name in stacks), initial=0)
         rows = [start + place for start, place in zip(starts, places.values(), strict=False)]
         delta, ratio = self.convergence_delta, self.mixing_ratio
         chosen: dict[str, Any] = {name: stack[:, places[name], None] for name, stack in stacks.items()}
@@ -259,7 +258,7 @@ class AttributionMaps(StackResult):
             towers=towers,
             convergence_delta=None if delta is None else delta[:, rows],
             mixing_ratio=None if ratio is None else ratio[:, next(iter(places.values())), None],
-            layers={name: [own[places[name]]] for name, own in numbers.items()},
+            layers={name: [self.layers[name][place]] for name, place in places.items()},
         )
 
     def stacks(self) -> list[MapStack]:
