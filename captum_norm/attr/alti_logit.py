@@ -100,12 +100,6 @@ class ALTILogit(OutputAttribution):
             target: as for :meth:`decompose`.
             additional_forward_args: as for :meth:`~captum_norm.NormAttribution.maps`.
             position: as for :meth:`decompose`.
-
-        Returns:
-            the updates, which add up to the values.
-
-        Raises:
-            CaptumNormError: see :meth:`decompose`.
         """
         call, request = self.call_of(inputs, additional_forward_args, Request(target=target, position=position))
         return layer_maps.finite_results(

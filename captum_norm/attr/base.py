@@ -4,7 +4,7 @@ from abc import ABC
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, Unpack, overload
+from typing import Any, ClassVar, Literal, Unpack
 
 import torch
 from captum.attr import Attribution
@@ -24,7 +24,7 @@ from captum_norm.models.call import ModelCall
 from captum_norm.models.inputs import Inputs
 from captum_norm.models.layers import see_at_length
 from captum_norm.models.model import refuse_mixing, understand
-from captum_norm.models.objects import Explainable, Texts
+from captum_norm.models.objects import Explainable
 from captum_norm.models.outputs import HeadPosition, Position, position_rows, read_position
 from captum_norm.models.stacks import StackName
 from captum_norm.results.aggregation import AGGREGATIONS, encoder_decoder_rollout, with_prefix_rows
@@ -79,7 +79,6 @@ class AttentionMapAttribution(Attribution, ABC):
     _cumulative: ClassVar[bool] = False  # whether the map of a layer includes those before it
 
     def __init__(self, model: Explainable, aggregation: str | None = None, **options: Unpack[MeterOptions]) -> None:
-        """See the class."""
         refuse_unknown(type(self), options)
         self.session = Session(model, **options)
         super().__init__(self.session.model)
@@ -151,30 +150,6 @@ class AttentionMapAttribution(Attribution, ABC):
         self._see_head(call, maps)
         return layer_maps.finite_results(self.model, maps)
 
-    @overload
-    def attribute(
-        self,
-        inputs: Tensor | Texts,
-        target: Any = None,
-        additional_forward_args: Any = None,
-        *,
-        position: Position = None,
-        layer: int | None = None,
-        return_convergence_delta: Literal[False] = False,
-    ) -> Tensor: ...
-
-    @overload
-    def attribute(
-        self,
-        inputs: Inputs,
-        target: Any = None,
-        additional_forward_args: Any = None,
-        *,
-        position: Position = None,
-        layer: int | None = None,
-        return_convergence_delta: bool = False,
-    ) -> Any: ...
-
     @log_usage()  # type: ignore[untyped-decorator]
     def attribute(
         self,
@@ -185,7 +160,7 @@ class AttentionMapAttribution(Attribution, ABC):
         position: Position = None,
         layer: int | None = None,
         return_convergence_delta: bool = False,
-    ) -> Scores | tuple[Any, ...]:
+    ) -> Any:
         """Compute how much each input position contributes to one output position.
 
         Args:

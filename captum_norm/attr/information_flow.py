@@ -66,7 +66,6 @@ class InformationFlow(AttentionMapAttribution):
     chained = True
 
     def __init__(self, model: Explainable, aggregation: str = "rollout", **options: Unpack[MeterOptions]) -> None:
-        """See the class."""
         super().__init__(model, aggregation, **options)
 
     def graphs(
@@ -89,9 +88,6 @@ class InformationFlow(AttentionMapAttribution):
             threshold: drop parts whose importance does not exceed it; 0 keeps all that have some.
             per_head: whether each head's vector is an edge of its own; False adds up the importances of a key's heads,
                 as the authors' tool does, before the threshold.
-
-        Returns:
-            a graph for each example.
 
         Raises:
             InvalidInputError: for a threshold outside 0 to 1, virtual tokens or cached positions, or no position if the

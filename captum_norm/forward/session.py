@@ -164,12 +164,7 @@ class Session:
         return None if stacks is None else as_stacks(understand(self.model), stacks)
 
     def seen(self, call: ModelCall) -> Excerpt:
-        """What a forward pass over the first positions of the model's first call shows.
-
-        Raises:
-            UnsupportedModelError: the model computes something else than with attention weights.
-            NonFiniteError: its weights contain NaN or infinity.
-        """
+        """What a forward pass over the first positions of the model's first call shows; it raises as :meth:`bind`."""
         known = call.facts.excerpt
         if known.sizes is None:
             try:
@@ -290,11 +285,7 @@ class Session:
         return layers, causal
 
     def expect_room(self, call: ModelCall, request: Request) -> None:
-        """Refuse maps that will not fit in memory.
-
-        Raises:
-            NotEnoughMemoryError: if they will not.
-        """
+        """Refuse maps that will not fit in memory, by a NotEnoughMemoryError."""
         if may_be_large(call):
             expect_room(call, request, self.sizes(call), self.options.accumulate)
 

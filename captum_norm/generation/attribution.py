@@ -139,9 +139,6 @@ class GenerationAttribution(Attribution):
                 norms or distances: the span scores of FlashTrace [Pan et al. 2026] with ``ALTI``.
             graph_threshold: also follow the routes to the outputs, above this importance, with ``InformationFlow``.
 
-        Returns:
-            the scores.
-
         Raises:
             InvalidInputError: prompt, answer, outputs, segments or contrast do not fit together or the model.
             CaptumNormError: see the method's ``attribute``.

@@ -15,7 +15,6 @@ Style = Literal["post-norm", "pre-norm", "parallel", "sandwich", "norm-on-output
 Scope = Literal["attn", "attn_res", "attn_res_ln", "atb", "atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln"]
 FEED_FORWARD_SCOPES: frozenset[Scope] = frozenset(("atb_ln", "atb_ff", "atb_ff_res", "atb_ff_res_ln"))
 
-
 ModuleOrName = TypeVar("ModuleOrName", str, nn.Module)
 
 

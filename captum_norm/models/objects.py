@@ -24,7 +24,6 @@ _HOLDERS = {"Pipeline": "transformers.", "CrossEncoder": "sentence_transformers.
 _SENTENCE_TRANSFORMER = {"SentenceTransformer": "sentence_transformers."}
 _EMBEDDING = "sentence_embedding"
 
-
 Explainable = Any
 """What methods accept as a model: a module, or what holds one and its tokenizer, as a pipeline of transformers."""
 

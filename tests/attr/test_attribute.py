@@ -82,7 +82,7 @@ def test_positions_with_padding_on_both_sides() -> None:
     mask[0, :4], mask[1, 7:] = 0, 0
     method = cn.NormAttribution(model, aggregation="mean")
 
-    def at(position: Any) -> Tensor:
+    def at(position: Any) -> Any:
         return method.attribute(ids, additional_forward_args=mask, position=position)
 
     torch.testing.assert_close(at("first"), at([4, 0, 0]))

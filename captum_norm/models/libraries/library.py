@@ -14,10 +14,8 @@ from captum_norm.models.attention import AttentionFunction
 SequencesSeen = Callable[[nn.Module, Callable[[], None]], tuple[Tensor | None, Tensor | None]]
 """From a model and a function that runs it, the first sequence and the decoder's, True at real positions, (B, S)."""
 
-
 AttentionThrough = Callable[[AttentionFunction], AbstractContextManager[None]]
 """A context in which a function of ours is told of every attention call of a model."""
-
 
 Towers = tuple[nn.Module, Mapping[str, nn.Module]]
 """The model that reads the tokens, and those beside it that read images or sounds, by kind or by attribute."""
