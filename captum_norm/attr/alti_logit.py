@@ -17,7 +17,6 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.forward.gradients import gradients_on
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, layer_indices
-from captum_norm.forward.session import MeterOptions
 from captum_norm.models.blocks import Block
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
@@ -87,8 +86,9 @@ class ALTILogit(OutputAttribution):
         tokenizer: Any = None,
     ) -> None:
         self.spread: Spread = check_choice("spread", spread, get_args(Spread))
-        options: MeterOptions = {"accumulate": accumulate, "memory_budget": memory_budget, "tokenizer": tokenizer}
-        super().__init__(model, readout=readout, **options)
+        super().__init__(
+            model, readout=readout, accumulate=accumulate, memory_budget=memory_budget, tokenizer=tokenizer
+        )
 
     def logit_updates(
         self, inputs: Inputs, target: Any = None, additional_forward_args: Any = None, *, position: Any = None

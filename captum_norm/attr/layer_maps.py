@@ -279,23 +279,15 @@ def expect_complete(
     discrepancy: tuple[Tensor, torch.dtype] | None = None,
 ) -> None:
     """Refuse a layer whose vectors do not add up, or whose fast norms differ from directly computed ones."""
-    expect_finite(model, place, delta)
-    name, largest = type(model).__name__, delta.max().item()
-    if largest > TOLERANCE[precision]:
-        raise IncompleteDecompositionError(
-            f"the vectors of {place} do not add up to what {name} computed: relative error {largest:.1e}, accepted "
-            f"{TOLERANCE[precision]:.0e} for {precision}"
-        )
-    if discrepancy is None:
-        return
-    error, dtype = discrepancy
-    expect_finite(model, place, error)
-    largest = error.max().item()
-    if largest > TOLERANCE[dtype]:
-        raise IncompleteDecompositionError(
-            f"the fast norms of {place} of {name} differ from directly computed ones by {largest:.1e}, accepted "
-            f"{TOLERANCE[dtype]:.0e} for {dtype}"
-        )
+    errors = [("the vectors of {} do not add up to what {} computed: relative error", delta, precision)]
+    if discrepancy is not None:
+        errors.append(("the fast norms of {} of {} differ from directly computed ones by", *discrepancy))
+    for problem, error, dtype in errors:
+        expect_finite(model, place, error)
+        largest, accepted = error.max().item(), TOLERANCE[dtype]
+        if largest > accepted:
+            said = problem.format(place, type(model).__name__)
+            raise IncompleteDecompositionError(f"{said} {largest:.1e}, accepted {accepted:.0e} for {dtype}")
 
 
 def expect_number(model: nn.Module, number: Tensor) -> None:

@@ -166,10 +166,8 @@ class NormMeter:
         """Measure the model's layers in one forward pass.
 
         Args:
-            inputs: token ids (B, S), embeddings (B, S, D), pixel values, a tuple of tensors, a mapping such as a
-                tokenizer's output, or a text or a list of texts if the tokenizer is known; for an encoder–decoder
-                model, a mapping that also has ``decoder_input_ids``, and ``decoder_attention_mask`` if these are
-                padded.
+            inputs: as for :meth:`captum_norm.NormAttribution.maps`; of an encoder–decoder model, a mapping that has
+                ``decoder_input_ids``, too, and ``decoder_attention_mask`` if these are padded.
             additional_forward_args: the model's further positional arguments (attention mask first).
             scopes: how far to carry the vectors: any of ``attn``, ``attn_res``, ``attn_res_ln``, ``atb``, and through
                 the feed-forward network ``atb_ln``, ``atb_ff``, ``atb_ff_res``, ``atb_ff_res_ln``.

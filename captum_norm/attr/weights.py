@@ -57,8 +57,7 @@ class AttentionWeights(AttentionMapAttribution):
     ) -> None:
         if str(scope) not in (scopes := ("attn", "attn_res")):
             raise UnsupportedScopeError(
-                f'got the scope "{scope}"; {type(self).__name__} has the scopes {", ".join(scopes)}'
-                f"{did_you_mean(scope, scopes)}"
+                f'got the scope "{scope}"; {type(self).__name__} has attn and attn_res{did_you_mean(scope, scopes)}'
             )
         super().__init__(model, aggregation, **options)
         self.scope, self.single_heads = scope, scope == "attn"

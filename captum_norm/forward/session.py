@@ -269,14 +269,9 @@ class Session:
             if passes and DISPLAY.get() is not None:
                 total = passes * total_queries(call, self.sizes(call), is_chosen)
                 advance = shown.enter_context(bar(self.name, total, "queries")).update
+            which = None if request.layers is None and stacks is None else is_chosen
             layers, causal = record(
-                call,
-                reduce,
-                self.options,
-                blocks,
-                chosen=None if request.layers is None and stacks is None else is_chosen,
-                feed_forward=request.feed_forward,
-                advance=advance,
+                call, reduce, self.options, blocks, chosen=which, feed_forward=request.feed_forward, advance=advance
             )
         check_seen(call, layers, request)
         if request.layers is not None:
@@ -335,9 +330,8 @@ def check_seen(call: ModelCall, seen: Collection[Role], request: Request) -> Non
     missing = [name for name in names if name not in seen]
     if missing:
         missing = ["text" if name == "self" else name for name in missing]
-        hint = (
-            "pass its inputs, too" if call.facts.towers else f"choose others, stacks={[n for n in STACKS if n in seen]}"
-        )
+        others = [name for name in STACKS if name in seen]
+        hint = "pass its inputs, too" if call.facts.towers else f"choose others, stacks={others}"
         raise UnsupportedModelError(
             f"no attention of the stack {' or '.join(missing)} was seen in {type(call.model).__name__}; {hint}"
         )
