@@ -313,11 +313,8 @@ class GenerationAttribution(Attribution):
 
 def tokenizer_of(method: Any, tokenizer: Any = None) -> Any:
     """Return a tokenizer, or else that of a method; None if it has none."""
-    known = [
-        tokenizer,
-        getattr(getattr(method, "session", None), "tokenizer", None),
-        getattr(method, "_tokenizer", None),
-    ]
+    session = getattr(method, "session", None)
+    known = tokenizer, getattr(session, "tokenizer", None), getattr(method, "_tokenizer", None)
     return next((candidate for candidate in known if candidate is not None), None)
 
 

@@ -236,18 +236,14 @@ class ModelCall:
 
     def positions_of(self, role: Role) -> tuple[Positions, Positions]:
         """Positions of a stack's queries that have rows, and of its keys."""
-        queries, keys = self._all_positions_of(role)
-        return queries if self.last is None or role not in ROWED else Positions(self.last), keys
-
-    def _all_positions_of(self, role: Role) -> tuple[Positions, Positions]:
         if self.facts.towers and role != "self":
             queries, keys = self.seen.get(role, (Positions(), Positions()))
-            return self.positions if role == "cross" else queries, keys
-        first = self.positions.after(self.prefix.virtual)
-        queries = self.decoder if role in ("decoder", "cross") else first
-        if role in ("encoder", "cross"):
-            return queries, first
-        return queries, queries.after(self.prefix.past, self.prefix.past_real)
+            queries = self.positions if role == "cross" else queries
+        else:
+            first = self.positions.after(self.prefix.virtual)
+            queries = self.decoder if role in ("decoder", "cross") else first
+            keys = first if role in ("encoder", "cross") else queries.after(self.prefix.past, self.prefix.past_real)
+        return queries if self.last is None or role not in ROWED else Positions(self.last), keys
 
     def of_last(self, count: int) -> "ModelCall":
         """The same call, of which only the last positions have rows in the maps."""

@@ -38,11 +38,9 @@ class Site(Generic[ModuleOrName]):
         Site(module='post_attention_layernorm', end='input')
         """
         module, _, end = text.rpartition(".")
-        if end == "input":
-            return Site(module, "input")
-        if end == "output":
-            return Site(module, "output")
-        raise InvalidInputError(f"got the site {quoted(text)}; expected NAME.input, NAME.output, input or output")
+        if end not in ("input", "output"):
+            raise InvalidInputError(f"got the site {quoted(text)}; expected NAME.input, NAME.output, input or output")
+        return Site(module, "input" if end == "input" else "output")
 
     def inside(self: "Site[str]", layer: nn.Module) -> "Site[nn.Module]":
         """Return the site of the module that has this name inside a layer."""

@@ -129,8 +129,7 @@ def bind_tokens(
 
     Args:
         model: the model.
-        inputs: token ids (B, S), embeddings (B, S, D), a tuple of tensors, a mapping such as a tokenizer's output, or
-            texts if there is a tokenizer.
+        inputs: as for :meth:`captum_norm.NormAttribution.maps`.
         additional_forward_args: the model's further positional arguments (attention mask first).
         tokenizer: turns texts into arguments.
         position: where to read the output if every position has one: an index of the user's inputs, or one for each
