@@ -214,12 +214,6 @@ class ModelCall:
             stack.enter_context(self.facts.attention_through(function))
             yield
 
-    @property
-    def unwatched(self) -> set[nn.Module]:
-        """The modules of the towers that are not explained."""
-        names = {role.removesuffix(" cross") for role in self.facts.watched}
-        return {module for name, tower in self.facts.towers.items() if name not in names for module in tower.modules()}
-
     def _watching(self, function: AttentionFunction) -> AttentionFunction:
         role_of = self.facts.role_of
         return lambda call: function(call) if role_of(call) in self.facts.watched else call.output()

@@ -79,7 +79,9 @@ class _Search:
     """Watches all modules during one forward pass and finds each layer's block when the layer returns."""
 
     def __init__(self, call: ModelCall, feed_forwards: FeedForwardSearch, gated: Mapping[nn.Module, nn.Module]) -> None:
-        unwatched = call.unwatched
+        watched = {role.removesuffix(" cross") for role in call.facts.watched}
+        others = (tower for name, tower in call.facts.towers.items() if name not in watched)
+        unwatched = {module for tower in others for module in tower.modules()}
         self.model, self.stacks = call.model, call.stacks()
         self.names = {module: name for name, module in call.model.named_modules() if module not in unwatched}
         self.blocks: dict[nn.Module, Block] = {}
