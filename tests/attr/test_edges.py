@@ -141,6 +141,35 @@ def test_edges_of_gpt2_are_as_many_as_in_mib() -> None:
     assert (sources[-1], sources[13:15], targets[36:38]) == ("m11", ["m0", "a1.h0"], ["m0", "a1.h0<q>"])
 
 
+# One residual stream, which dense networks and modules that call an attention function read through norms.
+WITH_EDGES = """
+aimv2-vision apertus arcee audio-spectrogram beit bigbird-pegasus biogpt chinese-clip-vision clip-text clip-vision
+cohere cohere2 ctrl cwm deit dinov2 dinov2-with-registers dinov3-vit dpt emu3 ernie4-5 esmc eurobert gemma gemma2 gemma3
+gemma4-unified glm glm4 gpt-bigcode gpt-neox gpt-neox-sequential gpt2 granite helium hunyuan-v1-dense hyperclovax ijepa
+internvl-vision jais2 llama ministral ministral3 mistral mllama-text modernbert modernbert-decoder molmo2-text nanochat
+nemotron olmo opt persimmon persimmon-fuyu phi phi3 pixio qianfan-ocr-vision qwen2 qwen3 qwen3-vl-text
+roberta-prelayernorm sapiens2 seed-oss siglip-text siglip-vision smollm3 stablelm stablelm-parallel starcoder2
+t5-encoder tipsv2-vision ultrabert vaultgemma vit vit-msn wav2vec2-large xlm-roberta-xl
+"""
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("name", WITH_EDGES.split())
+def test_edges_add_up_in_every_family(name: str) -> None:
+    """What components write and what edges of the input add up to is checked in the call, too."""
+    model, given = families.build(name), families.inputs(name, 0, 2, 9)
+
+    def readout(output: Any, _: Tensor) -> Tensor:
+        last: Tensor = output[0].reshape(2, -1, output[0].shape[-1])[:, -1]
+        return last @ torch.linspace(-1, 1, 3 * last.shape[-1]).reshape(-1, 3).to(last)
+
+    for method in (CPLRP(model, readout=readout), RelP(model, readout=readout)):
+        found = method.decompose(given, 1, components=["edges", "residual"])
+        ((stack, scores),) = found.components["edges"].items()
+        start = found.components["residual"][stack][:, 0].sum(1)
+        torch.testing.assert_close(scores[:, 0].sum(1), start, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [
