@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from os import PathLike
 from pathlib import Path
@@ -19,27 +19,28 @@ DISPLAY: ContextVar[tuple[float, bool] | None] = ContextVar("captum_norm_progres
 
 
 @contextmanager
-def _displaying(display: tuple[float, bool] | None) -> Iterator[None]:
-    token = DISPLAY.set(display)
-    try:
-        yield
-    finally:
-        DISPLAY.reset(token)
-
-
-def progress(delay: float = 3.0, *, terminal_only: bool = False) -> AbstractContextManager[None]:
+def progress(delay: float = 3.0, *, terminal_only: bool = False) -> Iterator[None]:
     """Show a bar on standard error for every long computation in the context; there are none by default.
 
     Args:
         delay: computations shorter than this, in seconds, show no bar.
         terminal_only: show bars only if standard error is a terminal.
     """
-    return _displaying((delay, terminal_only))
+    token = DISPLAY.set((delay, terminal_only))
+    try:
+        yield
+    finally:
+        DISPLAY.reset(token)
 
 
-def hidden() -> AbstractContextManager[None]:
+@contextmanager
+def hidden() -> Iterator[None]:
     """Show no bars in the context, for the parts of a computation that has its own bar."""
-    return _displaying(None)
+    token = DISPLAY.set(None)
+    try:
+        yield
+    finally:
+        DISPLAY.reset(token)
 
 
 def bar(description: str, total: float | None, unit: str) -> "tqdm[Never]":

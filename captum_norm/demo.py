@@ -10,9 +10,9 @@ averaged over captions. Both are per head: ‖α f‖ is measured before the hea
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,9 +23,6 @@ from captum_norm.attr.weights import AttentionWeights
 from captum_norm.loading import DEFAULT_MODEL, load
 from captum_norm.show.figures import Panel, draw_heatmaps
 from captum_norm.show.terminal import show_tokens
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 CAPTIONS = (
     "A man is playing a guitar on stage.",
@@ -101,7 +98,7 @@ def show(findings: Findings, console: Console) -> None:
         console.print()
 
 
-def draw(findings: Findings) -> "Figure":
+def draw(findings: Findings) -> Figure:
     """Draw both maps of the first sentence side by side."""
     panels = [
         Panel("attention weights, mean over heads", findings.weights, _WEIGHT),

@@ -99,8 +99,9 @@ def output_path(*suffixes: str) -> Callable[[str], Path]:
     def parse(name: str) -> Path:
         if Path(name).suffix.lower() not in suffixes:
             raise InvalidInputError(f"cannot write {quoted_name(name)}: the name must end in {' or '.join(suffixes)}")
-        check_file(name)
-        return Path(name)
+        file = Path(name)
+        check_file(file)
+        return file
 
     return parse
 

@@ -13,7 +13,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from importlib.resources import files
 from pathlib import Path, PurePath
@@ -285,7 +285,8 @@ def render(page: Page) -> str:
     Its content policy allows its own script, style and images alone. Everything in the page is escaped; characters that
     are unprintable or change the direction of text are spelled out.
     """
-    precision = _precision(maps.values.shape for example in page.examples for maps in example.maps)
+    entries = sum(maps.values.size for example in page.examples for maps in example.maps)
+    precision: Precision = "f4" if entries <= _MOST_EXACT else "f2" if entries <= _MOST_HALF else "i1"
     notes = [*page.notes, *([_PRECISE_TO[precision]] if precision in _PRECISE_TO else [])]
     if precision == "i1":
         page, light = _light(page)
@@ -446,12 +447,6 @@ class EncodedArray(TypedDict):
     dtype: Precision
     max: list[float]
     data: str
-
-
-def _precision(shapes: Iterable[tuple[int, ...]]) -> Precision:
-    """Choose the precision of all maps of a page, whose shapes these are."""
-    entries = sum(math.prod(shape) for shape in shapes)
-    return "f4" if entries <= _MOST_EXACT else "f2" if entries <= _MOST_HALF else "i1"
 
 
 def encode(values: npt.NDArray[np.float32], precision: Precision = "f4") -> EncodedArray:

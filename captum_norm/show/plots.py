@@ -11,10 +11,11 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -23,9 +24,6 @@ from captum_norm.lab.analysis.results import AnalysisResult, Cell, Plot, Table
 from captum_norm.show.colors import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, color_map, hex_of, ink_on
 from captum_norm.show.figures import StandaloneFigure, figure_bytes, font_families, name_ticks
 from captum_norm.text.characters import spelled_out
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 INK = "#1b2430"
 """The colour of text, axes and edges, which a page in dark mode replaces by a light one."""
@@ -127,7 +125,7 @@ def _style() -> AbstractContextManager[None]:
     return mpl.rc_context(_STYLE | {"font.family": font_families()})
 
 
-def _draw_lines(axes: "Axes", table: Table, plot: Plot) -> None:
+def _draw_lines(axes: Axes, table: Table, plot: Plot) -> None:
     """Draw lines, with a style for each series."""
     places, heights = _places(axes, table, plot), _numbers(table, plot.y)
     errors = _numbers(table, plot.error) if plot.error else None
@@ -147,7 +145,7 @@ def _draw_lines(axes: "Axes", table: Table, plot: Plot) -> None:
         )
 
 
-def _draw_heat(figure: Figure, axes: "Axes", table: Table, plot: Plot) -> None:
+def _draw_heat(figure: Figure, axes: Axes, table: Table, plot: Plot) -> None:
     """Draw cells on the sequential colour scale, from 0 unless values are negative, each with its value."""
     if plot.value is None:
         raise InvalidInputError(f"got no value for the heat plot {plot.name}; name the column for the colour")
@@ -187,7 +185,7 @@ def _draw_heat(figure: Figure, axes: "Axes", table: Table, plot: Plot) -> None:
         axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=6.5)
 
 
-def _draw_legend(figure: Figure, axes: "Axes", title: str) -> None:
+def _draw_legend(figure: Figure, axes: Axes, title: str) -> None:
     handles, names = axes.get_legend_handles_labels()
     widths = [len(name) + _HANDLE_CHARACTERS for name in names]
     room = _CHARACTERS * figure.get_figwidth()
@@ -207,7 +205,7 @@ def _draw_legend(figure: Figure, axes: "Axes", title: str) -> None:
     figure.set_figheight(_HEIGHT + 0.16 * (1 + -(-len(names) // columns)))
 
 
-def _places(axes: "Axes", table: Table, plot: Plot) -> list[float]:
+def _places(axes: Axes, table: Table, plot: Plot) -> list[float]:
     """Return the position of each row along the horizontal axis: its number, or the index of its word."""
     cells = table.column(plot.x)
     if any(isinstance(cell, str) for cell in cells):
@@ -219,7 +217,7 @@ def _places(axes: "Axes", table: Table, plot: Plot) -> list[float]:
     return _numbers(table, plot.x)
 
 
-def _name_columns(axes: "Axes", cells: Sequence[Cell]) -> None:
+def _name_columns(axes: Axes, cells: Sequence[Cell]) -> None:
     """Name the positions of the horizontal axis, long names at an angle."""
     names = _names(cells)
     name_ticks(axes.xaxis, names)
