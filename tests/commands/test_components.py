@@ -55,6 +55,33 @@ def test_files_and_terminal_have_what_the_api_returns(
     assert f"model: {gpt2}\n" in printed
 
 
+def test_edges_are_a_kind_of_components(gpt2: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = [Path(f"e{suffix}") for suffix in (".json", ".html", ".png")]
+    words = [
+        "--model",
+        gpt2,
+        "--components",
+        "edges",
+        "--method",
+        "gradient",
+        "--counterfactual",
+        OTHER,
+        "--target",
+        "cat",
+    ]
+    assert explain(*words, *(word for path in out for word in ("--out", str(path)))) == 0
+    model, tokenizer = load(gpt2)
+    inputs, other = (tokenizer(text, return_tensors="pt") for text in (TEXT, OTHER))
+    target = WORDS.index("cat")
+    scores = ComponentAttribution(model).attribute(inputs, target, components="edges", counterfactual=other)
+    rows: Any = written(out[0])
+    assert [(row["name"], row["score"]) for row in rows] == [(row["name"], row["score"]) for row in scores.records()]
+    printed = capsys.readouterr().out
+    assert f"edge {scores.top(1)[0].name} " in printed
+    (example,) = content(out[1].read_text(encoding="utf-8"))["examples"]
+    assert example["answer"] in printed
+
+
 def test_the_language_model_of_the_package_is_the_default() -> None:
     out = Path("e.json")
     assert explain("--components", "residual", "--method", "relp", "--out", str(out), text="So it is") == 0
@@ -87,7 +114,7 @@ def test_the_language_model_of_the_package_is_the_default() -> None:
         ),
         (
             ["--components", "neurons", "--method", "alti-logit"],
-            'got components="neurons"; updates are those of "heads"',
+            'got components="neurons"; updates are of "heads"',
         ),
     ],
     ids=lambda value: " ".join(value)[13:] if isinstance(value, list) else "",
