@@ -40,6 +40,7 @@ class Measurements(StackResult):
 
     In cross-attention, keys are the encoder's positions, queries the decoder's. There the residual stream belongs to
     no key: norms at ``attn_res`` are those at ``attn``, and mixing ratios compare all that attention adds with it.
+    Modality, patches, virtual tokens and cached positions are as in :class:`captum_norm.AttributionMaps`.
 
     Attributes:
         weights: attention weights, (B, L, Q, K) averaged over heads or (B, L, H, Q, K) per head; None if not requested.
@@ -58,7 +59,6 @@ class Measurements(StackResult):
         layer_names: names of the L modules that contain the blocks; empty without scopes.
         layouts: the arrangement of each of them.
         layer_scopes: the scopes of each of them; those through a feed-forward network only if one was requested.
-        modality, patches, virtual, cached: see :class:`captum_norm.AttributionMaps`.
         real_keys: True at real key positions, (B, K); None if all are.
         crosses: whether keys are other positions than queries, those of the encoder.
         query_tokens: the texts of the decoder's keys in cross-attention, the last of which are the queries'.
