@@ -20,7 +20,10 @@ exclude_patterns = ["_build"]
 nitpicky = True
 # The build works offline, without intersphinx: other projects' names are plain text. Overloads and quoted annotations
 # show names as written; a type variable has no page.
-_ELSEWHERE = r"(argparse|captum|collections|matplotlib|numpy|os|pathlib|pd|re|rich|sacrebleu|torch|transformers|xr)\..*"
+_ELSEWHERE = (
+    r"(argparse|captum|collections|contextlib|matplotlib|numpy|os|pathlib|pd|re|rich|sacrebleu|torch|transformers"
+    r"|xr)\..*"
+)
 _TYPE_VARIABLES = (
     r"alignment\.subwords\.Piece|captum_norm\.(loading|runs)\.\w+\.(Model|Result)|captum_norm\.checks\.T|Method"
 )
