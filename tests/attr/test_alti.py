@@ -207,7 +207,7 @@ def test_an_error_of_the_second_norm_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     model, ids = families.build("bert"), families.inputs("bert")
     method = GlobEnc(model)
     method.maps(ids)
-    monkeypatch.setattr("captum_norm.attr.attention_block.inverse_scale", lambda *norm: 1.001 * inverse_scale(*norm))
+    monkeypatch.setattr("captum_norm.attr.layer_norms.inverse_scale", lambda *norm: 1.001 * inverse_scale(*norm))
     with pytest.raises(IncompleteDecompositionError, match="layer 0 do not add up"):
         method.maps(ids)
 

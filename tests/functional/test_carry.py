@@ -160,7 +160,7 @@ def test_the_weights_are_multiplied_once(name: str, blocks: int, monkeypatch: py
         made.append(projection)
         return weight_gram(projection)
 
-    monkeypatch.setattr("captum_norm.attr.layer_norms.weight_gram", counted)
+    monkeypatch.setattr("captum_norm.functional.vectors.weight_gram", counted)
     models: Any = families if name in families.FAMILIES else encoder_decoders
     model, inputs = models.build(name), models.inputs(name)
     method = NormAttribution(model)
