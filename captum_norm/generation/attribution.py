@@ -13,33 +13,24 @@ from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.attr.information_flow import InformationFlow
 from captum_norm.attr.output import OutputAttribution
-from captum_norm.checks import check_bool, check_count, check_index, quoted
+from captum_norm.checks import check_bool, check_index, quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.forward.request import Request
 from captum_norm.generation import prompts
 from captum_norm.generation.result import Explained, GenerationResult
+from captum_norm.generation.teacher_forcing import Inputs, TeacherForcing
 from captum_norm.models.call import ModelCall
-from captum_norm.models.hooks import evaluating
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
-from captum_norm.models.model import encoder_of, library_of
-from captum_norm.models.offloading import input_device
+from captum_norm.models.model import library_of
 from captum_norm.models.outputs import Difference, logits_of, name_outputs
 from captum_norm.models.token_inputs import with_outputs
-from captum_norm.models.wrappers import config_of
 from captum_norm.results.aggregation import CAUSAL_ROLLOUT, ROLLED
 from captum_norm.results.maps import SourceAndPrefix
 from captum_norm.results.outputs import NamedOutput
 from captum_norm.text.words import Span, token_texts
 
-GENERATION: Mapping[str, Any] = {"max_new_tokens": 25, "do_sample": False}
-"""How answers are generated unless ``gen_args`` says otherwise, as in Captum."""
-
 # Rows of methods that run the model once a row, in one batch.
 BATCH = 16
-
-Inputs = Mapping[str, Tensor]
-"""The model's arguments for one example, the prompt and all tokens of the answer but its last: the last R positions, of
-an encoder–decoder model those of the decoder, predict the answer."""
 
 Rows = tuple[Tensor, Tensor | None]
 """The scores of every input position for each token, (R, K), of an encoder–decoder model the source's before the target
@@ -96,10 +87,7 @@ class GenerationAttribution(Attribution):
         super().__init__(model)
         self.method: Any = explainer
         self.model = cast(Any, model)
-        self._continued, config = encoder_of(model) is None, config_of(model)
-        self._longest: int | None = getattr(config, "max_position_embeddings", None)
-        # The token that a decoder's inputs begin with.
-        self._begin: int | None = getattr(config, "decoder_start_token_id", None)
+        self._forcing = TeacherForcing(model, self.tokenizer)
 
     def __repr__(self) -> str:
         return f"GenerationAttribution({self.method!r})"
@@ -144,13 +132,13 @@ class GenerationAttribution(Attribution):
             CaptumNormError: see the method's ``attribute``.
         """
         kind = type(self.method).__name__
-        tokenized = prompts.read_prompt(prompt, self.tokenizer, continued=self._continued)
-        answer = self._answer(tokenized, target, gen_args)
+        tokenized = self._forcing.prompt(prompt)
+        answer = self._forcing.answer(tokenized, target, gen_args)
         texts = token_texts(answer, self.tokenizer)
         start, end = prompts.span_of(outputs, texts, "".join(texts))
         rival = None
         if contrast is not None:
-            other = prompts.read_answer(contrast, tokenized, self.tokenizer, continued=self._continued)
+            other = self._forcing.answer(tokenized, contrast)
             start = self._difference(answer, other, (start, end))
             end, rival = start + 1, other[start]
         hops = check_index("hops", hops)
@@ -161,13 +149,13 @@ class GenerationAttribution(Attribution):
         names, numbers = (None, []) if segments is None else prompts.segments_of(tokenized, segments)
         together = not check_bool("per_token", per_token)
 
-        inputs, explained = self._inputs(tokenized.ids, answer[:end]), slice(start, end)
+        inputs, explained = self._forcing.inputs(tokenized.ids, answer[:end]), slice(start, end)
         if isinstance(self.method, AttentionMapAttribution):
             self.method.call_of(dict(inputs), None, Request())  # from now on its aggregation is known
         rowed = partial(answer_rows, self.method, inputs, answer[:end], explained, rival, together=together)
         named = partial(self._named, answer[explained], rival)
         (rows, deltas), explained_outputs = with_outputs(rowed, named, self.model, dict(inputs))
-        begin = [] if self._continued else [self.tokenizer.convert_ids_to_tokens(self._begin)]
+        begin = [] if self._forcing.continued else [self.tokenizer.convert_ids_to_tokens(self._forcing.begin)]
         tokens = [*token_texts(tokenized.ids, self.tokenizer), *begin, *texts[: end - 1]]
         template = torch.tensor(tokenized.template + [False] * (len(tokens) - len(tokenized.ids)))
         scores = _of_inputs(rows, template)
@@ -199,7 +187,7 @@ class GenerationAttribution(Attribution):
                 outputs=(start, end),
                 contrast=None if rival is None else self.tokenizer.decode([rival]),
                 hops=hops,
-                note=CAUSAL_ROLLOUT if self._continued and _unit(self.method) == ROLLED else "",
+                note=CAUSAL_ROLLOUT if self._forcing.continued and _unit(self.method) == ROLLED else "",
             ),
             outputs=explained_outputs,
             segments=names,
@@ -219,66 +207,6 @@ class GenerationAttribution(Attribution):
         return name_outputs(
             call.model, logits[0, -len(tokens) :], chosen, self.tokenizer, explained=_explains_output(self.method)
         )
-
-    def _answer(self, prompt: prompts.Prompt, target: Any, gen_args: Mapping[str, Any] | None) -> list[int]:
-        """Read the answer, or generate one."""
-        if target is not None:
-            if gen_args is not None:
-                raise InvalidInputError("got target= and gen_args=; a given answer is not generated: leave one out")
-            return prompts.read_answer(target, prompt, self.tokenizer, continued=self._continued)
-        generate = getattr(self.model, "generate", None)
-        if generate is None:
-            raise UnsupportedModelError(
-                f"{type(self.model).__name__} cannot generate; take a language model with its head, such as "
-                "AutoModelForCausalLM loads, or pass the answer: target="
-            )
-        self._check(prompt.ids, self.model, self._longest)
-        if gen_args is not None and not isinstance(gen_args, Mapping):
-            raise InvalidInputError(
-                f'got gen_args={quoted(gen_args)}; expected a mapping for generate, such as {{"max_new_tokens": 25}}'
-            )
-        options = dict(GENERATION if gen_args is None else gen_args)
-        if self._longest is not None and options.get("max_new_tokens") is not None:
-            room = self._longest - len(prompt.ids) + 1 if self._continued else self._longest
-            options["max_new_tokens"] = min(check_count("max_new_tokens", options["max_new_tokens"]), room)
-        ids = self._tensor(prompt.ids)
-        try:
-            with torch.no_grad(), evaluating(self.model):
-                generated = generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
-        except (TypeError, ValueError) as error:
-            if not gen_args:
-                raise
-            reason = " ".join(str(error).split())
-            raise InvalidInputError(
-                f"generate() of {type(self.model).__name__} refuses gen_args={quoted(gen_args)}: {reason[:300]}"
-            ) from error
-        generated = getattr(generated, "sequences", generated)[0].tolist()
-        answer: list[int] = generated[len(prompt.ids) :] if self._continued else generated[1:]
-        stops = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
-        stops = stops if isinstance(stops, list) else [stops]
-        while answer and answer[-1] in (self.tokenizer.eos_token_id, self.tokenizer.pad_token_id, *stops):
-            answer.pop()
-        if not answer:
-            raise InvalidInputError("the model generated nothing but the end of its answer; pass target= or gen_args=")
-        return answer
-
-    def _inputs(self, prompt: Sequence[int], answer: Sequence[int]) -> Inputs:
-        """Put prompt and answer into the model's arguments; the last token is predicted, not read."""
-        longest = self._longest
-        if self._continued:
-            self._check([*prompt, *answer], self.model, None if longest is None else longest + 1)
-            ids = self._tensor([*prompt, *answer[:-1]])
-            return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        begin = self._begin
-        if begin is None:
-            raise UnsupportedModelError(
-                f"{type(self.model).__name__} names no decoder_start_token_id, so its decoder's inputs are not known"
-            )
-        self._check(prompt, self.model, longest)
-        self._check(answer, self.model.get_decoder(), longest)
-        ids = self._tensor(prompt)
-        decoder_ids = self._tensor([begin, *answer[:-1]])
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": decoder_ids}
 
     def _graph(self, inputs: Inputs, count: int, threshold: float) -> FlowGraph:
         """Follow the routes to the last outputs, heads added up."""
@@ -302,13 +230,6 @@ class GenerationAttribution(Attribution):
                 "got a contrast that does not differ from the answer's tokens to explain; expected another answer"
             )
         return differing[0]
-
-    def _check(self, ids: Sequence[int], embedding: Any, longest: int | None) -> None:
-        vocabulary = len(embedding.get_input_embeddings().weight)
-        prompts.check_ids(ids, vocabulary, longest, type(self.model).__name__)
-
-    def _tensor(self, ids: Sequence[int]) -> Tensor:
-        return torch.tensor([list(ids)], device=input_device(self.model))
 
 
 def tokenizer_of(method: Any, tokenizer: Any = None) -> Any:

@@ -1,0 +1,149 @@
+"""What an answer's probability is when some of its prompt's sources are taken out."""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captum_norm.bars import bar
+from captum_norm.checks import check_count
+from captum_norm.errors import InvalidInputError
+from captum_norm.generation.prompts import Message, Prompt, Segmentation, segments_of
+from captum_norm.generation.teacher_forcing import TeacherForcing
+from captum_norm.models.hooks import evaluating
+from captum_norm.text.words import token_texts
+
+__all__ = ["SourceAblations"]
+
+
+class SourceAblations:
+    r"""Computes how probable a model finds an answer without some of the prompt's sources.
+
+    A source is a segment of the prompt. To take one out, its tokens are deleted, and the white space behind it; all
+    other tokens stay, such as a question and a chat template.
+
+    Args:
+        model: a language model or a translation model of Hugging Face; not changed.
+        tokenizer: the model's.
+        prompt: a text, or the messages of a conversation.
+        target: the answer, a text or token ids; None generates one.
+        segments: the sources, see :data:`captum_norm.generation.Segmentation`.
+        gen_args: arguments of the model's ``generate``, as for :class:`captum_norm.GenerationAttribution`.
+        batch_tokens: the most tokens in one forward pass, or one prompt if it is longer.
+
+    Attributes:
+        sources: the texts of the K sources.
+        answer: the answer's T token ids.
+
+    Raises:
+        InvalidInputError: prompt, answer and segments do not fit together or the model.
+
+    Example:
+        >>> from captum_norm.loading import LANGUAGE_MODEL, load
+        >>> passages = ["Clara found a tiny silver ring in the garden.", "Victor works as a baker near the river."]
+        >>> prompt = "\n".join([*passages, "What did Clara find? Clara found"])
+        >>> model, tokenizer = load(LANGUAGE_MODEL)
+        >>> ablations = SourceAblations(model, tokenizer, prompt, " a tiny silver ring", segments=passages)
+        >>> kept = torch.tensor([[True, True], [False, True], [True, False]])
+        >>> ablations.log_probabilities(kept).sum(1).exp().round(decimals=2)
+        tensor([1., 0., 1.], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        prompt: str | Sequence[Message],
+        target: str | Sequence[int] | None = None,
+        *,
+        segments: Segmentation,
+        gen_args: Mapping[str, Any] | None = None,
+        batch_tokens: int = 4096,
+    ) -> None:
+        self._forcing = forcing = TeacherForcing(model, tokenizer)
+        read = forcing.prompt(prompt)
+        names, numbers = segments_of(read, segments)
+        self.answer = tuple(forcing.answer(read, target, gen_args))
+        self.sources = tuple(names)
+        self._prompt, self._sources = torch.tensor(read.ids), torch.tensor(_with_space(read, numbers))
+        self._batch_tokens = check_count("batch_tokens", batch_tokens)
+        forcing.inputs(read.ids, self.answer)  # refuses what the model does not take
+
+    @property
+    def answer_text(self) -> str:
+        """The answer's text."""
+        return "".join(token_texts(self.answer, self._forcing.tokenizer))
+
+    def log_probabilities(self, kept: Tensor) -> Tensor:
+        """Compute the log-probability of each of the answer's tokens, after those before it.
+
+        Args:
+            kept: True at the sources that stay, of N prompts, (N, K); equal rows are run once.
+
+        Returns:
+            (N, T), float64.
+
+        Raises:
+            InvalidInputError: ``kept`` has another shape or dtype, or leaves a prompt without a token.
+        """
+        mask: Any = kept
+        if getattr(mask, "dtype", None) != torch.bool or mask.shape[1:] != (len(self.sources),):
+            got = f"{tuple(mask.shape)}, {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
+            raise InvalidInputError(f"got kept {got}; expected True or False for each source, (N, {len(self.sources)})")
+        rows, places = kept.cpu().unique(dim=0, return_inverse=True)
+        # A column more, for the tokens of no source, whose number is −1.
+        stays = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)[:, self._sources]
+        if not stays.any(1).all():
+            raise InvalidInputError(
+                "without these sources no token is left in the prompt; leave some text, such as the question, outside "
+                "of the sources"
+            )
+        lengths = stays.sum(1)
+        found = torch.empty(len(rows), len(self.answer), dtype=torch.float64)
+        with torch.no_grad(), evaluating(self._forcing.model), bar("ablating", len(rows), "prompts") as shown:
+            for batch in self._batches(lengths):
+                found[batch] = self._run([self._prompt[row] for row in stays[batch]])
+                shown.update(len(batch))
+        return found[places]
+
+    def _batches(self, lengths: Tensor) -> Iterator[list[int]]:
+        """Yield rows of similar lengths, which need little padding."""
+        order = lengths.argsort(descending=True, stable=True)
+        longest = int(lengths.max()) + len(self.answer)
+        yield from map(Tensor.tolist, order.split(max(1, self._batch_tokens // longest)))
+
+    def _run(self, prompts: Sequence[Tensor]) -> Tensor:
+        """Run the model on prompts and answer, (N, T)."""
+        forcing, answer, count = self._forcing, torch.tensor(self.answer), len(self.answer)
+        device = forcing.tensor([0]).device
+        texts = [torch.cat([prompt, answer[:-1]]) if forcing.continued else prompt for prompt in prompts]
+        lengths = torch.tensor([len(text) for text in texts])
+        ids = nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=self.answer[-1])
+        arguments: dict[str, Any] = {"input_ids": ids.to(device), "use_cache": False}
+        # No token of a causal model sees the padding behind it, so it needs no mask.
+        if not forcing.continued:
+            mask = torch.arange(ids.shape[1]) < lengths[:, None]
+            decoder = forcing.inputs(prompts[0].tolist(), self.answer)["decoder_input_ids"]
+            arguments |= {"attention_mask": mask.long().to(device), "decoder_input_ids": decoder.expand(len(ids), -1)}
+        elif "logits_to_keep" in inspect.signature(forcing.model.forward).parameters:
+            arguments["logits_to_keep"] = ids.shape[1] - int(lengths.min()) + count
+        logits = forcing.model(**arguments).logits
+        padding = ids.shape[1] - lengths if forcing.continued else torch.zeros_like(lengths)
+        places = logits.shape[1] - count - padding[:, None] + torch.arange(count)
+        places = places.to(logits.device)
+        chosen = logits.gather(1, places[..., None].expand(-1, -1, logits.shape[2]))
+        target = answer.to(chosen.device).expand(len(ids), -1)[..., None]
+        found: Tensor = chosen.double().log_softmax(-1).gather(2, target)[..., 0].cpu()
+        return found
+
+
+def _with_space(prompt: Prompt, numbers: Sequence[int]) -> list[int]:
+    """Give each source the tokens of white space behind it, unless a chat template added them."""
+    found = list(numbers)
+    if prompt.text is not None and prompt.offsets is not None:
+        for place, ((start, end), added) in enumerate(zip(prompt.offsets, prompt.template, strict=True)):
+            if place and found[place] < 0 and not added and prompt.text[start:end].isspace():
+                found[place] = found[place - 1]
+    return found
