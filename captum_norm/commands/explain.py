@@ -1,12 +1,10 @@
 """Runs ``captum-norm explain``, which shows how much each token of a text, or of a prompt, contributes."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from captum_norm.bars import progress
-from captum_norm.checks import quoted_name
 from captum_norm.commands import shared
 from captum_norm.commands.program import Command, Options, argument, option
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
@@ -20,7 +18,8 @@ if TYPE_CHECKING:
     from captum_norm.results.components import ComponentScores
 
 _NOT_OF_ANSWERS = ("against", "layer", "position", "scope", "aggregation", "words", "lines")
-_NOT_OF_COMPONENTS = ("layer", "scope", "aggregation", "words", "generate", "chat", "segments", "contrast")
+_OF_ANSWERS = ("generate", "chat", "response", "segments", "contrast")
+_NOT_OF_COMPONENTS = ("layer", "scope", "aggregation", "words", *_OF_ANSWERS)
 _OF_COMPONENTS = ("decompx", "cp-lrp", "attnlrp", "relp", "gim", "alti-logit", "gradient")
 
 
@@ -34,6 +33,16 @@ class Answers(Options, title="generated text: the text is a prompt, and the answ
     chat: Path | None = option(
         'a conversation to use as the prompt instead of the text, [{"role": "user", "content": "…"}, …]',
         metavar="FILE.json",
+    )
+    response: Path | None = option(
+        "explain what a server answered: a file with request and response, as vLLM, llama.cpp and SGLang write them",
+        metavar="FILE.json",
+    )
+    choice: int = option("which of the answers in the response, counted from 0", 0, parse=shared.natural, metavar="N")
+    max_gap: float = option(
+        "refuse a response whose log-probabilities differ by more nats from the model's own, on average",
+        0.5,
+        metavar="NATS",
     )
     segments: Literal["word", "sentence", "line", "paragraph", "message"] | None = option(
         "also score these parts of the prompt as a whole"
@@ -112,7 +121,7 @@ def _run(options: ExplainOptions) -> None:
     page: Any
     given, loaded, texts = [shared.given_text(word, is_text=options.text) for word in options.texts], None, list[str]()
     _check_components(options)
-    answered = any(getattr(options, name) is not None for name in ("generate", "chat", "segments", "contrast"))
+    answered = any(getattr(options, name) is not None for name in _OF_ANSWERS)
     if (answered or options.components is not None) and options.model == DEFAULT_MODEL:  # it has no output
         options = replace(options, model=LANGUAGE_MODEL)
     if options.components is None and not answered:
@@ -204,33 +213,43 @@ def _texts(options: ExplainOptions, given: list[str]) -> list[str]:
 
 def _answer(options: ExplainOptions, given: list[str], loaded: Any) -> "GenerationResult":
     """Explain an answer to a prompt or a conversation."""
-    from captum_norm.explanation.run import LEAST_IMPORTANCE
-    from captum_norm.generation import GenerationAttribution
-    from captum_norm.lab.comparison.methods import make_method
-
     _check_answer(options)
     prompt = _prompt(options, given)
     model, tokenizer = loaded or options.load(answers=True)
+    with progress(terminal_only=True):
+        return explain_answer(options, prompt, model, tokenizer)
+
+
+def explain_answer(options: ExplainOptions, prompt: Any, model: Any, tokenizer: Any) -> "GenerationResult":
+    """Explain an answer to a prompt, or the content of a response."""
+    from captum_norm.explanation.run import LEAST_IMPORTANCE
+    from captum_norm.generation import GenerationAttribution, read_response
+    from captum_norm.lab.comparison.methods import make_method
+
     method = make_method(options.method, model, tokenizer=tokenizer, keep_special=False, batch_size=16)
     followed = options.method == "information-flow" and options.has_page()
-    with progress(terminal_only=True):
-        result: GenerationResult = GenerationAttribution(method, tokenizer).attribute(
-            prompt,
-            options.target,
-            gen_args=options.generate and {"max_new_tokens": options.generate, "do_sample": False},
-            segments=options.segments,
-            contrast=options.contrast,
-            graph_threshold=LEAST_IMPORTANCE if followed else None,
-        )
+    response = None if options.response is None else read_response(prompt, tokenizer, choice=options.choice)
+    result: GenerationResult = GenerationAttribution(method, tokenizer).attribute(
+        prompt if response is None else response.prompt,
+        options.target if response is None else response.answer,
+        gen_args=options.generate and {"max_new_tokens": options.generate, "do_sample": False},
+        segments=options.segments,
+        contrast=options.contrast,
+        graph_threshold=LEAST_IMPORTANCE if followed else None,
+    )
     result.explained = replace(result.explained, model=options.model, method=options.method)
-    return result
+    return result if response is None else response.checked(result, options.max_gap)
 
 
 def _check_answer(options: ExplainOptions) -> None:
-    if (options.generate is None) == (options.target is None):
-        raise InvalidInputError("give either --generate N or --target TEXT, to say which answer is explained")
+    if [options.generate, options.target, options.response].count(None) != 2:
+        raise InvalidInputError(
+            "give either --generate N or --target TEXT, or --response FILE.json, to say which answer is explained"
+        )
     if options.chat is not None and options.texts:
         raise InvalidInputError("got a text and --chat; the conversation is the prompt: leave the text out")
+    if options.response is not None and (options.chat or options.texts):
+        raise InvalidInputError("got a prompt and --response; the file has the prompt: leave it out")
     for name in _NOT_OF_ANSWERS:
         if getattr(options, name) not in (None, False):
             raise InvalidInputError(f"got --{name} with an answer, whose tokens are what is explained; leave it out")
@@ -239,12 +258,11 @@ def _check_answer(options: ExplainOptions) -> None:
 
 
 def _prompt(options: ExplainOptions, given: list[str]) -> Any:
-    """The text of the prompt, or the conversation."""
-    if options.chat is not None:
-        try:
-            return json.loads(read_text(options.chat))
-        except json.JSONDecodeError as error:
-            raise InvalidInputError(f"{quoted_name(str(options.chat))} is not JSON: {error}") from error
+    """The text of the prompt, the conversation, or the content of the response."""
+    from captum_norm.generation.responses import parsed
+
+    if (file := options.response or options.chat) is not None:
+        return parsed(read_text(file), str(file))
     if not given:
         raise InvalidInputError("got no prompt; give a text, a file with it, or --chat FILE.json")
     # The last line of a file ends, the prompt does not.

@@ -95,7 +95,7 @@ class GenerationAttribution(Attribution):
     @log_usage()  # type: ignore[untyped-decorator]
     def attribute(
         self,
-        prompt: str | Sequence[Mapping[str, str]] | Tensor,
+        prompt: str | Sequence[prompts.Message] | prompts.Prompt | Tensor,
         target: str | Sequence[int] | Tensor | None = None,
         *,
         gen_args: Mapping[str, Any] | None = None,
@@ -109,8 +109,8 @@ class GenerationAttribution(Attribution):
         """Explain an answer, generated or given.
 
         Args:
-            prompt: a text, token ids (N,) or (1, N), or the messages of a conversation, which go into the tokenizer's
-                chat template.
+            prompt: a text, token ids (N,) or (1, N), the messages of a conversation, which go into the tokenizer's
+                chat template, or the prompt of a :class:`captum_norm.generation.Response`.
             target: the answer to explain, a text or token ids; None generates one.
             gen_args: arguments of the model's ``generate``; by default 25 new tokens, greedily. An answer ends at the
                 latest with the model's last position.

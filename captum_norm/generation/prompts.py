@@ -1,5 +1,6 @@
 """Turns prompts, conversations and answers into tokens, and groups a prompt's tokens into segments."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +14,8 @@ from captum_norm.checks import check_entries, did_you_mean, quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.text.words import Span, joined_spans, word_spans
 
-Message = Mapping[str, str]
-"""A turn of a conversation: its ``role`` and its ``content``."""
+Message = Mapping[str, Any]
+"""A turn of a conversation: its ``role`` and its ``content``, a text or parts of one; perhaps ``tool_calls``."""
 
 SegmentKind = Literal["word", "sentence", "line", "paragraph", "message"]
 Segmentation = SegmentKind | Sequence[str]
@@ -32,7 +33,7 @@ _BETWEEN: Mapping[str, re.Pattern[str]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt in tokens; of a conversation with the characters and the role of each turn's content."""
+    """A prompt in tokens; of a conversation with the characters and the role of each turn's content and tool calls."""
 
     ids: list[int]
     text: str | None = None  # None if ids were given
@@ -50,6 +51,8 @@ class Prompt:
 
 def read_prompt(prompt: Any, tokenizer: Any, *, continued: bool = True) -> Prompt:
     """Tokenize a prompt, without a closing token if the model continues it: a text, messages, or token ids (1, N)."""
+    if isinstance(prompt, Prompt):
+        return prompt
     if isinstance(prompt, Tensor):
         ids = prompt.reshape(-1).tolist() if prompt.dim() == 1 or (prompt.dim() == 2 and len(prompt) == 1) else []
         if not ids or prompt.is_floating_point():
@@ -63,7 +66,7 @@ def read_prompt(prompt: Any, tokenizer: Any, *, continued: bool = True) -> Promp
             raise InvalidInputError(f"got the prompt {quoted(prompt)}; expected some words")
         return plain
     if isinstance(prompt, Sequence) and prompt and all(_is_message(message) for message in prompt):
-        return _conversation(prompt, tokenizer)
+        return conversation(prompt, tokenizer)
     raise InvalidInputError(
         f"got the prompt {quoted(prompt)}; expected a text, token ids, or messages [{{'role': 'user', 'content': '…'}}]"
     )
@@ -174,51 +177,91 @@ def _closing(ids: Sequence[int], plain: Sequence[int]) -> int:
 
 
 def _is_message(message: object) -> bool:
-    return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+    return isinstance(message, Mapping) and isinstance(message.get("role"), str) and "content" in message
 
 
-def _conversation(messages: Sequence[Message], tokenizer: Any) -> Prompt:
+def conversation(messages: Sequence[Message], tokenizer: Any, **template: Any) -> Prompt:
+    """Tokenize a conversation as the chat template writes it, which also gets the variables ``template``."""
     if not getattr(tokenizer, "chat_template", None):
         raise InvalidInputError(
             f"got a conversation, but {type(tokenizer).__name__} has no chat template; pass the prompt as one text, or "
             "set tokenizer.chat_template"
         )
-    text = _rendered(messages, tokenizer)
-    plain = _tokenized(text, tokenizer, special=False, continued=True)
-    roles = [message["role"] for message in messages]
-    return replace(plain, messages=_turns(messages, text, tokenizer), roles=roles)
+    turns = [_turn(message) for message in messages]
+    text = _rendered(turns, tokenizer, template)
+    spans, roles = _turns(turns, text, tokenizer, template)
+    return replace(_tokenized(text, tokenizer, special=False, continued=True), messages=spans, roles=roles)
 
 
-def _rendered(messages: Sequence[Message], tokenizer: Any) -> str:
-    turns = [dict(message) for message in messages]
+def _turn(message: Message) -> dict[str, Any]:
+    """Return a message with its content as one text, and the arguments of tool calls, JSON for servers, as objects."""
+    content, calls = message["content"], message.get("tool_calls") or ()
     try:
-        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        content = "\n".join(part["text"] for part in content) if isinstance(content, list) else content
+        functions = [{**call["function"], "name": call["function"]["name"] + ""} for call in calls]
+        for function in functions:
+            if isinstance(function["arguments"], str):
+                function["arguments"] = json.loads(function["arguments"])
+        turn = {**message, "content": "" if content is None and calls else content + ""}
+        turn["tool_calls"] = [{**call, "function": new} for call, new in zip(calls, functions, strict=True)]
+        return turn if calls else {name: turn[name] for name in turn if name != "tool_calls"}
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidInputError(
+            f"got the {message['role']}'s turn {quoted(message)}; expected a content that is a text, and tool_calls "
+            "[{'function': {'name': …, 'arguments': JSON}}]"
+        ) from error
+
+
+def _rendered(turns: Sequence[Message], tokenizer: Any, template: Mapping[str, Any]) -> str:
+    try:
+        return str(tokenizer.apply_chat_template(turns, **{"add_generation_prompt": True, **template}, tokenize=False))
     except Exception as error:  # templates raise what they like
         reason = " ".join(str(error).split())[:200]
         raise InvalidInputError(f"the chat template refuses the conversation: {reason}") from error
 
 
-def _turns(messages: Sequence[Message], text: str, tokenizer: Any) -> list[Span]:
-    """Find the content of each turn in the rendered text, between what the template puts around marks in its place."""
+def _turns(turns: list[dict[str, Any]], text: str, tokenizer: Any, template: Any) -> tuple[list[Span], list[str]]:
+    """Find contents and tool calls in the rendered text, between what the template puts around marks of contents."""
     # The words of a turn may be the template's own, such as "user".
-    marked = [{**message, "content": f"\ue000{index}\ue001"} for index, message in enumerate(messages)]
-    first, *frame = re.split("\ue000(\\d+)\ue001", _rendered(marked, tokenizer))
+    said = [
+        place for place, turn in enumerate(turns) if turn["content"].strip() or not (place and "tool_calls" in turn)
+    ]
+    marks = {place: {"content": f"\ue000{place}\ue001"} for place in said}
+    marked = [turn | marks.get(place, {}) for place, turn in enumerate(turns)]
+    first, *frame = re.split("\ue000(\\d+)\ue001", _rendered(marked, tokenizer, template))
     order, behind = frame[::2], frame[1::2]
-    in_order = order == [str(index) for index in range(len(messages))] and text.startswith(first)
-    place, spans = len(first), []
-    for index, message in enumerate(messages):
-        content = message["content"]
+    in_order = order == [str(index) for index in said] and text.startswith(first)
+    place, spans, roles = len(first), list[Span](), list[str]()
+    for number, index in enumerate(said):
+        content, role = turns[index]["content"], turns[index]["role"]
         # The template may strip it.
         forms = (content, content.strip(), content.lstrip(), content.rstrip()) if in_order and content.strip() else ()
-        said = next((form for form in forms if text.startswith(form + behind[index], place)), None)
-        if said is None:
+        form = next((form for form in forms if text.startswith(form + behind[number], place)), None)
+        if form is None:
             raise InvalidInputError(
-                f"the content of the {message['role']}'s turn {quoted(content)} is empty, or the chat template changes "
+                f"the content of the {role}'s turn {quoted(content)} is empty, or the chat template changes "
                 "it, so its tokens are not known; pass the prompt as one text"
             )
-        spans.append(_stripped(text, place, place + len(said)))
-        place += len(said) + len(behind[index])
-    return spans
+        spans.append(_stripped(text, place, place + len(form)))
+        roles.append(role)
+        place += len(form) + len(behind[number])
+        for turn in turns[index : [*said, len(turns)][number + 1]]:
+            for call in turn.get("tool_calls", ()):
+                spans.append(_span_of_call(call["function"], text, spans[-1][1], place))
+                roles.append(f"call of {call['function']['name']}")
+    return spans, roles
+
+
+def _span_of_call(call: Mapping[str, Any], text: str, start: int, end: int) -> Span:
+    """Find a tool call between two places of a text, from its name to the last word of its arguments."""
+    first = text.find(call["name"], start, end)
+    if first < 0:
+        raise InvalidInputError(f"the chat template leaves out the call of {quoted(call['name'])}; pass one text")
+    last = first + len(call["name"])
+    for word in re.findall(r"\w+", json.dumps(call["arguments"], ensure_ascii=False)):
+        place = text.find(word, last, end)
+        last = last if place < 0 else place + len(word)
+    return first, last
 
 
 def segments_of(prompt: Prompt, segmentation: Segmentation) -> tuple[Sequence[str], Sequence[int]]:

@@ -1,5 +1,7 @@
 """``captum-norm explain`` with an answer; the same question has the same answer in Python and on the command line."""
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from captum_norm import DecompX, GenerationAttribution, cli
 from captum_norm.loading import LANGUAGE_MODEL, load
 from tests import tiny
 from tests.commands.calls import TEXT, refused, written
+from tests.generation.servers import Said, completions
 from tests.pages import content as content_of
 from tests.tiny import classifier, gpt2, save_tiny, tokenizer
 
@@ -148,6 +151,64 @@ def test_conversations(capsys: pytest.CaptureFixture[str]) -> None:
         assert message in refused(capsys, "explain", "--chat", str(chat), "--generate", "3")
     assert "got no prompt" in refused(capsys, "explain", "--generate", "3")
     assert "missing.json" in refused(capsys, "explain", "--chat", "missing.json", "--generate", "3")
+
+
+def answered(model: Any, tokenizer: Any) -> Said:
+    ids, answer = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (PROMPT, " a tiny silver ring"))
+    return Said(model, tokenizer, [tokenizer.bos_token_id, *ids], answer, tokenizer.eos_token_id, text=PROMPT)
+
+
+def test_what_a_server_answered(generation: GenerationAttribution, capsys: pytest.CaptureFixture[str]) -> None:
+    record = completions(answered(generation.model, generation.tokenizer))
+    file, out = Path("said.json"), Path("out.json")
+    file.write_text(json.dumps(record), encoding="utf-8")
+    given = ["--response", str(file), "--method", "decompx", "--segments", "line", "--out", str(out), "--out", "a.html"]
+    assert explain(*given) == 0
+    expected: Any = generation.attribute(PROMPT, " a tiny silver ring", segments="line")
+    content, printed = written(out), " ".join(capsys.readouterr().out.split())
+    assert content["scores"] == expected.seq_attr.tolist()
+    assert content["segment_scores"] == expected.segment_attr.tolist()
+    assert content["note"].startswith("Log-probabilities of the server and of the model differ by ")
+    assert content["note"] in printed
+    assert content["note"] in Path("a.html").read_text(encoding="utf-8")
+
+    for row in record["response"]["choices"]:
+        row["logprobs"]["token_logprobs"] = [-3.0] * 5
+    file.write_text(json.dumps(record), encoding="utf-8")
+    message = refused(capsys, "explain", *given)
+    assert re.search(r"server and of .* differ by 3 nats on average, by 3 at most; expected 0.5", message)
+    assert explain(*given, "--max-gap", "4") == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"request": {"prompt": "Clara', "said.json is not JSON"),
+        ("[" * 100_000, "said.json is not JSON"),
+        ('{"response": NaN}', "got the response nan"),
+        ("[]", "expected an object with a request and its response"),
+        ('{"response": {"choices": [{"text": " a"}]}}', "without its prompt"),
+        (json.dumps({"request": {"prompt": "Clara " * 600}, "response": {"choices": [{"text": " a"}]}}), "at most 513"),
+    ],
+)
+def test_responses_that_are_refused(content: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("said.json").write_text(content, encoding="utf-8")
+    assert message in refused(capsys, "explain", "--response", "said.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["Clara", "--response", "said.json"], "got a prompt and --response"),
+        (["--chat", "chat.json", "--response", "said.json"], "got a prompt and --response"),
+        (["--generate", "3", "--response", "said.json"], "give either --generate N"),
+        (["--response", "said.json"], "cannot read said.json"),
+        (["--response", "said.json", "--max-gap", "x"], "invalid float value"),
+        (["--response", "said.json", "--choice", "-1"], "expected a number from 0"),
+    ],
+)
+def test_options_that_do_not_fit_a_response(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused(capsys, "explain", *words)
 
 
 SUFFIXES = (".html", ".csv", ".json", ".png")
