@@ -57,6 +57,7 @@ KINDS: dict[str, str | Callable[[], None]] = {
     "answer": f"{ANSWER} --out page.html",
     "answer, segments": f"{ANSWER} --segments line --out page.html",
     "components": f"{COMPONENTS} --out page.html",
+    "components, edges": f"{COMPONENTS} --out page.html".replace("residual", "residual,edges"),
     "picture": "python patches.py",
     "compare": "captum-norm compare sentences.txt --methods decompx,norm,weights,rollout,random --out page.html",
     "analyze": "captum-norm analyze special-tokens --limit 40 --out study",

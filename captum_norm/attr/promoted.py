@@ -79,10 +79,13 @@ def promoted_tokens(
         vectors = torch.stack([written(example, row) for row in rows]).to(slopes)
         with torch.no_grad():
             logits = (embedding(vectors) - embedding(torch.zeros_like(vectors[:1]))) * slopes[example]
-        best = logits.topk(min(count, slopes.shape[1]))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        tokens = ([(token(index), logit) for index, logit in zip(*row, strict=True)] for row in pairs)
-        promoted.append({f"{row.stack} {row.kind} {row.name}": next(tokens) for row in rows})
+        best, index = logits.topk(min(count, slopes.shape[1])).indices.tolist(), single.outputs[0].index
+        explained = [i for i in (index if isinstance(index, tuple) else (index,)) if i is not None]
+        named = {}
+        for row, rises, most in zip(rows, logits.tolist(), best, strict=True):
+            chosen = [*most, *(i for i in explained if i not in most)]
+            named[f"{row.stack} {row.kind} {row.name}"] = [(token(i), rises[i]) for i in chosen]
+        promoted.append(named)
     return promoted
 
 

@@ -72,7 +72,7 @@ class ComponentScores(Result):
         unit: what a score is.
         convergence_delta: the relative error of the sum of the inputs' contributions, (B,); None without one.
         promoted: of each example the tokens whose logits rise most by what one of the strongest components, such as
-            ``"decoder heads 9.6"``, writes directly where the output is read, and by how much.
+            ``"decoder heads 9.6"``, writes directly where the output is read, then those explained, and by how much.
     """
 
     parts: Mapping[Component, Mapping[str, Tensor]]

@@ -164,6 +164,9 @@ class Example:
     links: Sequence[Links] = ()
     graph: Graph | None = None
     components: Sequence[Components] = ()
+    promoted: Mapping[str, Sequence[tuple[str, float]]] = field(default_factory=dict)  # tokens, by component
+    edges: Sequence[tuple[str, str, float]] = ()  # the strongest between components, named as in MIB
+    edges_total: float = 0.0  # the sum of absolute scores of all
     pictures: Sequence[Picture] = ()
     row: int | None = None  # that is explained; None: no single one
     facts: Mapping[str, str] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 import io
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -18,7 +19,7 @@ from captum_norm.generation.result import GenerationResult
 from captum_norm.lab.analysis.results import RESULTS, AnalysisResult, Table, number_files
 from captum_norm.lab.comparison import MEASURES, Comparison
 from captum_norm.results import make_page
-from captum_norm.results.components import NUMBERED, ComponentScores
+from captum_norm.results.components import NUMBERED, Component, ComponentScores, edge_ends
 from captum_norm.results.maps import AttributionMaps, Patches
 from captum_norm.results.stacks import MapStack
 from captum_norm.show import page, text
@@ -36,6 +37,7 @@ _MOST_SHOWN = 1000
 _MOST_EXAMPLES = 20
 # Scores of components; of more, a page has those of all positions together.
 _MOST_SCORES = 1_000_000
+_MOST_EDGES = 2000
 # Their maps are combined otherwise, or are rolled out already.
 _NO_ROLLOUT = ("attention-gradient", "rollout")
 
@@ -204,8 +206,8 @@ def _components_page(scores: ComponentScores) -> page.Page:
     """Show what the components of a model contribute to the output of each example."""
     examples = []
     for single in scores:
-        shown = []
-        for kind, stacks in single.parts.items():
+        shown, edges = [], single.top(sys.maxsize, "edges") if "edges" in single.parts else []
+        for kind, stacks in (_written(single) | dict(single.parts)).items():
             for stack, (part, *_) in stacks.items() if kind != "edges" else ():
                 values = part if kind in NUMBERED else part[:, None]
                 values = values.sum(-1) if values.dim() == len("LUS") and values.numel() > _MOST_SCORES else values
@@ -213,9 +215,23 @@ def _components_page(scores: ComponentScores) -> page.Page:
                 shown.append(page.Components(kind, cast(page.Stack, stack), single.unit, values, tokens))
         title, answer = text.shortened(str(single.outputs[0]), _TITLE), text.components_answer(single)
         facts = single.outputs[0].facts() if len(scores) > 1 else {}
-        examples.append(page.Example(title, page.Tokens([]), components=shown, facts=facts, answer=answer))
+        example = page.Example(title, page.Tokens([]), components=shown, facts=facts, answer=answer)
+        promoted, total = next(iter(single.promoted), {}), sum(abs(row.score) for row in edges)
+        ends: Any = [(*row.name.split("->"), float(f"{row.score:.4g}")) for row in edges[:_MOST_EDGES]]
+        examples.append(replace(example, promoted=promoted, edges=ends, edges_total=total))
     what = text.components_subject(scores) if len(scores) == 1 else "each output"
     return page.Page(f"What inside {scores.model} contributes to {what}?", scores.facts(), examples)
+
+
+def _written(single: ComponentScores) -> dict[Component, Mapping[str, Tensor]]:
+    """Add up the edges out of input, heads and networks, if they were read: these are the scores of the components."""
+    written = dict[Component, Mapping[str, Tensor]]()
+    for stack, part in single.parts.get("edges", {}).items():
+        layers = sum(name.startswith("m") for name in edge_ends(*part.shape[1:])[0])
+        rest = part[:, 1:].sum(2).unflatten(1, (layers, -1))
+        written = {"heads": {stack: rest[..., :-1]}, "feed_forward": {stack: rest[..., -1]}}
+        written["residual"] = {stack: part[:, :1].sum(2)}
+    return written
 
 
 def patches_page(

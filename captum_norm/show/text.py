@@ -119,6 +119,10 @@ def noun_of(kind: str) -> str:
 
 def component_place(single: ComponentScores, row: ComponentScore) -> str:
     """Say where a component is: its layer and number, its token, and its stack if there are several."""
+    if row.kind == "edges":  # from “a1.h2->m3” to “head 1.2 → network 3”
+        name: str = regex.sub(r"\bm(\d)", r"network \1", regex.sub(r"a(\d+)\.h", r"head \1.", row.name))
+        name = name.replace("<q>", "’s queries").replace("<k>", "’s keys").replace("<v>", "’s values")
+        return name.replace("->", " → ").replace("logits", "output")
     at = "" if row.position is None else f" at {_quoted(component_tokens(single, row.stack)[row.position])}"
     return f"{row.name}{at}" + f" ({row.stack})" * (len(single.parts[row.kind]) > 1)
 

@@ -98,9 +98,11 @@ def test_promoted_logits_are_what_components_write_through_the_frozen_norm(name:
         for example, promoted in enumerate(found.promoted):
             for row in found[example].top(100, kind):
                 tokens = promoted[f"decoder {kind} {row.name}"]
-                values, indices = expected[f"{kind} {row.name}"][example].topk(4)
-                near(torch.tensor([logit for _, logit in tokens], dtype=values.dtype), values, CLOSE[name])
-                assert [token for token, _ in tokens] == [str(index) for index in indices.tolist()]
+                logits = expected[f"{kind} {row.name}"][example]
+                best = logits.topk(4).indices.tolist()
+                indices = [*best, *(index for index in (5, 9) if index not in best)]  # those explained follow
+                assert [token for token, _ in tokens] == [str(index) for index in indices]
+                near(torch.tensor([logit for _, logit in tokens], dtype=logits.dtype), logits[indices], CLOSE[name])
 
 
 def expect_updates(model: Any, inputs: Any, found: Any, target: int, tolerance: float, **where: Any) -> None:
@@ -162,7 +164,8 @@ def test_results_keep_the_tokens_that_components_promote(tmp_path: Path) -> None
     assert found[1].promoted == found.promoted[1:]
     assert list(found.promoted[0]) == [f"decoder heads {row.name}" for row in found[0].top(8)]
     for tokens in found.promoted[0].values():
-        assert [token.startswith(" token") for token, _ in tokens] == [True, True]
+        assert all(token.startswith(" token") for token, _ in tokens)
+        assert 2 <= len(tokens) <= 3
 
 
 def test_what_promotes_no_tokens_is_refused() -> None:

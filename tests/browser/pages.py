@@ -10,7 +10,7 @@ import torch
 from matplotlib import image
 
 from captum_norm.attr.components import PART
-from captum_norm.results.components import Component, ComponentScores
+from captum_norm.results.components import Component, ComponentScores, edge_ends
 from captum_norm.results.outputs import NamedOutput
 from captum_norm.show.page import (
     Column,
@@ -148,6 +148,18 @@ HEAD_SCORES: list[list[list[float]]] = [
 """Scores of two layers with three heads at four tokens: in all −3, .25, 2.5; −.25, 4, 0."""
 NETWORKS = [[1.0, 1, 0, 1], [0, 0, -1, 0]]
 STREAMS = [[2.0, 0, -1, 1], [1, 0, 1, 0], [0, 0, 0, 2]]
+EDGES = {
+    "input->m0": 2.5,
+    "a0.h2->m0": 0.5,
+    "input->a0.h0<v>": -3.0,
+    "a0.h0->a1.h1<q>": -1.0,
+    "a0.h0->a1.h1<v>": -2.0,
+    "m0->a1.h1<k>": 0.25,
+    "m0->logits": 2.0,
+    "a1.h1->logits": 4.0,
+}
+"""Between the heads and networks of two layers; 15.25 in all."""
+PROMOTED = [{"decoder heads 1.1": [(" Ada", 3.5), (" Eve", -0.25)]}]
 NEURONS = [[0.01 * number for number in range(200)], [-0.01 * number for number in range(200)]]
 
 
@@ -160,9 +172,17 @@ def components(*kinds: str, unit: str = PART) -> ComponentScores:
         "neurons": NEURONS,
     }
     parts = {kind: {"decoder": torch.tensor([part])} for kind, part in values.items() if kind in kinds}
+    if "edges" in kinds:
+        sources, targets = edge_ends(9, 21)
+        edges = torch.zeros(1, 9, 21)
+        for name, score in EDGES.items():
+            source, target = name.split("->")
+            edges[0, sources.index(source), targets.index(target)] = score
+        parts["edges"] = {"decoder": edges}
     outputs = [NamedOutput((4, 7), " Ada −  Eve", 3.5)]
     real = torch.ones(1, len(TEXTS), dtype=torch.bool)
-    return ComponentScores(parts, {"decoder": real}, {"decoder": [TEXTS]}, outputs, "Tiny", "relp", unit)
+    texts = {"decoder": [TEXTS]}
+    return ComponentScores(parts, {"decoder": real}, texts, outputs, "Tiny", "relp", unit, promoted=PROMOTED)
 
 
 def component_example(*kinds: str) -> Example:

@@ -79,6 +79,7 @@ def test_a_node_shows_what_it_contributes_at_each_token(visit: Visits) -> None:
     titles = "all => all.map(one => one.title)"
     assert tokens.evaluate_all(titles) == ["1.000", "0", "0", "3.000"]
     expect(view).to_contain_text("At single tokens: to 3.000 · Eve 1.000")
+    expect(view).to_contain_text("Adds directly to logits where the output is read: “ Ada” +3.500 · “ Eve” −0.2500")
     view.get_by_role("button", name="head 0.2").click()
     expect(view.locator(".caption")).to_have_text("head 0.2: 2.500 (25 % of all heads)")
     assert tokens.evaluate_all(titles) == ["0.5000", "1.500", "0", "0.5000"]
@@ -119,6 +120,54 @@ def test_one_kind_fills_a_grid(visit: Visits, kind: str, dark: bool) -> None:
     expect(view.locator(".caption")).to_have_text(strongest)
     expect(view.locator("svg rect").filter(has_text=strongest)).to_have_class("chosen")
     assert len(set(view.locator("svg rect").evaluate_all("all => all.map(one => one.getAttribute('fill'))"))) > 2
+    assert violations(tab) == ""
+
+
+def test_edges_are_lines_between_nodes_which_lead_from_one_to_the_other(visit: Visits) -> None:
+    tab, view = opened(visit, "heads", "feed_forward", "residual", "edges")
+    # Of 15.25, those into head 1.1 from head 0.0 are 3 together.
+    expect(view.locator("output")).to_have_text("4 of 7 edges, 82 % of the sum of absolute scores")
+    paths = view.locator("svg path")
+    assert paths.count() == 4
+    assert view.locator("svg path.below").count() == 2
+    names = ["head 1.1", "head 0.0", "feed-forward 0", "input"]
+    assert [text.split("\n")[0] for text in listed(view)[:4]] == names
+    expect(view.locator(".caption")).to_have_text("head 1.1: 4.000 (40 % of all heads)")
+    read, readers = view.get_by_role("list", name="Reads most from"), view.get_by_role("list", name="Is read most by")
+    assert [text.replace("\n", " ") for text in read.get_by_role("listitem").all_inner_texts()] == [
+        "head 0.0 −3.000 (values −2.000, queries −1.000)",
+        "feed-forward 0 0.2500 (keys)",
+    ]
+    assert [text.replace("\n", " ") for text in readers.get_by_role("listitem").all_inner_texts()] == ["output 4.000"]
+    assert violations(tab) == ""
+    # By keyboard from node to node; the focus stays with what is told, and other edges fade.
+    read.get_by_role("button", name="head 0.0").press("Enter")
+    expect(view.locator(".caption")).to_have_text("head 0.0: −3.000 (30 % of all heads)")
+    expect(view.locator(".caption")).to_be_focused()
+    assert view.locator("svg path.dim").count() == 2
+    read.get_by_role("button", name="input").click()
+    expect(view.locator(".caption")).to_have_text("input: 2.000")
+    expect(view.locator(".strip .token")).to_have_text(["Eve", "gave", "Ada", "to"])
+    expect(read).to_have_count(0)
+    view.locator("svg circle.output").click()
+    expect(view.locator(".caption")).to_have_text("output")
+    assert [text.split("\n")[0] for text in read.get_by_role("listitem").all_inner_texts()] == [
+        "head 1.1",
+        "feed-forward 0",
+    ]
+    expect(view.locator("p[role=status]")).to_have_text("output. Reads most from")
+    view.get_by_role("slider").fill("7")
+    assert paths.count() == 7
+    again, view = opened(visit, "heads", "feed_forward", "edges", fragment=tab.url.partition("#")[2], dark=True)
+    expect(view.locator(".caption")).to_have_text("output")
+    assert violations(again) == ""
+
+
+def test_edges_alone_give_nodes_what_leaves_them(visit: Visits) -> None:
+    tab, view = opened(visit, "edges")
+    expect(view.locator(".caption")).to_have_text("head 1.1: 4.000 (53 % of all heads)")
+    assert "head 0.0: −3.000 (40 % of all heads)" in drawn(view, "circle")
+    assert "input: −0.5000" in drawn(view, "circle")
     assert violations(tab) == ""
 
 

@@ -119,7 +119,7 @@ ANSWER = "“good” rests most on “unbelievably” (31 %) and “well” (22 
 
 
 @pytest.mark.parametrize("size", [(1400, 900), (390, 844)], ids=["desktop", "phone"])
-@pytest.mark.parametrize("name", ["text", "links", "picture", "components", "findings"])
+@pytest.mark.parametrize("name", ["text", "links", "picture", "components", "edges", "findings"])
 def test_the_first_screen_has_the_question_the_answer_and_what_shows_it(
     visit: Visits, name: str, size: tuple[int, int]
 ) -> None:
@@ -129,6 +129,7 @@ def test_the_first_screen_has_the_question_the_answer_and_what_shows_it(
         "links": pages.translation,
         "picture": pages.picture,
         "components": lambda: pages.component_example("heads", "feed_forward", "residual"),
+        "edges": lambda: pages.component_example("heads", "feed_forward", "residual", "edges"),
     }
     page = Page("What does it rest on?", settings, tables=[pages.TABLE, pages.TABLE], answer=ANSWER)
     if name in examples:
@@ -141,7 +142,10 @@ def test_the_first_screen_has_the_question_the_answer_and_what_shows_it(
         assert box is not None
         assert box["y"] + box["height"] <= size[1], part
     expect(tab.locator(".answer")).to_have_text(ANSWER)
-    assert tab.get_by_role("region").first.get_attribute("aria-labelledby") == f"view-{name}"
+    assert (
+        tab.get_by_role("region").first.get_attribute("aria-labelledby")
+        == f"view-{'components' if name == 'edges' else name}"
+    )
     expect(tab.get_by_text("setting 19")).to_be_hidden()
     tab.get_by_text("Settings", exact=True).click()
     expect(tab.get_by_text("setting 19")).to_be_visible()

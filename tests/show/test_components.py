@@ -143,12 +143,13 @@ def test_edges_have_an_answer_rows_and_a_figure_by_their_ends() -> None:
     part[0, 7, 20], part[0, 0, 9], part[0, 4, 15], part[0, 1, 20] = 4.0, 2.5, -3.0, 0.5
     scores = replace(components("heads"), parts={"edges": {"decoder": part}})
     sentence = (
-        "Edges a1.h2->logits and input->m0 carry 65 % of “ Ada” − “ Eve”, edge m0->a1.h2<k> speaks against it (30 %)."
+        "Edges head 1.2 → output and input → network 0 carry 65 % of “ Ada” − “ Eve”, "
+        "edge network 0 → head 1.2’s keys speaks against it (30 %)."
     )
     assert components_answer(scores) == f"{sentence} {SHARES}"
     assert scores.page().examples[0].answer == components_answer(scores)
     printed = text_of(lambda console: print_result(scores, console, top=2), colors=None, width=100)
-    assert "edge a1.h2->logits" in printed
+    assert "edge head 1.2 → output" in printed
     axes, _ = scores.plot().axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("target", "source")
     assert axes.get_yticklabels()[0].get_text() == "input"

@@ -86,6 +86,9 @@ interface ExampleOf<A> {
   links: Links[];
   graph: Graph | null;
   components: ComponentsOf<A>[];
+  promoted: Record<string, [token: string, logit: number][]>;
+  edges: [source: string, target: string, score: number][];
+  edges_total: number;
   pictures: Picture[];
   row: number | null;
   facts: Record<string, string>;
@@ -187,7 +190,7 @@ export interface Values {
   to: string;
   /** The importance that an edge must exceed, from 0 to 1. */
   flow: number;
-  /** How many components are shown, the strongest; 0: those that carry most. */
+  /** How many components, or edges between them, are shown, the strongest; 0: those that carry most. */
   nodes: number;
   /** The component chosen: stack, kind, and layer, number and position; "": the strongest. */
   node: string;

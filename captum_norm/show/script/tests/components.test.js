@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { carried, componentLayout, isGrid, nodesOf } from "../src/layouts/components.js";
+import { carried, componentLayout, isGrid, linksOf, nodesOf } from "../src/layouts/components.js";
 
 const tokens = { texts: ["a", "b"], words: null, word_texts: null, likely: null };
 const of = (kind, shape, values, stack = "decoder") => ({
@@ -49,8 +49,9 @@ test("alone, streams and networks have a node at each position, and neurons no g
 });
 
 test("shares carried are of absolute scores, also of none", () => {
-  assert.deepEqual(Array.from(carried([{ score: 3 }, { score: -1 }])), [0, 0.75, 1]);
-  assert.deepEqual(Array.from(carried([{ score: 0 }])), [0, 0]);
+  assert.deepEqual(Array.from(carried([3, -1])), [0, 0.75, 1]);
+  assert.deepEqual(Array.from(carried([3, -1], 8)), [0, 0.375, 0.5]);
+  assert.deepEqual(Array.from(carried([0])), [0, 0]);
 });
 
 test("layers go upwards from the inputs, and kinds stand side by side", () => {
@@ -108,4 +109,33 @@ test("of many neurons those shown have columns, in the order of their numbers", 
       [150, 1],
     ],
   );
+});
+
+test("edges into one head are one, of which the strongest come first, and inputs are one node", () => {
+  const edges = [
+    ["input", "a0.h1<q>", -1],
+    ["a0.h1", "m0", 0.5],
+    ["input", "a0.h1<v>", 3],
+    ["m0", "logits", -4],
+    ["m0", "a1.h0<k>", 0.25],
+  ];
+  const links = linksOf({ components: [HEADS, NETWORKS, STREAMS], edges });
+  assert.deepEqual(
+    links.map(({ source, target, score, size }) => [source, target, score, size]),
+    [
+      ["decoder feed_forward 0.0", "output", -4, 4],
+      ["decoder residual 0.0", "decoder heads 0.1", 2, 4],
+      ["decoder heads 0.1", "decoder feed_forward 0.0", 0.5, 0.5],
+      ["decoder feed_forward 0.0", "decoder heads 1.0", 0.25, 0.25],
+    ],
+  );
+  assert.deepEqual(links[1].parts, [
+    ["q", -1],
+    ["v", 3],
+  ]);
+  const { nodes, inputs } = nodesOf([HEADS, NETWORKS, STREAMS], true);
+  assert.deepEqual(told(inputs), [["residual 0.0", 3]]);
+  assert.deepEqual(Array.from(inputs[0].values), [1, 2]);
+  const keys = new Set([...nodes, ...inputs].map(({ key }) => key));
+  assert.ok(links.every(({ source, target }) => keys.has(source) && (target === "output" || keys.has(target))));
 });

@@ -1,6 +1,6 @@
 // What components inside a model contribute, and where they are drawn: layers upwards.
 
-/** @import { Components } from "../types.js" */
+/** @import { Components, Example } from "../types.js" */
 
 /**
  * A component; or a residual stream, or a feed-forward network, at one position.
@@ -14,6 +14,8 @@
  * @property {number} score
  * @property {ArrayLike<number> | null} values at each token; null where they are not known
  */
+
+/** What one component writes as another reads it, its parts added up. @typedef {{ source: string, target: string, score: number, size: number, parts: [part: string, score: number][] }} Link */
 
 /** A row: a layer of the encoder or decoder, or its input, whose layer is null. @typedef {{ half: string, layer: number | null }} Level */
 
@@ -31,6 +33,34 @@ export function isGrid(all) {
   return new Set(all.map(({ kind }) => kind)).size === 1 && all[0].kind !== "neurons";
 }
 
+/** What reads all that is written, as a node. */
+export const OUTPUT = "output";
+
+/**
+ * The edges between two components, by the keys of their nodes: those into a head's queries, keys and values are one.
+ *
+ * @param {Pick<Example, "components" | "edges">} example
+ * @returns {Link[]} the strongest first
+ */
+export function linksOf({ components, edges }) {
+  const stack = components[0]?.stack;
+  /** @type {Map<string, Link>} */
+  const links = new Map();
+  for (const [from, to, score] of edges) {
+    const [source, target] = [from, to].map((name) => {
+      const [, layer, head = "0"] = /^[am](\d+)(?:\.h(\d+))?/.exec(name) ?? [];
+      if (name === "logits") return OUTPUT;
+      return `${stack} ${name === "input" ? "residual 0.0" : `${name[0] === "a" ? "heads" : "feed_forward"} ${layer}.${head}`}`;
+    });
+    const link = links.get(`${source} ${target}`) ?? { source, target, score: 0, size: 0, parts: [] };
+    links.set(`${source} ${target}`, link);
+    link.score += score;
+    link.size += Math.abs(score);
+    link.parts.push([/<(\w)>$/.exec(to)?.[1] ?? "", score]);
+  }
+  return [...links.values()].sort((one, other) => Math.abs(other.score) - Math.abs(one.score));
+}
+
 /** Whether each position is a node of its own. @param {Components} of @param {boolean} grid */
 function atPositions({ kind, values: { shape } }, grid) {
   return shape.length === 3 && (kind === "residual" || (kind === "feed_forward" && grid));
@@ -45,9 +75,10 @@ function halfOf({ stack }) {
  * The nodes of all components. Beside other kinds, residual streams are the inputs alone: what enters the first layer.
  *
  * @param {Components[]} all
+ * @param {boolean} [together] whether the inputs are one node
  * @returns {{ nodes: Node[], inputs: Node[] }} `nodes`: the strongest first
  */
-export function nodesOf(all) {
+export function nodesOf(all, together = false) {
   const grid = isGrid(all);
   /** @type {Node[]} */
   const nodes = [];
@@ -62,7 +93,7 @@ export function nodesOf(all) {
         const own = of.values.values.subarray(start, start + length);
         const node = { of, layer, number, values: of.values.shape.length === 3 ? own : null };
         const key = `${of.stack} ${of.kind} ${layer}.${number}`;
-        if (atPositions(of, grid))
+        if (atPositions(of, grid) && !(together && list === inputs))
           own.forEach((score, position) => list.push({ ...node, key: `${key}.${position}`, position, score }));
         else list.push({ ...node, key, position: null, score: own.reduce((sum, value) => sum + value, 0) });
       }
@@ -74,13 +105,14 @@ export function nodesOf(all) {
 /**
  * The shares of the sum of absolute scores that none, the strongest one, the strongest two ... carry.
  *
- * @param {{ score: number }[]} nodes the strongest first
- * @returns {Float64Array} one more than nodes
+ * @param {number[]} scores the strongest first
+ * @param {number} [total] the sum, if there are others
+ * @returns {Float64Array} one more than scores
  */
-export function carried(nodes) {
-  const sums = new Float64Array(nodes.length + 1);
-  nodes.forEach(({ score }, index) => (sums[index + 1] = sums[index] + Math.abs(score)));
-  return sums.map((sum) => sum / (sums[nodes.length] || 1));
+export function carried(scores, total) {
+  const sums = new Float64Array(scores.length + 1);
+  scores.forEach((score, index) => (sums[index + 1] = sums[index] + Math.abs(score)));
+  return sums.map((sum) => sum / ((total ?? sums[scores.length]) || 1));
 }
 
 /**
