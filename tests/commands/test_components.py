@@ -9,6 +9,7 @@ import torch
 from captum_norm import ALTILogit, ComponentAttribution, DecompX, Difference, RelP
 from captum_norm.loading import LANGUAGE_MODEL, load
 from captum_norm.results.components import ComponentScores
+from captum_norm.show.text import component_place
 from tests import tiny
 from tests.commands.calls import TEXT, explain, refused, written
 from tests.pages import content, decoded
@@ -77,7 +78,7 @@ def test_edges_are_a_kind_of_components(gpt2: str, capsys: pytest.CaptureFixture
     rows: Any = written(out[0])
     assert [(row["name"], row["score"]) for row in rows] == [(row["name"], row["score"]) for row in scores.records()]
     printed = capsys.readouterr().out
-    assert f"edge {scores.top(1)[0].name} " in printed
+    assert f"edge {component_place(scores, scores.top(1)[0])} " in printed
     (example,) = content(out[1].read_text(encoding="utf-8"))["examples"]
     assert example["answer"] in printed
 
