@@ -159,7 +159,7 @@ EDGES = {
     "a1.h1->logits": 4.0,
 }
 """Between the heads and networks of two layers; 15.25 in all."""
-PROMOTED = [{"decoder heads 1.1": [(" Ada", 3.5), (" Eve", -0.25)]}]
+PROMOTED = [{"decoder heads 1.1": [(" Ada", 3.5), (" Eve", -0.25)], "decoder heads 0.0": [(" to", 0.5)]}]
 NEURONS = [[0.01 * number for number in range(200)], [-0.01 * number for number in range(200)]]
 
 

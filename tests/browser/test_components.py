@@ -140,6 +140,8 @@ def test_edges_are_lines_between_nodes_which_lead_from_one_to_the_other(visit: V
     ]
     assert [text.replace("\n", " ") for text in readers.get_by_role("listitem").all_inner_texts()] == ["output 4.000"]
     assert violations(tab) == ""
+    tab.set_viewport_size({"width": 390, "height": 844})
+    assert tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
     # By keyboard from node to node; the focus stays with what is told, and other edges fade.
     read.get_by_role("button", name="head 0.0").press("Enter")
     expect(view.locator(".caption")).to_have_text("head 0.0: −3.000 (30 % of all heads)")
@@ -151,6 +153,7 @@ def test_edges_are_lines_between_nodes_which_lead_from_one_to_the_other(visit: V
     expect(read).to_have_count(0)
     view.locator("svg circle.output").click()
     expect(view.locator(".caption")).to_have_text("output")
+    expect(view).not_to_contain_text("Adds directly")
     assert [text.split("\n")[0] for text in read.get_by_role("listitem").all_inner_texts()] == [
         "head 1.1",
         "feed-forward 0",

@@ -229,13 +229,15 @@ function detailOf({ key, of, values }, { text }, theme) {
  * @param {Node} node
  * @param {Example} example
  */
-function promotedBy({ of, layer, number }, { promoted }) {
+function promotedBy({ key, of, layer, number }, { promoted }) {
   const name = of.kind === "feed_forward" ? layer : `${layer}.${number}`;
   const tokens = promoted[`${of.stack} ${of.kind} ${name}`]?.map(
     ([token, logit]) => `“${token}” ${logit < 0 ? "" : "+"}${formatted(logit)}`,
   );
   const what = "Adds directly to logits where the output is read: ";
-  return tokens ? [h("p", { class: "quiet", dir: "auto" }, ...isolated(what + tokens.join(" · ")))] : [];
+  return tokens && key !== OUTPUT
+    ? [h("p", { class: "quiet", dir: "auto" }, ...isolated(what + tokens.join(" · ")))]
+    : [];
 }
 
 /**
