@@ -146,6 +146,17 @@ SHOTS = (
         (1080, 900),
     ),
     Shot(
+        "components",
+        "Inside the model",
+        "Which heads and feed-forward networks turn *Paul* into *Jane*, and by which paths, if the text said that Jane "
+        "hands the lamp. Click one to see at which token, to whose logits it adds, and what it reads.",
+        "captum-norm explain 'While Paul and Jane were in the garden, Paul handed the lamp to' --model "
+        "captum-norm/passages --target ' Jane' --against ' Paul' --counterfactual 'While Paul and Jane were in the "
+        "garden, Jane handed the lamp to' --components heads,feed_forward,edges --method relp --out components.html",
+        "components.html",
+        size=(1080, 900),
+    ),
+    Shot(
         "compare",
         "Methods compared",
         "Scores of several methods on the same text, and how faithful each method is to the output.",
