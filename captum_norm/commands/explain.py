@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from captum_norm.results.components import ComponentScores
 
 _NOT_OF_ANSWERS = ("against", "layer", "position", "scope", "aggregation", "words", "lines")
-_OF_ANSWERS = ("generate", "chat", "response", "segments", "contrast")
+_OF_ANSWERS = ("generate", "chat", "response", "segments", "contrast", "context")
 _NOT_OF_COMPONENTS = ("layer", "scope", "aggregation", "words", *_OF_ANSWERS)
 _OF_COMPONENTS = ("decompx", "cp-lrp", "attnlrp", "relp", "gim", "alti-logit", "gradient")
 
@@ -50,6 +50,7 @@ class Answers(Options, title="generated text: the text is a prompt, and the answ
     contrast: str | None = option(
         "explain why the answer begins to differ from this one, with a method that explains outputs", metavar="TEXT"
     )
+    context: str | None = option("also say which tokens depend on this part of the prompt", metavar="TEXT|FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +236,7 @@ def explain_answer(options: ExplainOptions, prompt: Any, model: Any, tokenizer: 
         gen_args=options.generate and {"max_new_tokens": options.generate, "do_sample": False},
         segments=options.segments,
         contrast=options.contrast,
+        context=options.context and shared.given_text(options.context, is_text=options.text).strip(),
         graph_threshold=LEAST_IMPORTANCE if followed else None,
     )
     result.explained = replace(result.explained, model=options.model, method=options.method)

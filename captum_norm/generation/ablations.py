@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from captum_norm.bars import bar
 from captum_norm.checks import check_count
 from captum_norm.errors import InvalidInputError
-from captum_norm.generation.prompts import Message, Prompt, Segmentation, segments_of
+from captum_norm.generation.prompts import Message, Segmentation, segments_of, with_space
 from captum_norm.generation.teacher_forcing import TeacherForcing
 from captum_norm.models.hooks import evaluating
 from captum_norm.text.words import token_texts
@@ -67,7 +67,7 @@ class SourceAblations:
         names, numbers = segments_of(read, segments)
         self.answer = tuple(forcing.answer(read, target, gen_args))
         self.sources = tuple(names)
-        self._prompt, self._sources = torch.tensor(read.ids), torch.tensor(_with_space(read, numbers))
+        self._prompt, self._sources = torch.tensor(read.ids), torch.tensor(with_space(read, numbers))
         self._batch_tokens = check_count("batch_tokens", batch_tokens)
         forcing.inputs(read.ids, self.answer)  # refuses what the model does not take
 
@@ -137,13 +137,3 @@ class SourceAblations:
         target = answer.to(chosen.device).expand(len(ids), -1)[..., None]
         found: Tensor = chosen.double().log_softmax(-1).gather(2, target)[..., 0].cpu()
         return found
-
-
-def _with_space(prompt: Prompt, numbers: Sequence[int]) -> list[int]:
-    """Give each source the tokens of white space behind it, unless a chat template added them."""
-    found = list(numbers)
-    if prompt.text is not None and prompt.offsets is not None:
-        for place, ((start, end), added) in enumerate(zip(prompt.offsets, prompt.template, strict=True)):
-            if place and found[place] < 0 and not added and prompt.text[start:end].isspace():
-                found[place] = found[place - 1]
-    return found

@@ -13,13 +13,15 @@ from captum_norm.attr.base import AttentionMapAttribution
 from captum_norm.attr.flow_graph import FlowGraph
 from captum_norm.attr.information_flow import InformationFlow
 from captum_norm.attr.output import OutputAttribution
-from captum_norm.checks import check_bool, check_index, quoted
+from captum_norm.checks import check_bool, check_index, check_number, quoted
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.forward.request import Request
 from captum_norm.generation import prompts
-from captum_norm.generation.result import Explained, GenerationResult
+from captum_norm.generation.result import DEPENDENT, Explained, GenerationResult
 from captum_norm.generation.teacher_forcing import Inputs, TeacherForcing
 from captum_norm.models.call import ModelCall
+from captum_norm.models.hooks import evaluating
+from captum_norm.models.inputs import bind_inputs
 from captum_norm.models.libraries.huggingface import HUGGING_FACE
 from captum_norm.models.model import library_of
 from captum_norm.models.outputs import Difference, logits_of, name_outputs
@@ -105,6 +107,8 @@ class GenerationAttribution(Attribution):
         hops: int = 0,
         per_token: bool = True,
         graph_threshold: float | None = None,
+        context: str | Sequence[str] | None = None,
+        context_threshold: float | None = None,
     ) -> GenerationResult:
         """Explain an answer, generated or given.
 
@@ -126,6 +130,10 @@ class GenerationAttribution(Attribution):
                 method that averages the layers' maps of vectors then adds the vectors of all outputs before it takes
                 norms or distances: the span scores of FlashTrace [Pan et al. 2026] with ``ALTI``.
             graph_threshold: also follow the routes to the outputs, above this importance, with ``InformationFlow``.
+            context: also measure how much each output depends on this piece of the prompt's text, or these, in order,
+                by two forward passes [Sarti et al. 2024], one without the tokens of the pieces and of the white space
+                behind them: ``pcxmi`` and ``kl`` of the result.
+            context_threshold: explain only outputs whose ``kl`` is at least this; the rows of others are 0.
 
         Raises:
             InvalidInputError: prompt, answer, outputs, segments or contrast do not fit together or the model.
@@ -148,20 +156,34 @@ class GenerationAttribution(Attribution):
             )
         names, numbers = (None, []) if segments is None else prompts.segments_of(tokenized, segments)
         together = not check_bool("per_token", per_token)
+        least = DEPENDENT if context_threshold is None else check_number("context_threshold", context_threshold)
 
-        inputs, explained = self._forcing.inputs(tokenized.ids, answer[:end]), slice(start, end)
+        inputs, index = self._forcing.inputs(tokenized.ids, answer[:end]), torch.arange(end - start)
         if isinstance(self.method, AttentionMapAttribution):
             self.method.call_of(dict(inputs), None, Request())  # from now on its aggregation is known
-        rowed = partial(answer_rows, self.method, inputs, answer[:end], explained, rival, together=together)
-        named = partial(self._named, answer[explained], rival)
-        (rows, deltas), explained_outputs = with_outputs(rowed, named, self.model, dict(inputs))
         begin = [] if self._forcing.continued else [self.tokenizer.convert_ids_to_tokens(self._forcing.begin)]
         tokens = [*token_texts(tokenized.ids, self.tokenizer), *begin, *texts[: end - 1]]
+        pcxmi: Tensor | None = None
+        kl: Tensor | None = None
+        if context is not None:
+            without = self._forcing.inputs(prompts.without_context(tokenized, context), answer[:end])
+            pcxmi, kl = self._dependence([inputs, without], answer[start:end])
+        if context_threshold is not None:
+            if kl is None or (_adds_vectors(self.method) and (together or names is not None)):
+                raise InvalidInputError(
+                    "got context_threshold=, which needs context=, and for segments= or per_token=False a method that "
+                    "does not add the vectors of all outputs, such as one of outputs"
+                )
+            index = (kl >= least).nonzero().flatten()
+        chosen, none = (index + start).tolist(), (torch.zeros(0, len(tokens)), None)
+        rowed = partial(answer_rows, self.method, inputs, answer[:end], chosen, rival, together=together)
+        named = partial(self._named, answer[start:end], rival)
+        (rows, deltas), predicted = with_outputs(rowed if chosen else lambda: none, named, self.model, dict(inputs))
         template = torch.tensor(tokenized.template + [False] * (len(tokens) - len(tokenized.ids)))
         scores = _of_inputs(rows, template)
         total = scores.sum(0)
         if hops:
-            before, _ = answer_rows(self.method, inputs, answer[:end], slice(0, start))
+            before, _ = answer_rows(self.method, inputs, answer[:end], range(start))
             between = _of_inputs(before, template).clamp(min=0)
             total = handed_on(total.clamp(min=0), between, len(tokens) - end + 1, hops)
         segment_attr = None
@@ -175,7 +197,7 @@ class GenerationAttribution(Attribution):
             input_tokens=tokens,
             output_tokens=texts[start:end],
             seq_attr=total,
-            token_attr=None if together else scores,
+            token_attr=None if together else scores.new_zeros(end - start, len(tokens)).index_copy(0, index, scores),
             prompt_length=len(tokenized.ids),
             template=template.tolist(),
             explained=Explained(
@@ -188,13 +210,38 @@ class GenerationAttribution(Attribution):
                 contrast=None if rival is None else self.tokenizer.decode([rival]),
                 hops=hops,
                 note=CAUSAL_ROLLOUT if self._forcing.continued and _unit(self.method) == ROLLED else "",
+                context=[context] if isinstance(context, str) else list(context or ()),
+                context_threshold=least,
             ),
-            outputs=explained_outputs,
+            outputs=predicted,
             segments=names,
             segment_attr=segment_attr,
             convergence_delta=None if deltas is None else float(deltas.abs().max()),
             graph=None if graph_threshold is None else self._graph(inputs, end - start, graph_threshold),
+            pcxmi=pcxmi,
+            kl=kl,
         )
+
+    def _dependence(self, sides: Sequence[Inputs], answer: Sequence[int]) -> Tensor:
+        """Compare the predictions of an answer with a context and without it: P-CXMI and divergence in nats, (2, R)."""
+        read = []
+        for inputs in sides:
+            call = bind_inputs(self.model, dict(inputs))
+            with torch.no_grad(), evaluating(self.model):
+                logits = logits_of(call.model, call.run())
+            if not isinstance(logits, Tensor) or logits.dim() != 3:
+                raise UnsupportedModelError(
+                    f"got context=, but {type(self.model).__name__} returns no logits; take a model with its head"
+                )
+            read.append(logits[0, -len(answer) :])
+        numbers = []
+        for row, other, token in zip(*read, answer, strict=True):  # for which the memory is that of one token
+            wide = torch.promote_types(row.dtype, torch.float32)
+            known = row.to(wide).log_softmax(0)
+            gain = known - other.to(wide).log_softmax(0)
+            divergence = (known.exp() * gain).where(known.isfinite(), 0).sum().clamp(min=0)
+            numbers.append(torch.stack([gain[token], divergence]))
+        return torch.stack(numbers, 1).cpu()
 
     def _named(self, tokens: list[int], rival: int | None, call: ModelCall, returned: Any) -> list[NamedOutput]:
         """Name the tokens explained, whose logits are those of the last positions of the first example."""
@@ -270,21 +317,22 @@ def answer_rows(
     method: Any,
     inputs: Inputs,
     answer: Sequence[int],
-    rows: slice,
+    rows: Sequence[int],
     contrast: int | None = None,
     *,
     together: bool = False,
 ) -> Rows:
     """Compute the rows of some of an answer's tokens, for one of them less a contrast's logit, or one of their sum."""
     if together and _adds_vectors(method):
-        scores, deltas = _span_row(method, inputs, len(answer[rows]))
+        scores, deltas = _span_row(method, inputs, len(rows))
     elif not _explains_output(method):
         parts, delta = method.scores_of_last(dict(inputs), len(answer))
-        scores, deltas = _flat(parts)[rows], None if delta is None else delta.expand(len(answer))[rows]
+        index = list(rows)
+        scores, deltas = _flat(parts)[index], None if delta is None else delta.expand(len(answer))[index]
     else:
         # From the end, which virtual tokens of a prompt do not move.
-        positions = list(range(-len(answer), 0))[rows]
-        scores, deltas = _logit_rows(method, inputs, list(answer[rows]), contrast, positions, together=together)
+        tokens, positions = [answer[row] for row in rows], [row - len(answer) for row in rows]
+        scores, deltas = _logit_rows(method, inputs, tokens, contrast, positions, together=together)
     if not together or len(scores) == 1:
         return scores, deltas
     return scores.sum(0, keepdim=True), None if deltas is None else deltas.amax(0, keepdim=True)

@@ -264,11 +264,13 @@ def _span_of_call(call: Mapping[str, Any], text: str, start: int, end: int) -> S
     return first, last
 
 
-def segments_of(prompt: Prompt, segmentation: Segmentation) -> tuple[Sequence[str], Sequence[int]]:
+def segments_of(
+    prompt: Prompt, segmentation: Segmentation, what: str = "segments"
+) -> tuple[Sequence[str], Sequence[int]]:
     """Return the text of each segment, or the role of a turn, and the segment of each token, −1 for none."""
     if prompt.text is None or prompt.offsets is None:
         raise InvalidInputError(
-            "got segments=, but the tokens' characters are not known: pass the prompt as a text, with a fast tokenizer"
+            f"got {what}=, but the tokens' characters are not known: pass the prompt as a text, with a fast tokenizer"
         )
     if isinstance(segmentation, str) and segmentation == "message":
         names, spans = list(prompt.roles), list(prompt.messages)
@@ -277,18 +279,42 @@ def segments_of(prompt: Prompt, segmentation: Segmentation) -> tuple[Sequence[st
                 'got segments="message" and no conversation; pass messages, [{"role": "user", "content": "…"}]'
             )
     else:
-        spans = _segment_spans(prompt.text, prompt.messages or [(0, len(prompt.text))], segmentation)
+        spans = _segment_spans(prompt.text, prompt.messages or [(0, len(prompt.text))], segmentation, what)
         if isinstance(segmentation, str) and segmentation == "word":
             spans = joined_spans(spans, prompt.offsets)
         names = [prompt.text[start:end] for start, end in spans]
     numbers = [_segment_of(prompt.text, token, spans) for token in prompt.offsets]
     missing = [name for index, name in enumerate(names) if index not in numbers]
     if missing:
-        raise InvalidInputError(f"the segment {quoted(missing[0])} has no token of its own; join it with a neighbour")
+        one = what.removesuffix("s")
+        raise InvalidInputError(f"the {one} {quoted(missing[0])} has no token of its own; join it with a neighbour")
     return names, numbers
 
 
-def _segment_spans(text: str, parts: Sequence[Span], segmentation: Segmentation) -> list[Span]:
+def with_space(prompt: Prompt, numbers: Sequence[int]) -> list[int]:
+    """Give each segment the tokens of white space behind it, unless a chat template added them."""
+    found = list(numbers)
+    if prompt.text is not None and prompt.offsets is not None:
+        for place, ((start, end), added) in enumerate(zip(prompt.offsets, prompt.template, strict=True)):
+            if place and found[place] < 0 and not added and prompt.text[start:end].isspace():
+                found[place] = found[place - 1]
+    return found
+
+
+def without_context(prompt: Prompt, context: str | Sequence[str]) -> list[int]:
+    """Return a prompt's tokens without those of some pieces of its text, and of the white space behind them."""
+    _, numbers = segments_of(prompt, [context] if isinstance(context, str) else context, "context")
+    rest = [token for token, number in enumerate(with_space(prompt, numbers)) if number < 0]
+    text, offsets, template = prompt.text or "", prompt.offsets or (), prompt.template
+    words = [text[slice(*offsets[token])] for token in rest if not template[token]]
+    if len(rest) == len(numbers) or not "".join(words).strip():
+        raise InvalidInputError(
+            f"got the context {quoted(context)}, which is all or nothing of the prompt; pass a part of it"
+        )
+    return [prompt.ids[token] for token in rest]
+
+
+def _segment_spans(text: str, parts: Sequence[Span], segmentation: Segmentation, what: str) -> list[Span]:
     """Find the characters of each segment: of a kind in each part of the text, or of a list in all of it."""
     if isinstance(segmentation, str) and segmentation == "word":
         return [span for part in parts for span in word_spans(text, *part)]
@@ -305,12 +331,12 @@ def _segment_spans(text: str, parts: Sequence[Span], segmentation: Segmentation)
             pieces = [_stripped(text, *piece) for piece in zip(begins, ends, strict=True)]
             spans += [(first, last) for first, last in pieces if first < last]
         return spans
-    for piece in check_entries("the segments", segmentation, "their texts"):
+    for piece in check_entries(f"the {what}", segmentation, "their texts"):
         behind = spans[-1][1] if spans else 0
         if not isinstance(piece, str) or not piece.strip() or (first := text.find(piece, behind)) < 0:
             raise InvalidInputError(
-                f"the segment {quoted(piece)} is not in the prompt, or not behind the one before it; give the texts of "
-                "the segments in the prompt's order"
+                f"the {what.removesuffix('s')} {quoted(piece)} is not in the prompt, or not behind the one before it; "
+                f"give the texts of the {what} in the prompt's order"
             )
         spans.append((first, first + len(piece)))
     return spans

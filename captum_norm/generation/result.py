@@ -19,6 +19,9 @@ from captum_norm.text.characters import spelled_out
 from captum_norm.text.words import WordScore, words_of_text
 from captum_norm.versions import versions
 
+DEPENDENT = 0.1
+"""Nats of divergence at which a token of an answer depends on the context, unless another threshold is given."""
+
 
 @dataclass(frozen=True)
 class Explained:
@@ -34,6 +37,8 @@ class Explained:
         contrast: the text of the token whose logit is subtracted, if one is.
         hops: how often importance was handed on through the answer's tokens before these.
         note: what to know before reading the scores, such as what a rollout does; empty if there is nothing.
+        context: the pieces of the prompt that the outputs may depend on; none if this was not asked.
+        context_threshold: the divergence at which they do.
     """
 
     model: str
@@ -45,6 +50,8 @@ class Explained:
     contrast: str | None = None
     hops: int = 0
     note: str = ""
+    context: Sequence[str] = ()
+    context_threshold: float = DEPENDENT
 
 
 class GenerationResult(Result, LLMAttributionResult):
@@ -69,6 +76,9 @@ class GenerationResult(Result, LLMAttributionResult):
         outputs: each of the R tokens with the probability that the model gives it after what comes before, and the
             three likeliest there; none in results of earlier versions.
         graph: the routes to the R tokens, if they were requested; of an encoder–decoder model in both stacks.
+        pcxmi: how much likelier the context makes each of the R tokens, log p with it less log p without it, (R,), in
+            nats, of words the sum; None if no context was given.
+        kl: the divergence of what is predicted there with the context from that without it, (R,), of words the largest.
     """
 
     _axes = MappingProxyType(
@@ -80,6 +90,8 @@ class GenerationResult(Result, LLMAttributionResult):
             "template": ("K",),
             "segments": ("G",),
             "segment_attr": ("G",),
+            "pcxmi": ("R",),
+            "kl": ("R",),
         }
     )
 
@@ -87,9 +99,10 @@ class GenerationResult(Result, LLMAttributionResult):
 
     @classmethod
     def _upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
-        """Return the content of a file of an earlier version, without the model's name."""
-        content = super()._upgraded(content, version)
-        return content | {"explained": {"model": "", "note": "", **content["explained"]}}
+        """Return the content of a file of an earlier version, without the model's name, or without a context."""
+        content = {"pcxmi": None, "kl": None} | super()._upgraded(content, version)
+        added = {"model": "", "note": "", "context": [], "context_threshold": DEPENDENT}
+        return content | {"explained": added | content["explained"]}
 
     def __init__(
         self,
@@ -106,6 +119,8 @@ class GenerationResult(Result, LLMAttributionResult):
         segment_attr: Tensor | None = None,
         convergence_delta: float | None = None,
         graph: FlowGraph | None = None,
+        pcxmi: Tensor | None = None,
+        kl: Tensor | None = None,
     ) -> None:
         super().__init__(
             input_tokens=input_tokens, output_tokens=output_tokens, seq_attr=seq_attr, token_attr=token_attr
@@ -118,6 +133,7 @@ class GenerationResult(Result, LLMAttributionResult):
         self.segment_attr = segment_attr
         self.convergence_delta = convergence_delta
         self.graph = graph
+        self.pcxmi, self.kl = pcxmi, kl
 
     def __repr__(self) -> str:
         """Summarise the result: the answer and its probability, the method, and what it rests on most."""
@@ -153,6 +169,8 @@ class GenerationResult(Result, LLMAttributionResult):
             seq_attr=self.token_attr[place],
             token_attr=self.token_attr[place : place + 1],
             outputs=self.outputs[place : place + 1],
+            pcxmi=None if self.pcxmi is None else self.pcxmi[place : place + 1],
+            kl=None if self.kl is None else self.kl[place : place + 1],
             explained=replace(self.explained, outputs=outputs, hops=0),
             segments=None,
             segment_attr=None,
@@ -193,6 +211,8 @@ class GenerationResult(Result, LLMAttributionResult):
             seq_attr=inputs.scores(self.seq_attr, score),
             token_attr=rows,
             outputs=list(map(_together, outputs.texts, parts)) if self.outputs else (),
+            pcxmi=None if self.pcxmi is None else outputs.scores(self.pcxmi, "sum"),
+            kl=None if self.kl is None else outputs.scores(self.kl, "max"),
             prompt_length=len({*inputs.numbers[: self.prompt_length]}),
             template=[self.template[place] for place in first],
         )
@@ -201,6 +221,11 @@ class GenerationResult(Result, LLMAttributionResult):
     def probability(self) -> float | None:
         """The probability of all tokens explained after the prompt, the product of theirs; None where one has none."""
         return _product(self.outputs)
+
+    @property
+    def dependent(self) -> list[bool] | None:
+        """Whether each of the tokens explained depends on the context; None if no context was given."""
+        return None if self.kl is None else (self.kl >= self.explained.context_threshold).tolist()
 
     def _with(self, **changes: Any) -> "GenerationResult":
         """Change fields, without the graph, which is of all tokens together."""
@@ -217,6 +242,9 @@ class GenerationResult(Result, LLMAttributionResult):
             facts["rather than"] = self.explained.contrast
         if self.explained.hops:
             facts["hops"] = str(self.explained.hops)
+        if self.dependent is not None:
+            texts = [f"“{text}”" for text, depends in zip(self.output_tokens, self.dependent, strict=True) if depends]
+            facts["depend on the context"] = ", ".join(texts) or "none"
         if self.convergence_delta is not None:
             facts["convergence delta"] = f"{self.convergence_delta:.1e}"
         return facts
@@ -234,22 +262,30 @@ class GenerationResult(Result, LLMAttributionResult):
             "segments": None if self.segments is None else list(self.segments),
             "segment_scores": None if self.segment_attr is None else self.segment_attr.tolist(),
             "convergence_delta": self.convergence_delta,
+            "pcxmi": None if self.pcxmi is None else self.pcxmi.tolist(),
+            "kl": None if self.kl is None else self.kl.tolist(),
             "versions": versions(),
         }
 
     def records(self) -> list[dict[str, Any]]:
         """Return a row for each input, its number, text and score, for all tokens together and then for each of them.
 
-        A row begins with the number of the token explained, None for all together, its text and its probability.
+        A row begins with the number of the token explained, None for all together, its text and its probability, and,
+        if a context was given, ``pcxmi`` and ``kl``, for all together their sum and the largest.
         """
-        rows: list[Any] = [(None, "".join(self.output_tokens), self.probability, self.seq_attr)]
-        for place, (text, scores) in enumerate(
-            zip(self.output_tokens, () if self.token_attr is None else self.token_attr, strict=False)
-        ):
-            rows.append((place, text, self.outputs[place].probability if self.outputs else None, scores))
+        unknown = [None] * (1 + len(self))
+        columns: dict[str, list[Any]] = {
+            "explained": [None, *range(len(self))],
+            "output": ["".join(self.output_tokens), *self.output_tokens],
+            "probability": [self.probability, *(one.probability for one in self.outputs)] if self.outputs else unknown,
+        }
+        if self.pcxmi is not None and self.kl is not None:
+            columns["pcxmi"] = [float(self.pcxmi.sum()), *self.pcxmi.tolist()]
+            columns["kl"] = [float(self.kl.max()), *self.kl.tolist()]
+        rows = [self.seq_attr, *(() if self.token_attr is None else self.token_attr)]
         return [
-            {"explained": row, "output": text, "probability": chance, "index": index, "token": token, "score": score}
-            for row, text, chance, scores in rows
+            {name: column[row] for name, column in columns.items()} | {"index": index, "token": token, "score": score}
+            for row, scores in enumerate(rows)
             for index, (token, score) in enumerate(zip(self.input_tokens, scores.tolist(), strict=True))
         ]
 

@@ -171,6 +171,7 @@ class Example:
     row: int | None = None  # that is explained; None: no single one
     facts: Mapping[str, str] = field(default_factory=dict)
     counted: Sequence[bool] | None = None  # the inputs that scores are relative to; others have no colour
+    dependent: Sequence[bool] | None = None  # the outputs that depend on the context; others are grey
     answer: str = ""  # what it shows, in a sentence made of the numbers
     value: float | None = None  # the number explained, by which texts are sorted
     probability: float | None = None  # of the output explained: a low one is a surprise

@@ -141,6 +141,10 @@ def _answer_page(result: GenerationResult) -> page.Page:
     likely = [
         ", ".join(f"“{name.strip() or name}” {text.share(p)}" for name, p in output.top) for output in result.outputs
     ]
+    if result.pcxmi is not None and result.kl is not None:
+        pairs = zip(result.pcxmi.tolist(), result.kl.tolist(), strict=True)
+        gains = [f"P-CXMI {text.decimal(gain, 2)}, KL {text.decimal(kl, 2)} nats" for gain, kl in pairs]
+        likely = ["; ".join(filter(None, pair)) for pair in zip(likely, gains, strict=True)]
     example = page.Example(
         title=result.explained.answer,
         inputs=tokens_of(words),
@@ -148,6 +152,7 @@ def _answer_page(result: GenerationResult) -> page.Page:
         scores=[page.Scores(method, unit, scores, signed)],
         maps=[] if rows is None else [page.Maps(method, unit, rows[None], [0], "answer", signed)],
         graph=shown,
+        dependent=result.dependent,
     )
     tables = []
     subject = f"“{text.shortened(result.explained.answer.strip(), _TITLE)}”"
@@ -158,15 +163,13 @@ def _answer_page(result: GenerationResult) -> page.Page:
         shares = [text.share(value / total) for value in segments.tolist()]
         names = [text.shortened(name, _TITLE) for name in result.segments]
         cells = list(zip(range(len(shares)), names, shares, segments.tolist(), strict=True))
-        columns = [
-            page.Column("number", "number"),
-            page.Column("segment"),
-            page.Column("share", "number"),
-            page.Column(unit, "signed"),
-        ]
-        tables.append(page.Table("Segments", columns, cells))
+        columns = [page.Column("number", "number"), page.Column("segment"), page.Column("share", "number")]
+        tables.append(page.Table("Segments", [*columns, page.Column(unit, "signed")], cells))
     notes = [result.explained.note] if result.explained.note else []
-    return page.Page(f"What does {subject} rest on?", result.facts(), [example], tables, notes=notes, answer=answer)
+    grey = "Tokens of the answer that owe nothing to the context are grey: without it the model predicts the same there"
+    lead = "" if result.kl is None else f"{grey} (KL below {result.explained.context_threshold:g} nats)."
+    title = f"What does {subject} rest on?"
+    return page.Page(title, result.facts(), [example], tables, notes=notes, lead=lead, answer=answer)
 
 
 @make_page.register(AttributionMaps)

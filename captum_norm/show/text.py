@@ -48,7 +48,7 @@ def formatted(scores: Sequence[float]) -> list[str]:
 
 def decimal(value: float, decimals: int = 3) -> str:
     """Format a number with a minus sign, and NaN as a dash."""
-    return "–" if value != value else f"{value:.{decimals}f}".replace("-", "−")
+    return "–" if value != value else f"{value:z.{decimals}f}".replace("-", "−")
 
 
 def answer_of(subject: str, names: Sequence[str], scores: Numbers) -> str:

@@ -123,7 +123,7 @@ def answer() -> Example:
     scores = Scores("information-flow", "share of rollout", [0.8, 0.4, 0.3, 0.5])
     maps = Maps("information-flow", "share of rollout", [[[0.8, 0, 0.2, 0], [0, 0.4, 0.1, 0.5]]], [0], "answer")
     outputs = Tokens(["the", "cat"], likely=["“the” 71 %, “a” 20 %, “my” 2 %", "“cat” 55 %, “dog” 31 %, “ox” 4 %"])
-    return Example("the cat", inputs, outputs, scores=[scores], maps=[maps], graph=graph)
+    return Example("the cat", inputs, outputs, scores=[scores], maps=[maps], graph=graph, dependent=[False, True])
 
 
 def picture() -> Example:

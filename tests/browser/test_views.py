@@ -118,6 +118,23 @@ def test_a_pinned_output_is_followed(visit: Visits) -> None:
     expect(flow).to_contain_text("What reaches all outputs together.")
 
 
+def test_tokens_that_owe_nothing_to_the_context_are_grey(visit: Visits) -> None:
+    tab = visit(render(Page("a", examples=[pages.answer()])))
+    text = region(tab, "Text")
+    buttons = text.get_by_role("group", name="Output, information-flow").get_by_role("button")
+    grey, dark = (button.evaluate("one => getComputedStyle(one).color") for button in buttons.all())
+    quiet, ink = (element.evaluate("one => getComputedStyle(one).color") for element in (text.locator(".next"), text))
+    assert (grey, dark) == (quiet, ink)
+    assert quiet != ink
+    # They are reached, pointed at and pinned as the others.
+    buttons.first.focus()
+    expect(text.locator(".next")).to_have_text("Likely there: “the” 71 %, “a” 20 %, “my” 2 %")
+    buttons.first.press("Enter")
+    expect(buttons.first).to_have_attribute("aria-pressed", "true")
+    buttons.first.press("ArrowRight")
+    expect(buttons.last).to_be_focused()
+
+
 def test_tables_are_sorted_by_a_column_and_have_bars_from_zero(visit: Visits) -> None:
     tab = visit(render(Page("a", tables=[pages.TABLE])))
     table = tab.get_by_role("table")

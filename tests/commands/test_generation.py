@@ -59,6 +59,24 @@ def test_a_generated_answer_is_the_apis(
     assert printed.index("What did Clara find?") > 0
 
 
+def test_a_context_is_a_text_or_a_file(
+    prompt: str, generation: GenerationAttribution, capsys: pytest.CaptureFixture[str]
+) -> None:
+    passages, _, _ = PROMPT.rpartition("\n")
+    Path("passages.txt").write_text(passages + "\n", encoding="utf-8")
+    words = ("--method", "decompx", "--out", "answer.json")
+    for context in ("passages.txt", passages.partition("\n")[2]):
+        assert explain(prompt, "--generate", "20", "--context", context, *words) == 0
+        given = passages if context == "passages.txt" else context
+        expected: Any = generation.attribute(PROMPT, context=given)
+        content, printed = written(Path("answer.json")), capsys.readouterr().out
+        assert (content["context"], content["kl"]) == ([given], expected.kl.tolist())
+        assert "depend on the context: “ tiny”, “ silver”, “ ring”, “ garden”" in printed
+    assert "give either --generate N or --target TEXT" in refused(capsys, "explain", prompt, "--context", passages)
+    components = ("--components", "heads", "--method", "relp")
+    assert "got --context with --components" in refused(capsys, "explain", "A", *components, "--context", "A")
+
+
 def test_a_given_answer_and_its_rival(prompt: str, generation: GenerationAttribution) -> None:
     out, words = Path("answer.json"), [" a tiny silver ring", " a tiny golden guitar"]
     method = ["--method", "decompx", "--out", str(out)]

@@ -54,6 +54,7 @@ def results(bert: Any) -> dict[type[Result], Result]:
     model, passages = load(LANGUAGE_MODEL)
     prompt = "Clara found a tiny ring.\nWhat did Clara find? Clara found"
     options: dict[str, Any] = {"segments": ["Clara found a tiny ring."], "outputs": (1, 3), "hops": 1}
+    options["context"] = options["segments"]
     explanation = cn.explain(TEXTS, bert, known, method="decompx", layer=-1)
     graph = cn.InformationFlow(bert, tokenizer=known).graphs(TEXTS[0], position="first")[0]
     return {

@@ -93,6 +93,7 @@ interface ExampleOf<A> {
   row: number | null;
   facts: Record<string, string>;
   counted: boolean[] | null;
+  dependent: boolean[] | null;
   answer: string;
   value: number | null;
   probability: number | null;

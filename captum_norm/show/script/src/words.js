@@ -42,6 +42,7 @@ export function asWords(example) {
     maps: example.maps.map((maps) => groupMaps(maps, rows, inputs)),
     links: example.links.map((links) => groupLinks(links, rows, inputs)),
     counted: example.counted && groupMarks(example.counted, inputs),
+    dependent: example.dependent && groupMarks(example.dependent, rows),
     pieces: example,
     pictures: example.pictures.map((picture) => ({
       ...picture,

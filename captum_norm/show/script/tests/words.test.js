@@ -41,6 +41,7 @@ const example = () => ({
   ],
   graph: null,
   counted: [false, false, true, false],
+  dependent: [true, true, false, false],
   pictures: [],
   row: 2,
   facts: {},
@@ -82,6 +83,7 @@ test("links of a word's tokens become one; without gold links there are none", (
 test("a word counts if one of its tokens does, and knows its tokens", () => {
   const given = example();
   assert.deepEqual(asWords(given).counted, [false, true, false]);
+  assert.deepEqual(asWords(given).dependent, [true, true, false]);
   assert.equal(asWords(given).pieces, given);
 });
 

@@ -179,7 +179,7 @@ function strip(example, side, method, state) {
     const hover = state.get("hover");
     buttons.forEach((button, index) => {
       const still = side === "input" && example.counted?.[index] === false;
-      button.classList.toggle("still", still);
+      button.classList.toggle("still", still || (side === "output" && example.dependent?.[index] === false));
       if (shown && !still) paint(button, max > 0 ? shown.shares[index] / max : 0, state.get("theme"));
       else button.removeAttribute("style");
       button.title = shown ? `${formatted(shown.reading.values[index])} (${percent(shown.shares[index])})` : "";
