@@ -48,6 +48,14 @@ otherwise; whether the passage that holds an answer ranks first (hits) and gets 
 measures favours methods that remove, and evidence that a linguist names need not be what a model uses.
 """
 READ_ON = """\
+## What an answer rests on
+
+**To say which passages a language model's answer rests on, take GIM; RelP, AttnLRP and DecompX are close.** On 50
+generated prompts with known evidence, GIM's scores predict as well as leaving each passage out, at a quarter of its
+time, how probable the answer stays when random passages go (LDS .78 and .79). Norms are ahead of attention weights
+there (.61 and .53, p < .001; random scores .17), but both miss evidence that says the answer in other words.
+[What an answer rests on](contexts.md) has all methods and measures, by kind of prompt.
+
 [All tables](which-method-tables.md) have every method, further measures, intervals and what was refused.
 [Faithfulness](faithfulness.md) defines the measures, [Compare methods](how-to/compare-methods.md) shows how to make
 such a table for your own model and texts, and [Choose a method](choose-a-method.md) goes by your question. Both pages

@@ -1,16 +1,19 @@
 """Runs ``captum-norm compare``, which shows which method is faithful to a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from captum_norm.bars import progress
 from captum_norm.commands import shared
-from captum_norm.commands.program import Command, argument, option
+from captum_norm.commands.program import Command, Options, argument, option
 from captum_norm.errors import InvalidInputError
+from captum_norm.loading import DEFAULT_MODEL, LANGUAGE_MODEL
 from captum_norm.methods import METHODS
+from captum_norm.text.lines import read_text
 
 _SLOW = ("shapley", "lime")
+QUICK = [name for name in METHODS if name not in _SLOW]
 _CAPTIONS = 6
 
 
@@ -21,7 +24,23 @@ def _methods(text: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions(shared.Subject):
+class Answers(Options, title="answers: methods are compared by which parts of its prompt an answer rests on"):
+    """The answers that are explained."""
+
+    prompts: Path | None = option(
+        'compare on answers to these prompts, a line of JSON each: {"prompt": text or messages} or {"passages": [text, '
+        '…], "question": text}, and perhaps "answer", else generated, and "evidence": [index of a passage, …]',
+        metavar="FILE.jsonl",
+    )
+    segments: Literal["word", "sentence", "line", "paragraph", "message"] = option(
+        "the sources of prompts without passages", "line"
+    )
+    ablations: int = option("random ablations of each prompt for the LDS", 64, parse=shared.positive, metavar="N")
+    baseline: str = option("the row that p-values compare with", "random", metavar="NAME")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions(shared.Subject, Answers):
     """The options of ``captum-norm compare``."""
 
     examples: str | None = argument(
@@ -31,10 +50,9 @@ class CompareOptions(shared.Subject):
         nargs="?",
     )
     text: bool = shared.text_option()
-    methods: list[str] = option(
+    methods: list[str] | None = option(
         f"all, or some of {', '.join(METHODS)}, or package.module:Class for one of your own (default: all but "
-        f"{' and '.join(_SLOW)}, which take as long as the others together)",
-        [name for name in METHODS if name not in _SLOW],
+        f"{' and '.join(_SLOW)}, which take as long as the others together; for answers those of a few forward passes)",
         parse=_methods,
         action="store",
         metavar="NAME,…",
@@ -58,17 +76,47 @@ def _run(options: CompareOptions) -> None:
     from captum_norm.explanation.run import numbered
     from captum_norm.lab.comparison import compare
 
+    if options.prompts is not None:
+        _compare_answers(options, options.prompts)
+        return
     texts = _examples(options)
     model, tokenizer = options.load()
     with progress(terminal_only=True):
         comparison = compare(
             model,
             texts,
-            methods=options.methods,
+            methods=options.methods or QUICK,
             target=numbered(model, tokenizer, options.named_target()),
             position=options.position,
             tokenizer=tokenizer,
             removal=options.removal,
+            seed=options.seed,
+            name=options.model,
+        )
+    shared.show(comparison, options.out)
+
+
+def _compare_answers(options: CompareOptions, prompts: Path) -> None:
+    from captum_norm.lab.answers import compare_answers, read_prompts
+
+    for name in ("examples", "target", "against", "position", "removal"):
+        if getattr(options, name) is not None:
+            raise InvalidInputError(f"got --prompts and {name}, which is of texts without an answer; leave it out")
+    if any(path.suffix.lower() in (".html", ".png") for path in options.out):
+        raise InvalidInputError("answers have no page and no figure; write .json or .csv")
+    read = read_prompts(read_text(prompts).split("\n"))[: options.limit]
+    if options.model == DEFAULT_MODEL:  # it has no output
+        options = replace(options, model=LANGUAGE_MODEL)
+    model, tokenizer = options.load(answers=True)
+    with progress(terminal_only=True):
+        comparison = compare_answers(
+            model,
+            read,
+            methods=options.methods,
+            tokenizer=tokenizer,
+            segments=options.segments,
+            ablations=options.ablations,
+            baseline=options.baseline,
             seed=options.seed,
             name=options.model,
         )
@@ -95,5 +143,5 @@ COMMAND = Command(
     CompareOptions,
     _run,
     example='captum-norm compare "A man is playing a guitar on stage." --methods alti,decompx --out c.html',
-    common=("methods", "target", "model", "device", "removal", "limit", "seed", "out"),
+    common=("methods", "target", "model", "prompts", "device", "removal", "limit", "seed", "out"),
 )

@@ -15,6 +15,7 @@ from rich.text import Text
 from captum_norm.explanation import Explanation
 from captum_norm.generation.result import GenerationResult
 from captum_norm.lab.analysis.results import AnalysisResult
+from captum_norm.lab.answers import ANSWER_MEASURES, AnswerComparison
 from captum_norm.lab.comparison import Comparison
 from captum_norm.results.components import ComponentScores
 from captum_norm.results.outputs import facts_of_outputs
@@ -234,3 +235,20 @@ def _method_table(comparison: Comparison) -> Table:
         ]
         table.add_row(Text(name), *cells, f"{result.seconds:.2f}", f"{result.forward_ratio:.1f}")
     return table
+
+
+@print_result.register
+def _print_answer_comparison(comparison: AnswerComparison, console: Console) -> None:
+    """Print a table of all methods: means ± half their intervals, bold where none is better by more than chance."""
+    _say_facts(console, comparison.facts())
+    titles = [f"{measure.title} {measure.arrow}" for measure in ANSWER_MEASURES]
+    table, best = plain_table("", ["method"], [*titles, "p of LDS", "time (s)", "× forward"]), comparison.best()
+    for row in comparison.records():
+        cells = []
+        for name in (measure.name for measure in ANSWER_MEASURES):
+            half = text.decimal((row[f"{name}_high"] - row[f"{name}_low"]) / 2, 2)
+            style = "bold" if row["method"] in best[name] else ""
+            cells.append(Text(f"{text.decimal(row[name], 2)} ± {half}".replace("– ± –", "–"), style=style))
+        cost = [text.decimal(row["lds_p"]), f"{row['seconds']:.2f}", text.decimal(row["forward_ratio"], 1)]
+        table.add_row(Text(row["method"]), *cells, *cost)
+    console.print("", table, sep="\n")

@@ -11,15 +11,17 @@ import torch
 import transformers
 
 from captum_norm import Difference, cli, compare
-from captum_norm.commands.compare import CompareOptions
+from captum_norm.commands.compare import QUICK, CompareOptions
+from captum_norm.lab.answers import compare_answers, read_prompts
 from captum_norm.lab.comparison import Comparison
-from captum_norm.loading import load
+from captum_norm.loading import LANGUAGE_MODEL, load
 from captum_norm.methods import METHODS as METHODS_BY_NAME
 from tests.commands.calls import parsed, refused
 from tests.tiny import bert_config, save_tiny
 
 TEXTS = ["a dog sees the cat", "the cat runs"]
 METHODS = ["norm", "decompx", "occlusion"]
+PASSAGES = ["Clara found a tiny silver ring in the garden.", "Victor works as a baker near the river."]
 
 
 pytestmark = pytest.mark.usefixtures("wide_terminal")
@@ -151,6 +153,44 @@ def test_bad_input_is_one_sentence(classifier: str, capsys: pytest.CaptureFixtur
 
 
 def test_slow_methods_are_asked_for() -> None:
-    quick = parsed(CompareOptions).methods
-    assert [name for name in METHODS_BY_NAME if name not in quick] == ["shapley", "lime"]
+    assert parsed(CompareOptions).methods is None
+    assert [name for name in METHODS_BY_NAME if name not in QUICK] == ["shapley", "lime"]
     assert parsed(CompareOptions, "--methods", "all").methods == list(METHODS_BY_NAME)
+
+
+def test_prompts_are_compared_on_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [
+        {"passages": PASSAGES, "question": "What did Clara find? Clara found", "evidence": [0]},
+        {"prompt": "\n".join([*PASSAGES, "What does Victor do? Victor works"]), "answer": " as a baker"},
+    ]
+    file = Path("prompts.jsonl")
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+    assert run("--prompts", str(file), "--ablations", "6", "--out", "a.json", methods=["decompx", "weights"]) == 0
+    printed = capsys.readouterr().out
+    assert "answers: 2" in printed
+    (header,) = (line for line in printed.splitlines() if line.startswith("method"))
+    assert [title for title in header.split() if title.islower() or title.isupper()][:5] == [
+        "method",
+        "LDS",
+        "drop",
+        "RISE",
+        "MAS",
+    ]
+    content = json.loads(Path("a.json").read_text(encoding="utf-8"))
+    model, tokenizer = load(LANGUAGE_MODEL)
+    read = read_prompts(map(json.dumps, lines))
+    found = compare_answers(model, read, methods=["decompx", "weights"], tokenizer=tokenizer, ablations=6)
+    assert timeless(content) == timeless(json.loads(found.file_bytes(".json")))
+    for row in content:
+        assert any(line.startswith(row["method"]) and f"{row['drop']:.2f} ±" in line for line in printed.splitlines())
+
+
+def test_prompts_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path("prompts.jsonl")
+    file.write_text('{"prompt": "a"}\n{"question": 3}\n', encoding="utf-8")
+    some = ("compare", "--prompts", str(file))
+    assert refused(capsys, *some).startswith("line 2 of the prompts cannot be read; expected ")
+    file.write_text('{"prompt": "a"}\n', encoding="utf-8")
+    assert refused(capsys, *some, "--position", "1").startswith("got --prompts and position, which is of texts")
+    assert refused(capsys, *some, "--out", "a.html") == "answers have no page and no figure; write .json or .csv"
+    assert refused(capsys, *some, "--baseline", "norn").endswith("did you mean norm?")
