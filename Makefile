@@ -18,7 +18,7 @@ help: ## List these targets
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[cluster,demo,subword-nmt,tables]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[cluster,demo,serve,subword-nmt,tables]' --group dev
 	touch $@
 
 demo: $(INSTALLED) ## Explain a sentence with a small model; align a story with another
@@ -54,7 +54,7 @@ $(LOWEST)/.installed: PIP_BUILD_CONSTRAINT := constraints-lowest.txt
 $(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --upgrade pip
-	$(LOWEST)/bin/python -m pip install --quiet --editable '.[cluster,demo,subword-nmt,tables]' --group docs --group ecosystem --group test
+	$(LOWEST)/bin/python -m pip install --quiet --editable '.[cluster,demo,serve,subword-nmt,tables]' --group docs --group ecosystem --group test
 	touch $@
 
 test-lowest: $(LOWEST)/.installed ## Run the tests on the lowest versions that pyproject.toml admits
@@ -101,7 +101,7 @@ constraints: PIP_BUILD_CONSTRAINT :=
 constraints: ## Resolve all dependencies afresh and pin them in constraints.txt
 	$(PYTHON) -m venv --clear build/venv
 	build/venv/bin/python -m pip install --quiet --upgrade pip
-	build/venv/bin/python -m pip install --quiet --editable '.[cluster,demo,subword-nmt,tables]' --group dev hatchling editables torch==2.13.0
+	build/venv/bin/python -m pip install --quiet --editable '.[cluster,demo,serve,subword-nmt,tables]' --group dev hatchling editables torch==2.13.0
 	build/venv/bin/python -m pip freeze --all --exclude-editable | sed 's/+.*//' > constraints.txt
 
 constraints-lowest: PIP_CONSTRAINT := build/lowest.txt
@@ -111,7 +111,7 @@ constraints-lowest: ## Resolve anew with every lower bound of pyproject.toml, in
 	$(PYTHON) -m tests.lowest_versions > build/lowest.txt
 	$(PYTHON) -m venv --clear build/venv
 	build/venv/bin/python -m pip install --quiet --upgrade pip
-	build/venv/bin/python -m pip install --quiet --editable '.[cluster,demo,subword-nmt,tables]' --group docs --group ecosystem --group test hatchling editables
+	build/venv/bin/python -m pip install --quiet --editable '.[cluster,demo,serve,subword-nmt,tables]' --group docs --group ecosystem --group test hatchling editables
 	build/venv/bin/python -m pip freeze --all --exclude-editable | sed 's/+.*//' > constraints-lowest.txt
 
 clean: ## Remove everything that was installed, built or cached here

@@ -34,16 +34,9 @@ class Answers(Options, title="generated text: the text is a prompt, and the answ
         'a conversation to use as the prompt instead of the text, [{"role": "user", "content": "…"}, …]',
         metavar="FILE.json",
     )
-    response: Path | None = option(
-        "explain what a server answered: a file with request and response, as vLLM, llama.cpp and SGLang write them",
-        metavar="FILE.json",
-    )
+    response: Path | None = option("what a server answered: a file with request and response", metavar="FILE.json")
     choice: int = option("which of the answers in the response, counted from 0", 0, parse=shared.natural, metavar="N")
-    max_gap: float = option(
-        "refuse a response whose log-probabilities differ by more nats from the model's own, on average",
-        0.5,
-        metavar="NATS",
-    )
+    max_gap: float = option("refuse a response farther from the model's log-probabilities", 0.5, metavar="NATS")
     segments: Literal["word", "sentence", "line", "paragraph", "message"] | None = option(
         "also score these parts of the prompt as a whole"
     )
@@ -245,9 +238,7 @@ def explain_answer(options: ExplainOptions, prompt: Any, model: Any, tokenizer: 
 
 def _check_answer(options: ExplainOptions) -> None:
     if [options.generate, options.target, options.response].count(None) != 2:
-        raise InvalidInputError(
-            "give either --generate N or --target TEXT, or --response FILE.json, to say which answer is explained"
-        )
+        raise InvalidInputError("give either --generate N or --target TEXT, or --response FILE.json, for the answer")
     if options.chat is not None and options.texts:
         raise InvalidInputError("got a text and --chat; the conversation is the prompt: leave the text out")
     if options.response is not None and (options.chat or options.texts):

@@ -1,5 +1,6 @@
 """Turns prompts, conversations and answers into tokens, and groups a prompt's tokens into segments."""
 
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -195,16 +196,14 @@ def conversation(messages: Sequence[Message], tokenizer: Any, **template: Any) -
 
 def _turn(message: Message) -> dict[str, Any]:
     """Return a message with its content as one text, and the arguments of tool calls, JSON for servers, as objects."""
-    content, calls = message["content"], message.get("tool_calls") or ()
     try:
-        content = "\n".join(part["text"] for part in content) if isinstance(content, list) else content
-        functions = [{**call["function"], "name": call["function"]["name"] + ""} for call in calls]
-        for function in functions:
+        turn = {name: copy.deepcopy(entry) for name, entry in message.items() if entry or name == "content"}
+        for function in (call["function"] for call in turn.get("tool_calls", ())):
             if isinstance(function["arguments"], str):
                 function["arguments"] = json.loads(function["arguments"])
-        turn = {**message, "content": "" if content is None and calls else content + ""}
-        turn["tool_calls"] = [{**call, "function": new} for call, new in zip(calls, functions, strict=True)]
-        return turn if calls else {name: turn[name] for name in turn if name != "tool_calls"}
+            function["name"] += ""
+        parts = turn["content"] if isinstance(turn["content"], list) else [{"text": turn["content"]}]
+        return turn | {"content": "\n".join(part["text"] for part in parts if part["text"] or "tool_calls" not in turn)}
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InvalidInputError(
             f"got the {message['role']}'s turn {quoted(message)}; expected a content that is a text, and tool_calls "

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from itertools import accumulate
 from typing import Any
 
@@ -24,7 +23,6 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEMPLATE = ("tools", "documents", "add_generation_prompt", "continue_final_message")
 _TAKEN_APART = ("tool_calls", "function_call", "reasoning", "reasoning_content")
 _REMEDY = "take the tokenizer that answered, or ask the server for token ids (return_token_ids)"
-
 _Token = tuple[float | None, int | None, str | None]  # log-probability, id and text
 
 
@@ -42,27 +40,18 @@ class Response:
     answer: list[int]
     log_probabilities: Sequence[float | None]
 
-    def gap(self, result: GenerationResult) -> tuple[float, float] | None:
-        """Return the mean and the largest absolute difference, in nats, to the log-probabilities that a result names.
-
-        None if the server gave none, or a difference of logits is explained.
-        """
-        pairs = zip(self.log_probabilities[slice(*result.explained.outputs)], result.outputs, strict=False)
-        differences = [
-            abs(theirs - math.log(max(output.probability, math.ulp(0))))
-            for theirs, output in pairs
-            if theirs is not None and output.probability is not None
-        ]
-        return (math.fsum(differences) / len(differences), max(differences)) if differences else None
-
     def checked(self, result: GenerationResult, max_gap: float = MAX_GAP) -> GenerationResult:
-        """Note the gap in a result of this response, which is returned.
+        """Return a result of this response with the gap between log-probabilities of the server and of the result.
 
         Raises:
-            InvalidInputError: the mean gap is above ``max_gap``, so another model answered.
+            InvalidInputError: their mean absolute difference is above ``max_gap``, so another model answered.
         """
-        gap, note = self.gap(result), "There was no log-probability of the server to compare with the model's own."
-        if gap is not None:
+        pairs = zip(self.log_probabilities[slice(*result.explained.outputs)], result.outputs, strict=False)
+        given = [(number, output.probability) for number, output in pairs]
+        differences = [abs(a - math.log(max(b, math.ulp(0)))) for a, b in given if a is not None and b is not None]
+        gap, note = None, "There was no log-probability of the server to compare with the model's own."
+        if differences:
+            gap = (math.fsum(differences) / len(differences), max(differences))
             numbers = f"differ by {gap[0]:.2g} nats on average, by {gap[1]:.2g} at most"
             note = f"Log-probabilities of the server and of the model {numbers}."
             if not gap[0] <= check_number("max_gap", max_gap):
@@ -70,7 +59,7 @@ class Response:
                     f"log-probabilities of the server and of {result.explained.model} {numbers}; expected {max_gap:g} "
                     "on average: take the model that answered, and log-probabilities before temperature and penalties"
                 )
-        result.explained = replace(result.explained, note=f"{result.explained.note} {note}".strip())
+        result.explained = replace(result.explained, gap=gap, note=f"{result.explained.note} {note}".strip())
         return result
 
 
@@ -81,8 +70,8 @@ def read_response(source: str | os.PathLike[str] | Mapping[str, Any], tokenizer:
     texts and messages, and must agree with the server's number of prompt tokens and texts of the answer's tokens.
 
     Args:
-        source: a JSON file with ``{"request": {…}, "response": {…}}``, or its content; or a response alone that has the
-            prompt. A response may be a stream of one answer, ``data: {…}`` in each line.
+        source: a JSON file with ``{"request": {…}, "response": {…}}``, or with a response that has the prompt; or its
+            content.
         tokenizer: the model's.
         choice: which of several answers, counted from 0.
 
@@ -91,11 +80,10 @@ def read_response(source: str | os.PathLike[str] | Mapping[str, Any], tokenizer:
 
     Example:
         >>> from captum_norm.loading import LANGUAGE_MODEL, load_tokenizer
-        >>> logprobs = {"tokens": [" a", " tiny"], "token_logprobs": [-0.1, -0.7]}
-        >>> response = {"choices": [{"text": " a tiny", "logprobs": logprobs}]}
-        >>> source = {"request": {"prompt": "Clara found"}, "response": response}
+        >>> choice = {"text": " a", "logprobs": {"tokens": [" a"], "token_logprobs": [-0.1]}}
+        >>> source = {"request": {"prompt": "Clara found"}, "response": {"choices": [choice]}}
         >>> read_response(source, load_tokenizer(LANGUAGE_MODEL)).log_probabilities
-        [-0.1, -0.7]
+        [-0.1]
     """
     content = parsed(read_text(source), os.fspath(source)) if isinstance(source, str | os.PathLike) else source
     request, answer = _sides(content, choice)
@@ -115,42 +103,19 @@ def read_response(source: str | os.PathLike[str] | Mapping[str, Any], tokenizer:
 
 
 def parsed(text: str, called: str) -> Any:
-    """Parse JSON, or a stream of server-sent events with JSON."""
+    """Parse JSON."""
     try:
-        if not text.lstrip().startswith("data:"):
-            return json.loads(text)
-        events = re.findall(r"^data:(.*)$", text, re.MULTILINE)
-        chunks = [json.loads(event) for event in events if event.strip() != "[DONE]"]
-        # SGLang's own interface repeats what was said.
-        return chunks[-1] if "meta_info" in chunks[-1] else reduce(_joined, chunks, {})
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidInputError(f"{quoted_name(called)} is not JSON: {reason}") from error
-
-
-def _joined(before: Any, after: Any, name: str = "") -> Any:
-    """Add a chunk of a stream to those before it: texts and lists go on."""
-    if isinstance(after, dict):
-        whole, renamed = before or {}, {key.replace("delta", "message"): entry for key, entry in after.items()}
-        return whole | {key: _joined(whole.get(key), entry, key) for key, entry in renamed.items()}
-    if name == "choices" and after:
-        if after[0].get("index"):
-            raise ValueError("it is a stream of several answers")
-        return [_joined((before or [{}])[0], after[0])]
-    goes_on = isinstance(before, list) or (isinstance(before, str) and name in ("content", "text"))
-    return before + after if goes_on and after else before if after is None else after
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(f"{quoted_name(called)} is not JSON that can be read: {error}") from error
 
 
 def _sides(source: Any, number: int) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return a request, and one answer with what its response says of all."""
-    if not isinstance(source, Mapping):
-        raise InvalidInputError(f"got {quoted(source)}; expected an object with a request and its response")
     # In a response, SGLang's "text" is the answer.
-    response: Any = source
-    request = {name: entry for name, entry in source.items() if name != "text"}
-    if "response" in source:
-        request, response = _entry(source, "request", dict) or {}, source["response"]
-    response = parsed(response, "the response") if isinstance(response, str) else response
+    request, response = dict(source, text=None) if isinstance(source, Mapping) else {}, source
+    if "response" in request:
+        request, response = _entry(request, "request", dict) or {}, request["response"]
     general = response if isinstance(response, Mapping) else {}
     listed = general.get("choices", [general] if general else response)
     if general.get("error") or not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
@@ -207,12 +172,9 @@ def _prompt(request: Mapping[str, Any], answer: Mapping[str, Any], tokenizer: An
     given = request.get("prompt", request.get("text"))
     given = given[0] if isinstance(given, list) and len(given) == 1 and not isinstance(given[0], int) else given
     ids = _ids(answer, "prompt_token_ids") or _ids(request, "input_ids")
-    ids = ids or ([] if isinstance(given, str) else _ids({"prompt": given}, "prompt"))
-    known = None
+    ids, known = ids or ([] if isinstance(given, str) else _ids({"prompt": given}, "prompt")), None
     try:
-        known = _conversation(request, tokenizer)
-        if known is None and isinstance(given, str):
-            known = read_prompt(given, tokenizer)
+        known = _conversation(request, tokenizer) or (read_prompt(given, tokenizer) if isinstance(given, str) else None)
     except InvalidInputError:
         if not ids:
             raise
@@ -261,15 +223,11 @@ def _check_tokens(tokens: Sequence[_Token], ids: Sequence[int], text: str | None
         # Characters of several tokens are written in many ways.
         comparable = theirs and ours and "�" not in theirs + ours and not theirs.startswith("bytes:")
         if number not in (None, known) or (comparable and theirs != ours):
-            raise InvalidInputError(
-                f"token {place} of the answer is {quoted(named or number)} for the server, but {quoted(ours)} for the "
-                f"tokenizer; {_REMEDY}"
-            )
+            of, at = quoted(named or number), f"token {place} of the answer"
+            raise InvalidInputError(f"{at} is {of} for the server, but {quoted(ours)} for the tokenizer; {_REMEDY}")
     said, decoded = ("".join(words.split()) for words in (text or "", _decoded(ids, tokenizer)))
     if not tokens and said not in decoded:
-        raise InvalidInputError(
-            f"the server answered {quoted(text)}, but its tokens are {quoted(decoded)} for the tokenizer; {_REMEDY}"
-        )
+        raise InvalidInputError(f"the server answered {quoted(text)}, but its tokens are {quoted(decoded)}; {_REMEDY}")
 
 
 def _decoded(ids: Sequence[int], tokenizer: Any) -> str:

@@ -36,6 +36,7 @@ class Explained:
         outputs: the first of the answer's tokens that are explained, and one behind the last.
         contrast: the text of the token whose logit is subtracted, if one is.
         hops: how often importance was handed on through the answer's tokens before these.
+        gap: mean and largest difference to the log-probabilities of the server that answered, in nats; None without.
         note: what to know before reading the scores, such as what a rollout does; empty if there is nothing.
         context: the pieces of the prompt that the outputs may depend on; none if this was not asked.
         context_threshold: the divergence at which they do.
@@ -49,6 +50,7 @@ class Explained:
     outputs: tuple[int, int]
     contrast: str | None = None
     hops: int = 0
+    gap: tuple[float, float] | None = None
     note: str = ""
     context: Sequence[str] = ()
     context_threshold: float = DEPENDENT
@@ -101,7 +103,7 @@ class GenerationResult(Result, LLMAttributionResult):
     def _upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
         """Return the content of a file of an earlier version, without the model's name, or without a context."""
         content = {"pcxmi": None, "kl": None} | super()._upgraded(content, version)
-        added = {"model": "", "note": "", "context": [], "context_threshold": DEPENDENT}
+        added = {"model": "", "gap": None, "note": "", "context": [], "context_threshold": DEPENDENT}
         return content | {"explained": added | content["explained"]}
 
     def __init__(

@@ -203,8 +203,8 @@ def test_what_a_server_answered(generation: GenerationAttribution, capsys: pytes
     [
         ('{"request": {"prompt": "Clara', "said.json is not JSON"),
         ("[" * 100_000, "said.json is not JSON"),
-        ('{"response": NaN}', "got the response nan"),
-        ("[]", "expected an object with a request and its response"),
+        ('{"response": NaN}', "got the response nan; expected an object"),
+        ("[]", "got choice 0 of a response that has 0"),
         ('{"response": {"choices": [{"text": " a"}]}}', "without its prompt"),
         (json.dumps({"request": {"prompt": "Clara " * 600}, "response": {"choices": [{"text": " a"}]}}), "at most 513"),
     ],

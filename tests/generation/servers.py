@@ -4,8 +4,7 @@ vLLM: ``vllm/entrypoints/openai/{completion,chat_completion}/protocol.py``; llam
 ``server-task.cpp``; SGLang: ``srt/entrypoints/openai/protocol.py`` and the ``/generate`` of its own interface.
 """
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,52 +125,6 @@ def sglang(said: Said) -> dict[str, Any]:
     return {"request": request, "response": {"text": said.answer_text, "output_ids": said.ids, "meta_info": meta}}
 
 
-def streamed(chunks: Iterable[Any]) -> str:
-    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
-
-
-def chat_stream(said: Said) -> dict[str, Any]:
-    """Chat completions of vLLM with ``stream``: a token a chunk."""
-    chunks: list[dict[str, Any]] = [
-        {
-            "object": "chat.completion.chunk",
-            "prompt_token_ids": said.prompt,
-            "choices": [
-                {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "token_ids": None}
-            ],
-        }
-    ]
-    for place, (token, entry) in enumerate(zip(said.ids, said.entries(), strict=True)):
-        delta = {"content": said.tokenizer.decode([token]) if place < len(said.answer) else ""}
-        choice = {"index": 0, "delta": delta, "logprobs": {"content": [entry]}, "token_ids": [token]}
-        chunks.append({"object": "chat.completion.chunk", "prompt_token_ids": None, "choices": [choice]})
-    chunks[-1]["choices"][0]["finish_reason"] = "stop"
-    return {"request": {"messages": said.messages, "stream": True}, "response": streamed(chunks)}
-
-
-def llama_cpp_stream(said: Said) -> dict[str, Any]:
-    """llama.cpp, ``/completion`` with ``stream``; the last chunk has the prompt."""
-    chunks: list[dict[str, Any]] = [
-        {
-            "index": 0,
-            "content": said.tokenizer.decode([token]),
-            "tokens": [token],
-            "stop": False,
-            "completion_probabilities": [entry],
-        }
-        for token, entry in zip(said.answer, said.entries(ids=True), strict=False)
-    ]
-    chunks.append({"index": 0, "content": "", "tokens": [], "stop": True, "tokens_evaluated": len(said.prompt)})
-    return {"request": {"prompt": said.text, "stream": True}, "response": streamed(chunks)}
-
-
-def sglang_stream(said: Said) -> dict[str, Any]:
-    """SGLang, ``/generate`` with ``stream``: each chunk has all that was said."""
-    record = sglang(said)
-    early = {"text": "", "output_ids": said.ids[:1], "meta_info": {"output_token_logprobs": []}}
-    return record | {"response": streamed([early, record["response"]])}
-
-
 def text_alone(said: Said) -> dict[str, Any]:
     return {"request": {"prompt": said.text}, "response": {"choices": [{"index": 0, "text": said.answer_text}]}}
 
@@ -184,14 +137,11 @@ OF_TEXTS = {
     "llama.cpp": lambda said: {"request": {"prompt": said.text}, "response": llama_cpp(said)},
     "llama.cpp alone": llama_cpp,
     "llama.cpp, n_probs": lambda said: llama_cpp(said, tokens=False),
-    "llama.cpp, stream": llama_cpp_stream,
     "SGLang": sglang,
-    "SGLang, stream": sglang_stream,
     "text": text_alone,
 }
 OF_MESSAGES = {
     "vLLM": chat,
     "vLLM without ids": lambda said: chat(said, ids=False),
-    "vLLM, stream": chat_stream,
     "llama.cpp": llama_cpp_chat,
 }
