@@ -20,17 +20,14 @@ exclude_patterns = ["_build"]
 nitpicky = True
 # The build works offline, without intersphinx: other projects' names are plain text. Overloads and quoted annotations
 # show names as written; a type variable has no page.
-_ELSEWHERE = (
-    r"(argparse|captum|collections|contextlib|matplotlib|numpy|os|pathlib|pd|re|rich|sacrebleu|torch|transformers"
-    r"|xr)\..*"
-)
+_ELSEWHERE = r"(argparse|captum|collections|matplotlib|numpy|os|pathlib|pd|re|rich|sacrebleu|torch|transformers|xr)\..*"
 _TYPE_VARIABLES = (
     r"alignment\.subwords\.Piece|captum_norm\.(loading|runs)\.\w+\.(Model|Result)|captum_norm\.checks\.T|Method"
 )
 # The reference names internals of the engine where methods meet them, but does not document them.
 _ENGINE = (
     r"captum_norm\.(models|forward|memory|urls)\.\w+(\.\w+)*|captum_norm\.results\.stacks\.Side"
-    r"|captum_norm\.attr\.output\.OutputAttribution"
+    r"|captum_norm\.attr\.output\.OutputAttribution|captum_norm\.generation\.prompts\.Prompt"
 )
 # "(Any, optional)" is in a docstring of Captum that a class here inherits.
 _QUOTED = r"optional|Figure|Page|io\.BufferedWriter|tqdm|nn\.Module|PreTrainedModel|PreTrainedTokenizerBase|Tensor"
