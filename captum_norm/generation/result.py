@@ -103,7 +103,7 @@ class GenerationResult(Result, LLMAttributionResult):
     def _upgraded(cls, content: dict[str, Any], version: int) -> dict[str, Any]:
         """Return the content of a file of an earlier version, without the model's name, or without a context."""
         content = {"pcxmi": None, "kl": None} | super()._upgraded(content, version)
-        added = {"model": "", "gap": None, "note": "", "context": [], "context_threshold": DEPENDENT}
+        added: dict[str, Any] = {"model": "", "gap": None, "note": "", "context": [], "context_threshold": DEPENDENT}
         return content | {"explained": added | content["explained"]}
 
     def __init__(
