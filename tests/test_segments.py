@@ -63,6 +63,25 @@ def test_norms_are_those_of_sums_of_vectors(name: str, seed: int) -> None:
                 torch.testing.assert_close(maps[:, index], expected, rtol=atol, atol=atol * float(expected.max()))
 
 
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "qwen3-next"])
+def test_norms_of_heads_are_those_of_sums_of_their_vectors(name: str) -> None:
+    model, ids = families.build(name), families.inputs(name, batch=2, length=LENGTH)
+    numbers, layers = grouped(1, 2, LENGTH), oracle.layers(EVERY[name], model, ids)
+    for last, together in ((LENGTH, False), (4, True)):
+        found = cn.NormAttribution(model).maps(ids, last=last, segments=numbers, together=together, per_head=True)
+        maps, heads = found.self_attention.double(), layers[0].weights.shape[1]
+        assert maps.shape == (2, len(layers), heads, 1 if together else last, GROUPS)
+        for index, layer in enumerate(layers):
+            vectors = oracle.vectors_per_head(layer.weights, layer.values, layer.projection)
+            if layer.gate is not None:
+                parts = (layer.weights, layer.values, layer.gate, layer.projection)
+                vectors = torch.einsum("bhqk,bhkd,bqhd,hde->bhqke", *parts)
+            for head in range(heads):
+                expected = added(vectors[:, head, -last:], numbers, together).norm(dim=-1)
+                assert expected.max() > 1e-2
+                torch.testing.assert_close(maps[:, index, head], expected, rtol=1e-5, atol=1e-5 * float(expected.max()))
+
+
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_nearness_is_that_of_sums_of_vectors(name: str) -> None:
     model, ids = families.build(name), families.inputs(name, batch=2, length=LENGTH)
@@ -147,7 +166,7 @@ def test_what_is_refused() -> None:
     refused: list[tuple[Any, Any, dict[str, Any], str]] = [
         *((method, ids, {"segments": segments}, "got segments") for segments in wrong),
         (method, ids, {"segments": numbers[:, 1:]}, "segments of 10 positions for a layer with 11 keys"),
-        (method, ids, {"segments": numbers, "per_head": True}, "per_head"),
+        (cn.AttentionBlockAttribution(model), ids, {"segments": numbers, "per_head": True}, "per_head"),
         (method, ids, {"together": 1}, "together"),
         (method, padded, {"segments": numbers}, "segments and padding"),
         (cn.AttentionBlockAttribution(model, "atb_ff_res"), ids, {"segments": numbers}, 'scope "atb_ff_res"'),

@@ -16,7 +16,8 @@ from captum_norm.checks import check_choice
 from captum_norm.errors import InvalidInputError
 from captum_norm.forward.gradients import gradients_on
 from captum_norm.forward.record import Layer
-from captum_norm.forward.request import Request, layer_indices
+from captum_norm.forward.request import Request, as_segments, layer_indices
+from captum_norm.forward.segments import Segments
 from captum_norm.models.blocks import Block
 from captum_norm.models.caches import refuse_chains
 from captum_norm.models.call import ModelCall
@@ -106,6 +107,26 @@ class ALTILogit(OutputAttribution):
             self.model, self.traced(call, self.values(call, request, several=True), maps=False).logit_updates()
         )
 
+    def head_updates(self, inputs: Inputs, target: Any = None, *, segments: Tensor, position: Any = None) -> Tensor:
+        """Split what each head adds directly to output values over groups of the positions that it reads.
+
+        Args:
+            inputs: as for :meth:`~captum_norm.NormAttribution.maps`, without padding.
+            target: as for :meth:`decompose`.
+            position: as for :meth:`decompose`.
+            segments: the group of each key, as for :meth:`~captum_norm.NormAttribution.maps`; in an encoder–decoder
+                model, of each position of the source, as cross-attention reads them.
+
+        Returns:
+            (B[, P], L, H, G): Σ_j α_ij ⟨f_h(x_j), g⟩ over the keys j of each group; with every key in a group, they add
+            up to the heads of :meth:`logit_updates`.
+        """
+        call, request = self.call_of(inputs, None, Request(target=target, position=position))
+        stacks = None if call.encoder is None else ["cross"]
+        groups = as_segments(call, Request(stacks=stacks), segments, together=False)
+        tracing = self.traced(call, self.values(call, request, several=True), maps=False, segments=groups)
+        return layer_maps.finite_results(self.model, tracing.segment_updates())
+
     def decomposition(
         self, call: ModelCall, values: OutputValues, components: ComponentRequest | None = None
     ) -> Decomposition:
@@ -137,16 +158,16 @@ class ALTILogit(OutputAttribution):
             return SourceAndPrefix(maps.cross.sum((1, 2)), maps.decoder.sum((1, 2)))
         return maps.self_attention.sum((1, 2))
 
-    def traced(self, call: ModelCall, values: OutputValues, *, maps: bool) -> Tracing:
+    def traced(self, call: ModelCall, values: OutputValues, *, maps: bool, segments: Segments | None = None) -> Tracing:
         """Split values into the updates of all blocks, with maps traced to the tokens."""
         self.session.refuse_mixing(call)
         if maps:
             refuse_chains(call.prefix.cached)
         with gradients_on():
             call = call.outside_inference()
-        return self.session.explain(lambda: self._run(call, values, maps=maps))
+        return self.session.explain(lambda: self._run(call, values, maps=maps, segments=segments))
 
-    def _run(self, call: ModelCall, values: OutputValues, *, maps: bool) -> Tracing:
+    def _run(self, call: ModelCall, values: OutputValues, *, maps: bool, segments: Segments | None) -> Tracing:
         modules = self._hooked(self.session.blocks(call, feed_forward=True))
         path, scales, reading = self._read(call, values, modules)
         if not len(reading.examples):
@@ -159,7 +180,10 @@ class ALTILogit(OutputAttribution):
 
         def reduce(layer: Layer) -> layer_maps.LayerMap | None:
             if layer.place in directions:
-                tracing.updates[layer.place] = block_updates(layer, reading, directions[layer.place])
+                groups, keys = None, layer.call.key
+                if segments is not None and layer.cross == (call.encoder is not None):
+                    groups = segments.among(len(keys), keys.shape[2], keys.device).with_rest()
+                tracing.updates[layer.place] = block_updates(layer, reading, directions[layer.place], groups)
             if not maps:
                 return None
             made = layer_maps.checked_map(alti_map, "ALTI", layer)

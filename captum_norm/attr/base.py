@@ -315,7 +315,7 @@ class AttentionMapAttribution(Attribution, ABC):
         raise MethodError(f"{type(self).__name__} defines neither layer_map nor maps_of")
 
     def segment_map(self, layer: Layer, segments: Segments) -> Tensor:  # noqa: ARG002 - of a method's own
-        """Compute the map of one layer's segments, (B, Q or 1, G), for a method that is ``segmented``."""
+        """Compute the map of one layer's segments, (B, [H,] Q or 1, G), for a method that is ``segmented``."""
         raise MethodError(f"{type(self).__name__} defines no segment_map")
 
     def reduce(self, layer: Layer, request: Request) -> layer_maps.LayerMap:
@@ -325,7 +325,8 @@ class AttentionMapAttribution(Attribution, ABC):
             return layer_maps.checked_map(self.layer_map, f"{name}.layer_map", layer)
         examples, _, queries, _ = layer.call.query.shape
         segments = request.segments.among(examples, layer.call.key.shape[2], layer.call.query.device)
-        shape = (examples, 1 if segments.together else queries, segments.count)
+        heads = [layer.attention.query.shape[1]] if segments.per_head else []
+        shape = (examples, *heads, 1 if segments.together else queries, segments.count)
         return layer_maps.checked_map(partial(self.segment_map, segments=segments), f"{name}.segment_map", layer, shape)
 
     def request_of(self, call: ModelCall, request: Request) -> Request:  # noqa: ARG002 - of a method's own

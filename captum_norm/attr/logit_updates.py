@@ -23,6 +23,7 @@ from captum_norm.attr.output import Decomposition
 from captum_norm.errors import InvalidInputError, UnsupportedScopeError
 from captum_norm.forward.record import Layer
 from captum_norm.forward.request import Request, layer_indices
+from captum_norm.forward.segments import Segments
 from captum_norm.functional import Normalization, inverse_scale, own_keys
 from captum_norm.functional.carry import apply_transposed
 from captum_norm.models.blocks import Block, check_scopes, multiplied
@@ -129,9 +130,12 @@ class BlockUpdates(NamedTuple):
     stream: Tensor  # of the residual stream before attention, (N,); the first layer's is the embedding's
     bias: Tensor  # (N,)
     at_network: Tensor  # the directions in which values read what networks write, (N, D)
+    segments: Tensor | None  # of each head from the keys of each segment, (N, H, G)
 
 
-def block_updates(layer: Layer, reading: HeadReading, directions: tuple[Tensor, Tensor]) -> BlockUpdates:
+def block_updates(
+    layer: Layer, reading: HeadReading, directions: tuple[Tensor, Tensor], segments: Segments | None
+) -> BlockUpdates:
     """Compute what a layer adds to output values that read it in these directions."""
     block, dtype, tensors = layer.block, layer.dtype, layer.recorded
     device = tensors.projected.device
@@ -152,6 +156,7 @@ def block_updates(layer: Layer, reading: HeadReading, directions: tuple[Tensor, 
     inner = (g @ block.projection.weight(dtype).T).unflatten(-1, (layer.call.query.shape[1], -1))
     heads = g.new_zeros(len(g), layer.call.query.shape[1])
     keys = g.new_zeros(len(g), layer.call.key.shape[2])
+    grouped = None if segments is None else g.new_zeros(*heads.shape, segments.count)
     rows = dict[tuple[int, int], list[int]]()  # of the same position
     for n, place in enumerate(zip(reading.examples.tolist(), reading.positions.tolist(), strict=True)):
         rows.setdefault(place, []).append(n)
@@ -163,21 +168,26 @@ def block_updates(layer: Layer, reading: HeadReading, directions: tuple[Tensor, 
                 vectors = row.unsqueeze(-1) * layer.values[example, :, part.keys].to(device)
                 heads[some] = (inner[some] * vectors.sum(1)).sum(-1)
                 keys[some, part.keys] = inner[some].flatten(1) @ vectors.transpose(1, 2).flatten(0, 1)
+                if grouped is not None and segments is not None:
+                    by_key = (inner[some].transpose(0, 1) @ vectors.mT).transpose(0, 1)
+                    grouped[some] = grouped[some].index_add(2, segments.numbers[example, part.keys], by_key)
     feed_forward, behind = None, block.feed_forward
     if behind is not None and tensors.behind is not None:
         written = at(tensors.behind.written)
         g, added = through(behind.carry("atb_ff_res", dtype).branch, at_network, written)
         feed_forward, bias = (g * written).sum(-1), bias + added
     by_head, there = heads.unflatten(1, (-1, layer.channels)).sum(-1), reading.number.device
-    made = (by_head, keys, feed_forward, stream, bias, g)
+    if grouped is not None:
+        grouped = grouped.unflatten(1, (-1, layer.channels)).sum(2)[..., :-1]
+    made = (by_head, keys, feed_forward, stream, bias, g, grouped)
     moved: list[Any] = [None if part is None else part.to(there) for part in made]
     return BlockUpdates(*moved)
 
 
 def stacked_heads(layers: Sequence[Tensor]) -> Tensor:
-    """Stack (N, H) of every layer to (N, L, H), with 0 beyond the heads of a layer that has fewer."""
-    most = max(layer.shape[1] for layer in layers)
-    return torch.stack([nn.functional.pad(layer, (0, most - layer.shape[1])) for layer in layers], 1)
+    """Stack (N, ..., H) of every layer to (N, L, ..., H), with 0 beyond the heads of a layer that has fewer."""
+    most = max(layer.shape[-1] for layer in layers)
+    return torch.stack([nn.functional.pad(layer, (0, most - layer.shape[-1])) for layer in layers], 1)
 
 
 @dataclass(eq=False)
@@ -292,6 +302,11 @@ class Tracing:
         return LogitUpdates(
             self._sum(stream), heads(first.role), crossed, self._sum(networks), bias, number, convergence_delta=delta
         )
+
+    def segment_updates(self) -> Tensor:
+        """Return what each head adds from the keys of each segment, (B[, P], L, H, G)."""
+        layers = [updates.segments.mT for updates in self.updates.values() if updates.segments is not None]
+        return self._shaped(self._sum(stacked_heads(layers).mT))
 
     def logit_updates(self) -> LogitUpdates:
         """Return the updates with the axes of the values."""

@@ -71,8 +71,6 @@ def as_segments(call: ModelCall, request: Request, segments: object, together: o
     together = check_bool("together", together)
     if segments is None and not together:
         return None
-    if request.per_head:
-        raise InvalidInputError("got per_head=True and segments, whose vectors are added over heads; ask for one")
     call.refuse_padding("segments" if segments is not None else "together=True")
     roles = [role for role in STACKS if request.has_stack(role)]
     if call.encoder is not None and "decoder" in roles and len(roles) > 1:
@@ -81,7 +79,8 @@ def as_segments(call: ModelCall, request: Request, segments: object, together: o
             'stacks=["cross"] for those of the source, or stacks=["decoder"]'
         )
     if segments is None:
-        return Segments(torch.empty(0, dtype=torch.long, device="cpu"), 0, together, each=True)
+        nobody = torch.empty(0, dtype=torch.long, device="cpu")
+        return Segments(nobody, 0, together, each=True, per_head=request.per_head)
     if not isinstance(segments, Tensor) or segments.dim() != 2 or segments.is_floating_point() or segments.is_complex():
         raise InvalidInputError(f"got segments {quoted(segments)}; expected a tensor of integers, (batch, keys)")
     if len(segments) != call.batch or not segments.numel() or int(segments.min()) < -1 or int(segments.max()) < 0:
@@ -90,7 +89,7 @@ def as_segments(call: ModelCall, request: Request, segments: object, together: o
             f"got segments of shape {tuple(segments.shape)} {numbers} for {call.batch} examples; expected a number "
             "from 0 on for each key, and -1 for no segment"
         )
-    return Segments(segments.long(), int(segments.max()) + 1, together)
+    return Segments(segments.long(), int(segments.max()) + 1, together, per_head=request.per_head)
 
 
 def as_layers(layers: object) -> list[int] | None:

@@ -22,12 +22,14 @@ class Segments:
         count: number of segments, G.
         together: whether the vectors of all queries are added, too.
         each: whether every key is a segment of its own; numbers and count are then known for a layer alone.
+        per_head: whether vectors of different heads stay apart.
     """
 
     numbers: Tensor
     count: int
     together: bool
     each: bool = False
+    per_head: bool = False
 
     def among(self, batch: int, keys: int, device: torch.device) -> "Segments":
         """Take them for as many keys.
@@ -77,13 +79,28 @@ class Segments:
         return made
 
     def norms(self, layer: Layer) -> Tensor:
-        """Compute the norms of the segments' sums, (B, Q or 1, G)."""
+        """Compute the norms of the segments' sums, (B, [H,] Q or 1, G)."""
+        if self.per_head:
+            return self._head_norms(layer)
         norms = self.measured(layer, lambda _, vectors: length(vectors))
         small = norms.detach() < SMALL * torch.finfo(norms.dtype).eps * self._sizes(layer)
         if not small.any():
             return norms
         exact = self.measured(layer.in_float64(), lambda _, vectors: length(vectors))
         return torch.where(small, exact.to(norms), norms)
+
+    def _head_norms(self, layer: Layer) -> Tensor:
+        """Compute the norms of each head's sums, (B, H, Q or 1, G), of vectors formed in float64."""
+        exact, keys = layer.in_float64(), None if self.each else members(self.numbers, self.count)
+        weights = self.added(exact.scaled_weights.transpose(1, 2)).transpose(1, 2)
+        most, made = layer.options.budget.piece_elements(weights), list[Tensor]()
+        for first in range(0, weights.shape[1], layer.channels):
+            head = slice(first, first + layer.channels)
+            made.append(weights.new_empty(len(weights), weights.shape[2], self.count))
+            pieces = segment_vectors(weights[:, head], exact.values[:, head], exact.projection[head], keys, most)
+            for rows, columns, vectors in pieces:
+                made[-1][:, rows, columns] = length(vectors)
+        return torch.stack(made, 1).to(layer.dtype)
 
     @torch.no_grad()
     def _sizes(self, layer: Layer) -> Tensor:

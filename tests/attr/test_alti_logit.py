@@ -59,11 +59,12 @@ def by_hand(name: str, model: Any, ids: Tensor, example: int, position: int, tok
     scores = torch.zeros(ids.shape[1]).double()
     embedding = layers[0].residual[example, position] @ direction
     scores[position] += embedding
-    heads, written = [], []
+    heads, keys, written = [], [], []
     for layer, after in zip(layers, streams, strict=True):
         vectors = oracle.vectors_per_head(layer.weights, layer.values, layer.projection)[example, :, position]
         updates = (vectors * layer.factor) @ direction
         heads.append(updates.sum(1))
+        keys.append(updates)
         bias = bias + (layer.bias * layer.factor) @ direction
         scores = scores + updates.sum(0) @ rollout
         total = layer.residual[example, position] + layer.factor * (vectors.sum((0, 1)) + layer.bias)
@@ -72,6 +73,7 @@ def by_hand(name: str, model: Any, ids: Tensor, example: int, position: int, tok
         before, rollout = rollout, shares(*layer.vectors("atb"))[example] @ rollout
         scores = scores + update * (before if family.style == "parallel" else rollout)[position]
     parts = {"embedding": embedding, "heads": torch.stack(heads), "feed_forward": torch.stack(written)}
+    parts["keys"] = torch.stack(keys)
     return SimpleNamespace(**parts, bias=bias, logit=logits[example, position, token], scores=scores)
 
 
@@ -83,6 +85,9 @@ def test_updates_and_scores_equal_the_sums_by_hand(seed: int, name: str) -> None
     method, places, tokens = ALTILogit(model), [[4, 2], [1, 5], [5, 3]], [[7, 9], [3, 11], [20, 8]]
     parts = method.decompose(ids, tokens, position=places)
     updates = method.logit_updates(ids, tokens, position=places)
+    numbers = torch.tensor([[0, 2, 0, -1, 2, 1, *[0] * 9], [1, -1, 2, 2, 0, 1, *[2] * 9], [0, 1, 2, 2, 2, 2, *[1] * 9]])
+    groups = numbers[:, : ids.shape[1]]
+    grouped = method.head_updates(ids, tokens, position=places, segments=groups)
     for example, (row, column) in enumerate(zip(places, tokens, strict=True)):
         for p, (position, token) in enumerate(zip(row, column, strict=True)):
             expected = by_hand(name, model, ids, example, position, token)
@@ -97,6 +102,9 @@ def test_updates_and_scores_equal_the_sums_by_hand(seed: int, name: str) -> None
                 (parts.scores, expected.scores),
             ):
                 assert (found[example, p] - by_definition).abs().max() < tolerance
+            for group in range(3):
+                of_group = expected.keys[..., groups[example] == group].sum(-1)
+                assert (grouped[example, p, ..., group] - of_group).abs().max() < tolerance
     whole = updates.embedding + updates.heads.sum((-2, -1)) + updates.feed_forward.sum(-1) + updates.bias
     for total, number in ((whole, updates.number), (parts.scores.sum(-1) + parts.bias, parts.number)):
         assert ((total - number).abs() < (1e-6 if FAMILIES[name].single else 1e-9)).all()
@@ -245,6 +253,9 @@ def test_an_encoder_decoders_scores_equal_the_sums_by_hand(seed: int) -> None:
         updates.embedding + updates.heads.sum((1, 2)) + updates.cross_heads.sum((1, 2)) + updates.feed_forward.sum(1)
     )
     assert (whole + updates.bias - updates.number).abs().max() < 1e-9
+    halves = torch.arange(inputs["input_ids"].shape[1]).expand(len(inputs["input_ids"]), -1) % 2
+    grouped = method.head_updates(inputs, token, position=target, segments=halves)
+    torch.testing.assert_close(grouped.sum(-1), updates.cross_heads)
     maps: Any = method.maps(inputs, target=token, position=target)
     torch.testing.assert_close(maps.cross.sum((1, 2)), parts.scores.source)
     torch.testing.assert_close(maps.decoder.sum((1, 2)), parts.scores.prefix)
