@@ -11,8 +11,10 @@ from captum_norm.bars import bar
 from captum_norm.checks import check_count
 from captum_norm.errors import InvalidInputError
 from captum_norm.generation.prompts import Message, Segmentation, segments_of, with_space
+from captum_norm.generation.result import Explained, GenerationResult
 from captum_norm.generation.teacher_forcing import TeacherForcing
 from captum_norm.models.hooks import evaluating
+from captum_norm.models.outputs import name_outputs
 from captum_norm.text.words import token_texts
 
 __all__ = ["SourceAblations"]
@@ -35,7 +37,9 @@ class SourceAblations:
 
     Attributes:
         sources: the texts of the K sources.
+        numbers: the source of each of the prompt's tokens, −1 for none.
         answer: the answer's T token ids.
+        inputs: the model's arguments for prompt and answer, whose last T positions predict the answer.
 
     Raises:
         InvalidInputError: prompt, answer and segments do not fit together or the model.
@@ -67,9 +71,10 @@ class SourceAblations:
         names, numbers = segments_of(read, segments)
         self.answer = tuple(forcing.answer(read, target, gen_args))
         self.sources = tuple(names)
-        self._prompt, self._sources = torch.tensor(read.ids), torch.tensor(with_space(read, numbers))
+        self.numbers = tuple(with_space(read, numbers))
+        self._read, self._prompt, self._sources = read, torch.tensor(read.ids), torch.tensor(self.numbers)
         self._batch_tokens = check_count("batch_tokens", batch_tokens)
-        forcing.inputs(read.ids, self.answer)  # refuses what the model does not take
+        self.inputs = forcing.inputs(read.ids, self.answer)
 
     @property
     def answer_text(self) -> str:
@@ -107,6 +112,32 @@ class SourceAblations:
                 found[batch] = self._run([self._prompt[row] for row in stays[batch]])
                 shown.update(len(batch))
         return found[places]
+
+    def result(self, scores: Tensor, method: str, unit: str) -> GenerationResult:
+        """Make the result of a method that scores the sources, (K,); a source's tokens share its score."""
+        forcing, count = self._forcing, len(self.answer)
+        with torch.no_grad(), evaluating(forcing.model):
+            logits = forcing.model(**self.inputs).logits[0, -count:]
+        texts = token_texts(self.answer, forcing.tokenizer)
+        begin = [] if forcing.continued else [forcing.tokenizer.convert_ids_to_tokens(forcing.begin)]
+        names = [*token_texts(self._read.ids, forcing.tokenizer), *begin, *texts[:-1]]
+        behind = len(names) - len(self.numbers)
+        # A column more, for the tokens of no source, whose number is −1.
+        shares = torch.cat([scores / self._sources[self._sources >= 0].bincount(), scores.new_zeros(1)])
+        explained = (type(forcing.model).__name__, method, unit, self._read.text, self.answer_text, (0, count))
+        chosen = torch.tensor(self.answer)
+        return GenerationResult(
+            input_tokens=names,
+            output_tokens=texts,
+            seq_attr=nn.functional.pad(shares[self._sources], (0, behind)),
+            token_attr=None,
+            prompt_length=len(self.numbers),
+            template=[*self._read.template, *[False] * behind],
+            explained=Explained(*explained),
+            outputs=name_outputs(forcing.model, logits, chosen, forcing.tokenizer, explained=False),
+            segments=self.sources,
+            segment_attr=scores,
+        )
 
     def _batches(self, lengths: Tensor) -> Iterator[list[int]]:
         """Yield rows of similar lengths, which need little padding."""
