@@ -173,7 +173,7 @@ class HeadWeighted(SourceAttribution):
         """Learn the weights of heads, and return the method.
 
         Args:
-            prompts: texts, messages, or those of :func:`captum_norm.lab.prompts.evidence_prompts`; some 50.
+            prompts: texts, messages, or those of ``captum_norm.lab.prompts.evidence_prompts``; some 50.
             ablations: random ablations of each prompt, which keep a source with probability ½.
             segments: the sources of prompts that name none.
             gen_args: arguments of the model's ``generate`` for prompts without an answer.
