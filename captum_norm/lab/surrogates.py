@@ -19,7 +19,8 @@ from captum_norm.checks import check_choice, check_count, check_index, quoted_na
 from captum_norm.errors import InvalidInputError
 from captum_norm.generation import GenerationResult, Segmentation
 from captum_norm.generation.ablations import SourceAblations
-from captum_norm.lab.prompts import EvidencePrompt
+from captum_norm.lab.answers.measures import logit_probability
+from captum_norm.lab.answers.run import source_prompt
 from captum_norm.text.files import place_of, write_whole
 
 __all__ = ["ContextCite", "HeadFeatures", "HeadWeighted", "SourceAttribution"]
@@ -173,7 +174,8 @@ class HeadWeighted(SourceAttribution):
         """Learn the weights of heads, and return the method.
 
         Args:
-            prompts: texts, messages, or those of ``captum_norm.lab.prompts.evidence_prompts``; some 50.
+            prompts: texts, messages, :class:`captum_norm.lab.answers.SourcePrompt`, or those of
+                ``captum_norm.lab.prompts.evidence_prompts``; some 50.
             ablations: random ablations of each prompt, which keep a source with probability ½.
             segments: the sources of prompts that name none.
             gen_args: arguments of the model's ``generate`` for prompts without an answer.
@@ -184,11 +186,10 @@ class HeadWeighted(SourceAttribution):
         inputs, outputs, shape = list[Tensor](), list[Tensor](), torch.Size()
         with bar("learning", len(asked), "prompts") as shown:
             for given in asked:
-                known = isinstance(given, EvidencePrompt)
-                texts = (given.text, given.answer) if known else (given, None)
-                options: Any = {"segments": given.passages} if known else {"segments": segments, "gen_args": gen_args}
+                prompt = source_prompt(given, segments)
+                options: Any = {"segments": prompt.segments, "gen_args": gen_args if prompt.answer is None else None}
                 with hidden():
-                    one = SourceAblations(self.model, self.tokenizer, *texts, **options)
+                    one = SourceAblations(self.model, self.tokenizer, prompt.prompt, prompt.answer, **options)
                     kept, values = drawn(one, ablations, draw)
                     features = self.features_of(one)
                 inputs.append(kept.double() @ features.flatten(0, 1).T)
@@ -240,9 +241,7 @@ class HeadWeighted(SourceAttribution):
 def drawn(ablations: SourceAblations, count: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw ablations that keep each source with probability ½, (N, K), and the answer's log-odds in each, (N,)."""
     kept = torch.rand(count, len(ablations.sources), generator=draw) < 0.5
-    # The nearest to 0 of which 1 − p is not 0.
-    logs = ablations.log_probabilities(kept).sum(1).clamp(max=-torch.finfo(torch.float64).tiny)
-    return kept, logs - (-torch.expm1(logs)).log()
+    return kept, logit_probability(ablations.log_probabilities(kept).sum(1))
 
 
 def lasso(inputs: Tensor, outputs: Tensor, penalty: float) -> Tensor:

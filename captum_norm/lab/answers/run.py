@@ -154,7 +154,7 @@ def compare_answers(
     parts, skipped = list[AnswerComparison](), list[str]()
     with bar("comparing", len(prompts), "prompts") as shown:
         for number, given in enumerate(prompts):
-            prompt = _source_prompt(given, segments)
+            prompt = source_prompt(given, segments)
             options: Any = {"segments": prompt.segments, "gen_args": gen_args if prompt.answer is None else None}
             try:
                 with seeded(model, seed + number), hidden():
@@ -172,7 +172,8 @@ def _sentence(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _source_prompt(given: Any, segments: Segmentation) -> SourcePrompt:
+def source_prompt(given: Any, segments: Segmentation) -> SourcePrompt:
+    """Return a prompt with its sources, ``segments`` where it names none."""
     if isinstance(given, EvidencePrompt):
         return SourcePrompt(given.text, given.passages, given.answer, given.evidence)
     prompt = given if isinstance(given, SourcePrompt) else SourcePrompt(given)
