@@ -1,10 +1,12 @@
 """What an answer's probability is when some of its prompt's sources are taken out."""
 
 import inspect
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from captum.attr import Attribution
 from torch import Tensor, nn
 
 from captum_norm.bars import bar
@@ -17,7 +19,7 @@ from captum_norm.models.hooks import evaluating
 from captum_norm.models.outputs import name_outputs
 from captum_norm.text.words import token_texts
 
-__all__ = ["SourceAblations"]
+__all__ = ["SourceAblations", "SourceAttribution"]
 
 
 class SourceAblations:
@@ -168,3 +170,42 @@ class SourceAblations:
         target = answer.to(chosen.device).expand(len(ids), -1)[..., None]
         found: Tensor = chosen.double().log_softmax(-1).gather(2, target)[..., 0].cpu()
         return found
+
+
+class SourceAttribution(Attribution):
+    """Base class of methods that score the sources of a prompt for an answer.
+
+    Args:
+        model: a language model or a translation model of Hugging Face; not changed.
+        tokenizer: the model's.
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Any) -> None:
+        super().__init__(model)
+        self.model, self.tokenizer = model, tokenizer
+
+    def attribute(
+        self,
+        prompt: str | Sequence[Message],
+        target: str | Sequence[int] | None = None,
+        *,
+        segments: Segmentation,
+        gen_args: Mapping[str, Any] | None = None,
+    ) -> GenerationResult:
+        """Explain an answer, generated or given, by the prompt's sources.
+
+        Args:
+            prompt: as for :class:`SourceAblations`.
+            target: the answer; None generates one.
+            segments: the sources.
+            gen_args: arguments of the model's ``generate``.
+
+        Returns:
+            a source's score in ``segment_attr``, which its tokens share in ``seq_attr``.
+        """
+        options: Any = {"segments": segments, "gen_args": gen_args}
+        return self.explain(SourceAblations(self.model, self.tokenizer, prompt, target, **options))
+
+    @abstractmethod
+    def explain(self, ablations: SourceAblations) -> GenerationResult:
+        """Explain an answer that can be ablated."""

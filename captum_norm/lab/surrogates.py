@@ -1,14 +1,12 @@
 """Explains answers by linear models of what they lose without sources: of one answer, or of what heads read for any."""
 
 import json
-from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import torch
-from captum.attr import Attribution
 from torch import Tensor, nn
 
 from captum_norm.attr.alti_logit import ALTILogit
@@ -18,12 +16,12 @@ from captum_norm.bars import bar, hidden
 from captum_norm.checks import check_choice, check_count, check_index, quoted_name
 from captum_norm.errors import InvalidInputError
 from captum_norm.generation import GenerationResult, Segmentation
-from captum_norm.generation.ablations import SourceAblations
+from captum_norm.generation.ablations import SourceAblations, SourceAttribution
 from captum_norm.lab.answers.measures import logit_probability
 from captum_norm.lab.answers.run import source_prompt
 from captum_norm.text.files import place_of, write_whole
 
-__all__ = ["ContextCite", "HeadFeatures", "HeadWeighted", "SourceAttribution"]
+__all__ = ["ContextCite", "HeadFeatures", "HeadWeighted"]
 
 HeadFeatures = Literal["weights", "norms", "updates"]
 """What each head reads of a source, see :class:`HeadWeighted`."""
@@ -34,45 +32,6 @@ PENALTIES, FOLDS = (10.0, 1.0, 0.1, 0.01), 4
 CONVERGED, MOST_SWEEPS = 1e-10, 10_000  # change of a weight, relative to the outputs, that ends coordinate descent
 
 
-class SourceAttribution(Attribution):
-    """Base class of methods that score the sources of a prompt for an answer.
-
-    Args:
-        model: a language model or a translation model of Hugging Face; not changed.
-        tokenizer: the model's.
-    """
-
-    def __init__(self, model: nn.Module, tokenizer: Any) -> None:
-        super().__init__(model)
-        self.model, self.tokenizer = model, tokenizer
-
-    def attribute(
-        self,
-        prompt: str | Sequence[Mapping[str, Any]],
-        target: str | Sequence[int] | None = None,
-        *,
-        segments: Segmentation,
-        gen_args: Mapping[str, Any] | None = None,
-    ) -> GenerationResult:
-        """Explain an answer, generated or given, by the prompt's sources.
-
-        Args:
-            prompt: as for :class:`captum_norm.generation.ablations.SourceAblations`.
-            target: the answer; None generates one.
-            segments: the sources.
-            gen_args: arguments of the model's ``generate``.
-
-        Returns:
-            a source's score in ``segment_attr``, which its tokens share in ``seq_attr``.
-        """
-        options: Any = {"segments": segments, "gen_args": gen_args}
-        return self.explain(SourceAblations(self.model, self.tokenizer, prompt, target, **options))
-
-    @abstractmethod
-    def explain(self, ablations: SourceAblations) -> GenerationResult:
-        """Explain an answer that can be ablated."""
-
-
 class ContextCite(SourceAttribution):
     r"""ContextCite [Cohen-Wang et al. 2024]: the weights of a sparse linear model of the answer under ablations.
 
@@ -81,7 +40,7 @@ class ContextCite(SourceAttribution):
     answer's log-odds rise with it.
 
     Args:
-        model, tokenizer: as for :class:`SourceAttribution`.
+        model, tokenizer: as for :class:`captum_norm.generation.ablations.SourceAttribution`.
         ablations: how many, 32 to 256 in the paper.
         seed: of the ablations.
 
@@ -120,7 +79,7 @@ class HeadWeighted(SourceAttribution):
     fits both, standardised in each prompt, by penalised least squares, which tens of prompts suffice for.
 
     Args:
-        model, tokenizer: as for :class:`SourceAttribution`.
+        model, tokenizer: as for :class:`captum_norm.generation.ablations.SourceAttribution`.
         features: what φ is.
 
     Attributes:

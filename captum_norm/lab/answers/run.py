@@ -16,7 +16,7 @@ from captum_norm.bars import bar, hidden
 from captum_norm.checks import check_choice, check_count
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.generation import GenerationAttribution, Segmentation
-from captum_norm.generation.ablations import SourceAblations
+from captum_norm.generation.ablations import SourceAblations, SourceAttribution
 from captum_norm.lab.answers.measures import deletion_curve, lds, mas, recovery, rise, without_best
 from captum_norm.lab.answers.results import ANSWER_MEASURES, AnswerComparison, AnswerScores
 from captum_norm.lab.comparison.methods import check_methods, check_seed, make_method, seeded, signature_of
@@ -110,7 +110,7 @@ def compare_answers(
         model: a language model or a translation model of Hugging Face; not changed.
         prompts: texts, messages, :class:`SourcePrompt`, or those of :func:`captum_norm.lab.prompts.evidence_prompts`.
         methods: names in :data:`captum_norm.methods.METHODS`, or a mapping from names for the results to such names or
-            methods of your own. None: all that take a few forward passes.
+            methods of your own, :mod:`captum_norm.lab.surrogates` included. None: all that take a few forward passes.
         tokenizer: the model's; None for that of a pipeline.
         segments: the sources of prompts that name none, see :data:`captum_norm.generation.Segmentation`.
         gen_args: arguments of the model's ``generate`` for prompts without an answer.
@@ -146,7 +146,9 @@ def compare_answers(
     model, tokenizer = models.opened(model, tokenizer)
     make = partial(make_method, model=model, tokenizer=tokenizer, keep_special=False, batch_size=16)
     explainers = {
-        key: GenerationAttribution(make(method) if isinstance(method, str) else method, tokenizer)
+        key: method
+        if isinstance(method, SourceAttribution)
+        else GenerationAttribution(make(method) if isinstance(method, str) else method, tokenizer)
         for key, method in named.items()
     }
     settings = [f"{key}:{size}" for key, size in (*sizes.items(), ("seed", check_seed(seed)), *versions().items())]
@@ -183,7 +185,7 @@ def source_prompt(given: Any, segments: Segmentation) -> SourcePrompt:
 def _compared(
     ablated: SourceAblations,
     prompt: SourcePrompt,
-    explainers: Mapping[str, GenerationAttribution],
+    explainers: Mapping[str, GenerationAttribution | SourceAttribution],
     sizes: Mapping[str, int],
     common: Mapping[str, str],
 ) -> AnswerComparison:
@@ -202,9 +204,12 @@ def _compared(
     scores[LEAVING_OUT] = every - alone
     seconds, refused = {RANDOM: 0.0, LEAVING_OUT: taken}, dict[str, str]()
     for key, explainer in explainers.items():
-        explain = partial(explainer.attribute, prompt.prompt, list(ablated.answer), segments=prompt.segments)
+        where: Any = prompt.segments
+        explain = partial(explainer.attribute, prompt.prompt, list(ablated.answer), segments=where)
+        if isinstance(explainer, GenerationAttribution):
+            explain = partial(explain, per_token=False)
         try:
-            result, seconds[key] = timed(partial(explain, per_token=False))
+            result, seconds[key] = timed(explain)
             scores[key] = result.segment_attr.double().cpu()
         except CaptumNormError as error:
             refused[key] = _sentence(error)
@@ -233,7 +238,7 @@ def _compared(
         )
 
     signatures = {RANDOM: RANDOM, LEAVING_OUT: LEAVING_OUT}
-    signatures |= {key: signature_of(explainer.method) for key, explainer in explainers.items()}
+    signatures |= {key: signature_of(getattr(explainer, "method", explainer)) for key, explainer in explainers.items()}
     return AnswerComparison(
         answers=[ablated.answer_text],
         sources=[list(ablated.sources)],

@@ -15,6 +15,7 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.generation.ablations import SourceAblations
 from captum_norm.lab.answers import ANSWER_MEASURES, AnswerComparison, SourcePrompt, compare_answers, read_prompts
 from captum_norm.lab.prompts import evidence_prompts
+from captum_norm.lab.surrogates import ContextCite, HeadWeighted
 from tests.generation.test_ablations import ANSWER, PASSAGES, QUESTION
 from tests.generation.texts import gpt2, llama, tokenizer
 from tests.lab.answers.test_measures import spearman_by_hand
@@ -74,6 +75,16 @@ def test_scores_and_measures_are_those_computed_directly() -> None:
             among = {*order[: len(prompt.evidence)]} & {*prompt.evidence}
             assert float(result.measures["precision"][number]) == len(among) / len(prompt.evidence)
             assert float(result.measures["recovery"][number]) == (order[0] in prompt.evidence) / len(prompt.evidence)
+
+
+def test_methods_of_sources_are_rows() -> None:
+    cite = ContextCite(llama(), tokenizer(), 8, seed=3)
+    found = compared(methods={"cite": cite, "heads": HeadWeighted(llama(), tokenizer())})
+    for number, prompt in enumerate(PROMPTS):
+        expected: Any = cite.attribute(prompt.prompt, ANSWER, segments=prompt.segments or "line").segment_attr
+        torch.testing.assert_close(found.results["cite"].scores[number, : len(expected)], expected)
+    assert found.results["cite"].signature == "attribution:ContextCite|ablations:8|seed:3"
+    assert ["no weights yet" in why for why in found.results["heads"].refused] == [True] * 3
 
 
 def test_lds_is_over_the_random_ablations() -> None:
