@@ -142,7 +142,9 @@ class HeadWeighted(SourceAttribution):
         """
         check_count("ablations", ablations)
         asked, draw = list(prompts), torch.Generator().manual_seed(check_index("seed", seed))
-        inputs, outputs, shape = list[Tensor](), list[Tensor](), torch.Size()
+        if not asked:
+            raise InvalidInputError("got no prompts to learn from; give some 50")
+        inputs, outputs = list[Tensor](), list[Tensor]()
         with bar("learning", len(asked), "prompts") as shown:
             for given in asked:
                 prompt = source_prompt(given, segments)
@@ -153,11 +155,8 @@ class HeadWeighted(SourceAttribution):
                     features = self.features_of(one)
                 inputs.append(kept.double() @ features.flatten(0, 1).T)
                 outputs.append(values)
-                shape = features.shape[:2]
                 shown.update()
-        if not inputs:
-            raise InvalidInputError("got no prompts to learn from; give some 50")
-        self.coefficients = ridge(torch.stack(inputs), torch.stack(outputs)).view(shape)
+        self.coefficients = ridge(torch.stack(inputs), torch.stack(outputs)).view(features.shape[:2])
         return self
 
     def explain(self, ablations: SourceAblations) -> GenerationResult:

@@ -108,7 +108,7 @@ def compare_answers(
 
     Args:
         model: a language model or a translation model of Hugging Face; not changed.
-        prompts: texts, messages, :class:`SourcePrompt`, or those of :func:`captum_norm.lab.prompts.evidence_prompts`.
+        prompts: texts, messages, :class:`SourcePrompt`, or those of ``captum_norm.lab.prompts.evidence_prompts``.
         methods: names in :data:`captum_norm.methods.METHODS`, or a mapping from names for the results to such names or
             methods of your own, :mod:`captum_norm.lab.surrogates` included. None: all that take a few forward passes.
         tokenizer: the model's; None for that of a pipeline.
