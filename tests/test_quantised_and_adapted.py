@@ -244,6 +244,8 @@ QUANTISED: dict[str, tuple[Callable[[Any], Any], float]] = {
     "torchao dynamic int8": (lambda model: with_torchao(model, "Int8DynamicActivationInt8WeightConfig"), ROUNDED),
     "dynamic int8": (dynamic, ROUNDED),
 }
+COMPILED = pytest.param("quanto int4", marks=pytest.mark.long)  # at its first use in an environment, for 40 seconds
+kinds = pytest.mark.parametrize("kind", [COMPILED if kind in COMPILED.values else kind for kind in QUANTISED])
 
 
 def dequantised(plain: Any, quantised: Any) -> Any:
@@ -263,7 +265,7 @@ def dequantised(plain: Any, quantised: Any) -> Any:
 @pytest.mark.few
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
-@pytest.mark.parametrize("kind", QUANTISED)
+@kinds
 @pytest.mark.parametrize("name", ["bert", pytest.param("llama", marks=pytest.mark.long)])
 def test_quantised_is_dequantised(name: str, kind: str) -> None:
     quantise, tolerance = QUANTISED[kind]
@@ -335,7 +337,7 @@ def test_training_goes_on_after_every_method() -> None:
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
-@pytest.mark.parametrize("kind", QUANTISED)
+@kinds
 def test_a_quantised_model_that_has_never_run_is_left_as_it_was(kind: str) -> None:
     model = QUANTISED[kind][0](llama())
     before = state(model)

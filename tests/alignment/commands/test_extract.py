@@ -491,6 +491,7 @@ def test_tab_separated_text_tmx_and_xliff(capsys: pytest.CaptureFixture[str]) ->
     assert "got text.xlf, which has both sides, and fr; give one of them" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_python_and_the_command_align_alike() -> None:
     """With what both choose by themselves: recipe, layer, head, both directions, and the text as its own lexicon."""
     story = load_alibi("master-cat")
