@@ -43,8 +43,9 @@ Written by `python -m benchmarks.contexts`. {headline}
 where other passages share each word of the question; *tracking*, where the answer is handed on through several
 passages; *conflict*, where one passage corrects another; *injection*, where a passage orders another answer; and
 *paraphrase*, where the evidence says it in other words. Only prompts count whose answer the model gives word for word:
-a LLaMA of {parameters:.1f} M parameters, trained on such prompts by `python -m benchmarks.context_model`. A source is
-a passage; [Compare methods](how-to/compare-methods.md) defines the measures and makes such a table of your own prompts.
+a LLaMA of {parameters:.1f} M parameters, trained on such prompts by the first three of four
+stages of `python -m benchmarks.context_model`. A source is a passage;
+[Compare methods](how-to/compare-methods.md) defines the measures and makes such a table of your own prompts.
 """
 MEANING = """\
 Means over prompts ± half the 95 % bootstrap interval; bold: no method is better by more than chance (paired permutation

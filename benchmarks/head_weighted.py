@@ -48,7 +48,8 @@ Written by `python -m benchmarks.head_weighted`. {headline}
 {taught} generated prompts of {passages} passages, of all kinds of `captum_norm.lab.prompts`, teach the
 weights of heads, {learning} ablations each; {tested} of another seed measure them, by {measuring} ablations each. Only
 prompts count whose answer the model gives word for word: a LLaMA of {parameters:.1f} M parameters, trained by
-`python -m benchmarks.context_model`. A source is a passage, and the LDS is Spearman's correlation, over ablations, of
+the first three of four stages of `python -m benchmarks.context_model`. A source is a passage,
+and the LDS is Spearman's correlation, over ablations, of
 the kept passages' scores with the answer's log-odds. *Learned* is
 {{py:class}}`~captum_norm.lab.surrogates.HeadWeighted`, *equal* the sum over all heads.
 {{py:class}}`~captum_norm.lab.surrogates.ContextCite` sees ablations of the very prompt that it explains, the
