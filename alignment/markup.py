@@ -1,4 +1,4 @@
-"""Reads text with tags of XML and HTML: its words, its elements, and the blocks that divide it."""
+"""Reads text with tags of XML and HTML or markers of USFM: its words, its elements, and the blocks that divide it."""
 
 import html
 import re
@@ -13,6 +13,9 @@ from captum_norm import InvalidInputError
 from captum_norm.checks import quoted
 
 _Kind = Literal["letter", "ideograph", "sign", "space"]
+
+Syntax = Literal["xml", "usfm"]
+"""Tags of XML, HTML, TMX and XLIFF, or markers of USFM."""
 
 CHARACTER = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});|.", re.DOTALL)
 _APOSTROPHES = "'\u2019"
@@ -150,8 +153,19 @@ KEPT = frozenset(("code", "kbd", "pre"))
 CODES = frozenset(("bpt", "ept", "it", "ph", "script", "style"))
 """Elements whose content is no text: the native codes of TMX and XLIFF, and HTML's scripts and styles."""
 
-PAIRED_CODES = {"bpt": "ept", "bx": "ex", "sc": "ec"}
+PAIRED_CODES = {"bpt": "ept", "bx": "ex", "sc": "ec", "sm": "em"}
 """Elements of TMX and XLIFF that mark the start of a span, and those that mark its end."""
+
+STYLES = frozenset(
+    (
+        "add", "addpn", "bd", "bdit", "bk", "dc", "em", "it", "jmp", "k", "nd", "no", "ord", "pn", "png", "pro", "qac",
+        "qs", "qt", "rb", "sc", "sig", "sls", "sup", "tl", "w", "wa", "wg", "wh", "wj"
+    )
+)  # fmt: skip
+"""USFM's markers that must have an end marker. Others are those of paragraphs if the line does not end them."""
+
+NOTES = frozenset(("ca", "cat", "ef", "ex", "f", "fe", "fig", "rq", "va", "vp", "x"))
+"""USFM's markers whose content is not of the sentence: footnotes, cross-references, figures, other numbers."""
 
 # A character < in front of anything else is text, as in HTML.
 _OPENING = re.compile(r"<(?=/?[^\W\d]|!--|!\[CDATA\[|![^\W\d]|\?)")
@@ -162,11 +176,29 @@ _TAG = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_EXPECTED = "expected tags in pairs, nested, and &lt; for the character <"
+# Attributes, as in \w word|lemma="w"\w*, belong to the end; numbers and what is no text to their marker.
+_MARKER = re.compile(
+    r"""
+    \\ (?P<milestone>[A-Za-z] [\w-]*) \s* (?:\| [^\\]*)? \\\*
+    | (?:\| [^\\|]*)? \\ (?P<end>\+? [A-Za-z] [\w-]*) \*
+    | \\ (?: [cv] \s+ [^\s\\]+ (?: \s* \\(?:[cv]a|vp) \s [^\\]* \\[cv][ap]\* )*) \s?
+    | \\ (?:ide?|rem|sts|usfm) (?![\w-]) .*
+    | \\ (?P<start>\+? [A-Za-z] [\w-]*) \s?
+    | \\
+    """,
+    re.VERBOSE,
+)
+_EXPECTED = {
+    "xml": "expected tags in pairs, nested, and &lt; for the character <",
+    "usfm": r"expected markers in pairs, nested, such as \nd and \nd*",
+}
 _NUMBER = re.compile(r"""\s(rid|i|startRef|id)\s*=\s*("[^"]*"|'[^']*')""")
 _NUMBERS = ("rid", "i", "startRef", "id")  # those that say most first
 _END_NAME = re.compile(r"""</([^\s/>"'=<]+)""")
-_NOT_TRANSLATED = re.compile(r"""\stranslate\s*=\s*["']?no\b""", re.IGNORECASE)
+_NOT_TRANSLATED = re.compile(r"""\s(?:translate\s*=\s*["']?no|mtype\s*=\s*["']protected)\b""", re.IGNORECASE)
+_ISOLATED = re.compile(r"""\sisolated\s*=\s*["']yes\b""")
+_IDENTIFIED = re.compile(r"[\s|](?:(?:xml:)?id|mid|rid|i)\s*=", re.IGNORECASE)
+_COPIED = re.compile(r"""<pc(?=\s)(?!.*\scanCopy\s*=\s*["']no)""", re.DOTALL)
 _UNSEEN = ("<!--", "<?", "<wbr")  # within a word, these do not end it
 
 
@@ -185,6 +217,12 @@ class Element:
     block: bool = False  # whether sentences end at it: it is one of BLOCKS, or contains one
     content: str | None = None  # what stays as it is between its tags, with the tags in there; None if translated
 
+    @property
+    def copyable(self) -> bool:
+        """Whether a pair may be written twice: it has no id, or is XLIFF 2's ``<pc>``, whose copies get new ones."""
+        pair = self.closing and not self.block and self.content is None
+        return bool(pair and (_COPIED.match(self.opening) or not _IDENTIFIED.search(self.opening + self.closing)))
+
 
 @dataclass(frozen=True, slots=True)
 class Markup:
@@ -194,10 +232,12 @@ class Markup:
         text: the text without tags; character references such as ``&lt;`` are left as they are. Where a block or
             ``<br>`` divides two words without white space, there is a space.
         elements: the tags in their order, each after the element around it.
+        syntax: what was read.
     """
 
     text: str
     elements: tuple[Element, ...]
+    syntax: Syntax = "xml"
 
     @property
     def breaks(self) -> set[int]:
@@ -243,8 +283,8 @@ def element_runs(elements: Sequence[Element]) -> list[int]:
     return runs
 
 
-def parse_markup(text: str) -> Markup:
-    """Read the tags in a line of XML or HTML.
+def parse_markup(text: str, syntax: Syntax = "xml") -> Markup:
+    r"""Read the tags in a line of XML or HTML, or the markers in a line of USFM.
 
     Single tags are comments, CDATA sections, processing instructions, tags that end with ``/>``, HTML's void elements
     (:data:`alignment.markup.VOID`) without an end tag, and whole elements whose content is no text
@@ -252,8 +292,13 @@ def parse_markup(text: str) -> Markup:
     case; ``bpt`` and ``ept``, ``bx`` and ``ex``, ``sc`` and ``ec`` form pairs if their numbers are equal (``rid``,
     ``i``, ``startRef`` or ``id``).
 
+    Pairs of USFM are markers that end within the line, and those of :data:`alignment.markup.STYLES`, which must.
+    Attributes belong to the end. Single ones are milestones and whole notes (:data:`alignment.markup.NOTES`). All other
+    markers, such as ``\p`` and ``\v 1``, are blocks. The first white space after a marker is part of it.
+
     Args:
-        text: a line; a ``<`` that no tag follows, as in ``a < b``, is text.
+        text: a line; in XML, a ``<`` that no tag follows, as in ``a < b``, is text.
+        syntax: ``"xml"`` for tags of XML, HTML, TMX and XLIFF, ``"usfm"`` for markers of USFM.
 
     Raises:
         InvalidInputError: a tag does not end, has no partner, or crosses another pair; its place in the line is named.
@@ -262,8 +307,10 @@ def parse_markup(text: str) -> Markup:
     'the big house'
     >>> parse_markup("<li>one</li><li>two</li>").text
     'one two'
+    >>> parse_markup(r"\v 1 the \nd Lord\nd*\f + \ft Or: God\f* spoke", "usfm").text
+    'the Lord spoke'
     """
-    tags = list(_tags(text))
+    tags = list(_TAGS[syntax](text))
     edges = [0, *(edge for tag in tags for edge in (tag.start, tag.end)), len(text)]
     first, *pieces = (text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True))
     parts, length = [first], len(first)
@@ -273,7 +320,7 @@ def parse_markup(text: str) -> Markup:
     for tag, piece in _divided(tags, first, pieces):
         parent = opened[-1][0] if opened else SENTENCE
         if tag.kind == "end":
-            index, start = _closed(tag, opened)
+            index, start = _closed(tag, opened, syntax)
             if kept in (None, len(opened)):
                 content = None if kept is None else text[start.end : tag.start]
                 elements[index] = replace(elements[index], closing=tag.text, end=length, content=content)
@@ -289,8 +336,8 @@ def parse_markup(text: str) -> Markup:
         parts.append(piece)
         length += len(piece)
     if opened:
-        raise InvalidInputError(f"got {opened[-1][1]}, which nothing closes; {_EXPECTED}")
-    return Markup("".join(parts), tuple(elements))
+        raise InvalidInputError(f"got {opened[-1][1]}, which nothing closes; {_EXPECTED[syntax]}")
+    return Markup("".join(parts), tuple(elements), syntax)
 
 
 def _divided(tags: Sequence["_Tag"], first: str, pieces: Sequence[str]) -> Iterator[tuple["_Tag", str]]:
@@ -310,12 +357,12 @@ def _divided(tags: Sequence["_Tag"], first: str, pieces: Sequence[str]) -> Itera
         ended = not html.unescape(piece)[-1:].isspace() if piece else ended and not divides
 
 
-def _closed(tag: "_Tag", opened: list[tuple[int, "_Tag"]]) -> tuple[int, "_Tag"]:
+def _closed(tag: "_Tag", opened: list[tuple[int, "_Tag"]], syntax: Syntax) -> tuple[int, "_Tag"]:
     """Remove and return the element that an end tag closes."""
     if not opened:
-        raise InvalidInputError(f"got {tag}, which nothing opens; {_EXPECTED}")
+        raise InvalidInputError(f"got {tag}, which nothing opens; {_EXPECTED[syntax]}")
     if opened[-1][1].key != tag.key:
-        raise InvalidInputError(f"got {tag} inside {opened[-1][1]}; {_EXPECTED}")
+        raise InvalidInputError(f"got {tag} inside {opened[-1][1]}; {_EXPECTED[syntax]}")
     return opened.pop()
 
 
@@ -326,12 +373,11 @@ def _mark_blocks(elements: list[Element], index: int) -> None:
         index = elements[index].parent
 
 
-def check_plain(text: str) -> None:
+def check_plain(text: str, syntax: Syntax = "xml") -> None:
     """Raise :class:`captum_norm.errors.InvalidInputError` if a translation has tags."""
-    for tag in _tags(text):
-        raise InvalidInputError(
-            f"got {tag} of the translation, expected text without tags, and &lt; for the character <"
-        )
+    for tag in _TAGS[syntax](text):
+        expected = "text without tags, and &lt; for the character <" if syntax == "xml" else "text without markers"
+        raise InvalidInputError(f"got {tag} of the translation, expected {expected}")
 
 
 class _Tag(NamedTuple):
@@ -352,7 +398,7 @@ class _Tag(NamedTuple):
 _SPACE = _Tag("", 0, 0, "single", "", block=False, kept=False)
 
 
-def _tags(text: str) -> Iterator[_Tag]:
+def _xml_tags(text: str) -> Iterator[_Tag]:
     """Find the tags of a line."""
     ended = {name.lower() for name in _END_NAME.findall(text)}
     position = 0
@@ -361,7 +407,7 @@ def _tags(text: str) -> Iterator[_Tag]:
         match = _TAG.match(text, start)
         if match is None:
             raise InvalidInputError(
-                f"got {quoted(text[start:])} at character {start + 1}, a tag that does not end; {_EXPECTED}"
+                f"got {quoted(text[start:])} at character {start + 1}, a tag that does not end; {_EXPECTED['xml']}"
             )
         tag = _classified(text, match, ended)
         yield tag
@@ -379,10 +425,12 @@ def _classified(text: str, match: re.Match[str], ended: Container[str]) -> _Tag:
         closing = re.compile(rf"</{name}\s*>", re.IGNORECASE).search(text, end)
         if closing is None:
             raise InvalidInputError(
-                f"got {quoted(match[0])} at character {start + 1}, which nothing closes; {_EXPECTED}"
+                f"got {quoted(match[0])} at character {start + 1}, which nothing closes; {_EXPECTED['xml']}"
             )
         end, single = closing.end(), True
-    numbers = dict(_NUMBER.findall(attributes))
+    numbers = {} if _ISOLATED.search(attributes) else dict(_NUMBER.findall(attributes))
+    if name == "em" and "startRef" not in numbers:  # HTML's
+        numbers = {}
     number = next((numbers[attribute][1:-1] for attribute in _NUMBERS if attribute in numbers), None)
     kind: Literal["start", "end", "single"] = "single" if single else "start"
     if single and number is not None and name in PAIRED_CODES:
@@ -391,3 +439,26 @@ def _classified(text: str, match: re.Match[str], ended: Container[str]) -> _Tag:
         kind, name = "end", f"{name} {number}"
     kept = name in KEPT or _NOT_TRANSLATED.search(attributes) is not None
     return _Tag(text[start:end], start, end, kind, name, name in BLOCKS, kept)
+
+
+def _usfm_tags(text: str) -> Iterator[_Tag]:
+    """Find the markers of a line of USFM."""
+    ended = {match["end"] for match in _MARKER.finditer(text)}
+    position = 0
+    while match := _MARKER.search(text, position):
+        start, position = match.span()
+        name = match["end"] or match["start"]
+        kind: Literal["start", "end", "single"] = "end" if match["end"] else "single"
+        wrong = "which is no marker" if match[0] == "\\" else "which has no number" if name in ("c", "v") else None
+        if match["start"] and name in NOTES:
+            position = text.find(f"\\{name}*", position) + len(name) + 2
+            wrong = "which nothing closes" if position < match.end() else None
+        elif match["start"] and (name in ended or name.removeprefix("+") in STYLES):
+            kind = "start"
+        if wrong:
+            raise InvalidInputError(f"got {quoted(match[0])} at character {start + 1}, {wrong}; {_EXPECTED['usfm']}")
+        block = kind == "single" and not match["milestone"] and name not in NOTES
+        yield _Tag(text[start:position], start, position, kind, name or "", block, kept=False)
+
+
+_TAGS = {"xml": _xml_tags, "usfm": _usfm_tags}

@@ -4,15 +4,18 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from operator import sub
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from alignment.links import Alignment
 from alignment.markup import CHARACTER, SENTENCE, Element, Markup, Span, TextWord, check_plain, element_runs, word_runs
 from captum_norm import InvalidInputError
+
+_ID = re.compile(r"""\sid\s*=\s*(["'])(?P<id>.*?)\1""", re.DOTALL)
+_ORIGINAL = re.compile(r"\s(?:dataRefStart|copyOf)\s*=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class NestedSpan:
     end: int  # the word after its last; ``start`` for a place between two words
     parent: int = SENTENCE  # the index of the span that encloses it
     beside: Literal["left", "right"] | None = None  # the neighbour that it stays beside if it becomes a place
+    split: bool = False  # whether it may become several spans; it is no parent then
 
 
 def project_spans(
@@ -69,7 +73,7 @@ def project_spans(
             around.append(len(nested))
         nested.append(NestedSpan(start, end, parent))
     projected = dict(zip(order, project_nested(nested, links, source, target), strict=True))
-    return [projected[index] for index in range(len(spans))]
+    return [projected[index][0] for index in range(len(spans))]
 
 
 def project_nested(
@@ -78,7 +82,7 @@ def project_nested(
     source: Sequence[object],
     target: Sequence[object],
     known: Sequence[Span] = (),
-) -> list[Span]:
+) -> list[Sequence[Span]]:
     """Project a tree of spans, each after its parent; ``known`` are the targets of the first, all in the sentence."""
     # A place at an edge of its parent stays at that edge; one beside a word goes to that word's translation.
     _check_links(links, source, target)
@@ -88,12 +92,13 @@ def project_nested(
     children: dict[int, list[int]] = {}
     for index, span in enumerate(spans):
         children.setdefault(span.parent, []).append(index)
-    projected: dict[int, Span] = {SENTENCE: (0, len(target)), **dict(enumerate(known))}
+    projected: dict[int, Sequence[Span]] = {index: [span] for index, span in enumerate(known)}
+    projected[SENTENCE] = [(0, len(target))]
     for parent in (*(() if known else (SENTENCE,)), *range(len(spans))):
         if parent in children:
             enclosing = NestedSpan(0, len(source)) if parent == SENTENCE else spans[parent]
             siblings = [spans[index] for index in children[parent]]
-            targets = _project_siblings(enclosing, siblings, projected[parent], linked)
+            targets = _project_siblings(enclosing, siblings, projected[parent][0], linked)
             projected.update(zip(children[parent], targets, strict=True))
     return [projected[index] for index in range(len(spans))]
 
@@ -107,7 +112,7 @@ def _check_links(links: Alignment, source: Sequence[object], target: Sequence[ob
 
 def _project_siblings(
     parent: NestedSpan, spans: Sequence[NestedSpan], room: Span, linked: Sequence[Sequence[int]]
-) -> list[Span]:
+) -> list[Sequence[Span]]:
     """Choose disjoint target spans, within that of their parent, for the spans that have the same parent."""
 
     def inside(word: int, span: NestedSpan) -> int:
@@ -123,23 +128,27 @@ def _project_siblings(
     # A word with more links into a span than elsewhere is held by no other span.
     held = [{word for word, gain in gain_of.items() if gain > 0} for gain_of in gains]
     holders = {word: index for index, words_of_span in enumerate(held) for word in words_of_span}
-    projected: dict[int, Span] = {}
+    projected: dict[int, Sequence[Span]] = {}
     for index, span in enumerate(spans):
         if span.start < span.end and (span.start, span.end) == (parent.start, parent.end):
-            projected[index] = room
+            projected[index] = [room]
+        elif held[index] and span.split:
+            runs = groupby(filter(gains[index].get, words), held[index].__contains__)
+            pieces = [list(run) for inside, run in runs if inside]
+            projected[index] = [(piece[0], piece[-1] + 1) for piece in pieces]
         elif held[index]:
             barred = {word for word, holder in holders.items() if holder != index}
-            projected[index] = _best_span(room, gains[index], held[index], barred)
-    taken = {word for target in projected.values() for word in range(*target)}
+            projected[index] = [_best_span(room, gains[index], held[index], barred)]
+    taken = {word for targets in projected.values() for target in targets for word in range(*target)}
     for index, span in enumerate(spans):
         if index not in projected:
             edges = {word for word in gains[index] if word not in taken and inside(word, span)}
             if edges:
-                projected[index] = _best_span(room, gains[index], edges, taken)
-                taken.update(range(*projected[index]))
-    closed = {place for start, end in projected.values() for place in range(start + 1, end)}
+                projected[index] = [_best_span(room, gains[index], edges, taken)]
+                taken.update(range(*projected[index][0]))
+    closed = {place for targets in projected.values() for start, end in targets for place in range(start + 1, end)}
     return [
-        projected[index] if index in projected else _best_place(parent, span, room, linked, closed)
+        projected[index] if index in projected else [_best_place(parent, span, room, linked, closed)]
         for index, span in enumerate(spans)
     ]
 
@@ -191,6 +200,7 @@ def transfer_tags(
     target_words: Sequence[TextWord],
     *,
     cuts: Sequence[int] | None = None,
+    split: bool = False,
 ) -> str:
     """Insert the tags of a source sentence into its translation: each once, nested as in the source.
 
@@ -216,6 +226,9 @@ def transfer_tags(
         target_words: the words of ``target``.
         cuts: the first target word of each block (:meth:`alignment.markup.Markup.blocks`) after the first one. By
             default the translation is cut where the fewest links lead from one block to another.
+        split: write a pair around each run of words that belong to it, rather than once. Pairs with others inside are
+            written once, and so are those with an id (:attr:`alignment.markup.Element.copyable`). A copy of XLIFF 2's
+            ``<pc>`` has an id of its own, and names the first in ``copyOf`` unless original data do.
 
     Raises:
         InvalidInputError: the target has tags, a link is not between words, or ``cuts`` are not as many places between
@@ -228,7 +241,7 @@ def transfer_tags(
     >>> transfer_tags(source, target, links, split_text(source.text, "fr"), split_text(target, "en"))
     'the <b>small</b> house<br/>'
     """
-    check_plain(target)
+    check_plain(target, source.syntax)
     _check_links(links, source_words, target_words)
     sources, targets, linked = _refined(source, target, links, source_words, target_words)
     blocks = source.blocks(sources)
@@ -244,8 +257,8 @@ def transfer_tags(
             bisect_left(starts, target_words[place].start) if place < len(target_words) else len(targets)
             for place in places
         ]
-    spans, projected = _projected(source, blocks, cut, linked, sources, targets)
-    return _inserted(source, sources, spans, projected, target, targets)
+    spans, projected = _projected(source, blocks, cut, linked, sources, targets, split=split)
+    return _inserted(source, sources, _pieces(source.elements, spans, projected), target, targets)
 
 
 _Links = set[tuple[int, int]]
@@ -367,7 +380,9 @@ def _projected(
     linked: _Links,
     sources: Sequence[TextWord],
     targets: Sequence[TextWord],
-) -> tuple[list[NestedSpan], list[Span]]:
+    *,
+    split: bool,
+) -> tuple[list[NestedSpan], list[Sequence[Span]]]:
     """The words inside of each element in the source, and in the target."""
     starts, ends = [word.start for word in sources], [word.end for word in sources]
     firsts = [first for first, _ in blocks]
@@ -377,7 +392,8 @@ def _projected(
     free = dict(enumerate(firsts))  # the first word of each nested span that no child before holds
     spans: list[NestedSpan] = []
     places: list[int | Span] = []  # in the target, or in ``nested``
-    for element, run in zip(source.elements, element_runs(source.elements), strict=True):
+    parents = {element.parent for element in source.elements}
+    for index, (element, run) in enumerate(zip(source.elements, element_runs(source.elements), strict=True)):
         left = source.text[max(element.start - 1, 0) : element.start].strip()
         right = source.text[element.end : element.end + 1].strip()
         beside: Literal["left", "right"] | None = "left" if left else "right" if right else None
@@ -395,7 +411,7 @@ def _projected(
             start = end = start + 1  # a tag within a word goes behind it
         free[parent], free[len(nested)] = end, start
         places.append(len(nested))
-        spans.append(NestedSpan(start, end, parent, beside))
+        spans.append(NestedSpan(start, end, parent, beside, split and element.copyable and index not in parents))
         nested.append(spans[-1])
     within = Alignment(
         (left, right)
@@ -403,41 +419,69 @@ def _projected(
         if cut[block := bisect_right(firsts, left) - 1] <= right < cut[block + 1]
     )
     projected = project_nested(nested, within, sources, targets, list(pairwise(cut))) if blocks else []
-    return spans, [projected[place] if isinstance(place, int) else place for place in places]
+    return spans, [projected[place] if isinstance(place, int) else [place] for place in places]
+
+
+class _Piece(NamedTuple):
+    """An element, or one of several of its kind, and the words inside of it."""
+
+    element: Element
+    run: int  # the number of tags of blocks before it
+    span: NestedSpan
+    projected: Span
+
+
+def _pieces(
+    elements: Sequence[Element], spans: Sequence[NestedSpan], projected: Sequence[Sequence[Span]]
+) -> list[_Piece]:
+    """All elements, each around the first of its target spans, and copies around the others."""
+    runs = element_runs(elements)
+    firsts = [first for first, *_ in projected]
+    pieces = list(map(_Piece, elements, runs, spans, firsts))
+    used = {match["id"] for element in elements for match in _ID.finditer(element.opening)}
+    for piece, (_, *others) in zip(pieces[:], projected, strict=True):
+        number = 2
+        for other in others:
+            opening = piece.element.opening
+            if match := _ID.search(opening):
+                while (identifier := f"{match['id']}-{number}") in used:
+                    number += 1
+                used.add(identifier)
+                base = "" if _ORIGINAL.search(opening) else f' copyOf="{match["id"]}"'
+                opening = f'{opening[: match.start()]} id="{identifier}"{base}{opening[match.end() :]}'
+            pieces.append(piece._replace(element=replace(piece.element, opening=opening), projected=other))
+    return pieces
 
 
 def _inserted(
     source: Markup,
     sources: Sequence[TextWord],
-    spans: Sequence[NestedSpan],
-    projected: Sequence[Span],
+    pieces: Sequence[_Piece],
     target: str,
     words: Sequence[TextWord],
 ) -> str:
     """The target with each element's tags around its words, as far from them as in the source."""
     # A place within a character reference is moved to its start.
     starts = {place: m.start() for m in CHARACTER.finditer(target) for place in range(m.start() + 1, m.end())}
-    runs = element_runs(source.elements)
     places: dict[int, Span] = {SENTENCE: (0, len(target))}
     children: dict[int, list[tuple[int, int, int, int]]] = {}
-    for index, (element, span, around) in enumerate(zip(source.elements, spans, projected, strict=True)):
+    for index, (element, run, span, around) in enumerate(pieces):
         first, last = places[element.parent]
         pair = _places(source, sources, element, span, around, target, words)
         opening, closing = (min(max(starts.get(place, place), first), last) for place in pair)
         places[index] = opening, max(opening, closing)
         # Blocks keep their order.
-        children.setdefault(element.parent, []).append((2 * runs[index] + element.block, *places[index], index))
+        children.setdefault(element.parent, []).append((2 * run + element.block, *places[index], index))
     parts: list[str] = []
     position = 0
     left = [(index, True) for *_, index in sorted(children.get(SENTENCE, ()), reverse=True)]
     while left:
         index, opens = left.pop()
-        element, place = source.elements[index], max(position, places[index][not opens])
+        element, _, span, around = pieces[index]
+        place = max(position, places[index][not opens])
         between, position = target[position:place], place
         # What is kept, and not in the translation, is divided from its words by spaces, as in the source.
-        added = (
-            element.content is not None and spans[index].start < spans[index].end and len(set(projected[index])) == 1
-        )
+        added = element.content is not None and span.start < span.end and around[0] == around[1]
         if opens:
             spaced = source.text[max(element.start - 1, 0) : element.start].isspace() and target[:place][-1:].strip()
             parts += between, " " if added and spaced else "", element.opening
@@ -448,7 +492,18 @@ def _inserted(
             parts += element.content, element.closing, " " if added and spaced else ""
         elif element.opening or between != " ":
             parts += between, element.closing
-    return "".join(parts) + target[position:]
+    parts.append(target[position:])
+    return "".join(parts if source.syntax == "xml" else _delimited(parts))
+
+
+def _delimited(parts: Iterable[str]) -> Iterator[str]:
+    """Markers of USFM and text, with a space where a marker without one is in front of text."""
+    undelimited = False
+    for part in filter(None, parts):
+        if undelimited and not part.startswith("\\") and not part[0].isspace():
+            yield " "
+        yield part
+        undelimited = part.startswith("\\") and not (part[-1].isspace() or part.endswith("*"))
 
 
 def _places(

@@ -13,7 +13,7 @@ from alignment.commands.aligners import AlignerOptions
 from alignment.formats import TextSource, split_words
 from alignment.formats.text import write_text
 from alignment.links import Alignment, Link
-from alignment.markup import Markup, TextWord, check_plain, parse_markup, split_text
+from alignment.markup import Markup, Syntax, TextWord, check_plain, parse_markup, split_text
 from alignment.normalization import NormalizedWords
 from alignment.pipeline.extraction import line_bar
 from alignment.tags import transfer_tags
@@ -57,14 +57,20 @@ class TransferOptions(AlignerOptions):
     """The options of ``norm-align transfer-tags``."""
 
     source: str = argument(
-        "the source sentences with tags of XML or HTML, raw text, one per line; .gz, .xz and .bz2 are decompressed, - "
-        "is standard input",
+        "the source sentences with tags of XML or HTML or markers of USFM, raw text, one per line; .gz, .xz and .bz2 "
+        "are decompressed, - is standard input",
         metavar="SOURCE",
     )
     target: str | None = argument(
         "their translations without tags; those of several blocks on one line; if left out, the model translates",
         metavar="TARGET",
         nargs="?",
+    )
+    syntax: Syntax = option("tags of XML, HTML, TMX and XLIFF, or markers of USFM", "xml")
+    split: bool = option(
+        "write a pair of tags around each run of words that belong to it, rather than once around all; not a pair with "
+        "others inside, nor one with an id, except XLIFF 2's <pc>, whose copies get new ids",
+        False,
     )
     out: str | None = option("the translations with tags (default: standard output)", metavar="FILE")
     overwrite: bool = option("replace FILE if it exists", False)
@@ -82,7 +88,7 @@ def _run(options: TransferOptions) -> None:
         file = models.regular_output(options.out, inputs, overwrite=options.overwrite)
     if options.bad_lines == "stop" and not any(map(models.is_stream, inputs)):  # before a model is loaded
         for block in cut(inputs, _BLOCK_LINES):
-            _stop_at_first(_read(block))
+            _stop_at_first(_read(block, options.syntax))
     with models.set_up(options) as report:
         aligner, _ = aligners.load(options, options.device)
         _transfer(inputs, file, _Transfer(aligner, options, report), options, report)
@@ -127,7 +133,7 @@ def _transfer(
 
 def _answers(block: Block, work: "_Transfer", *, stop: bool) -> _Answers:
     """The translation of each line of a block, or the error that says why there is none, in order."""
-    read = _read(block)
+    read = _read(block, work.options.syntax)
     if stop:
         _stop_at_first(read)
     transferred = work({number: line for number, line in read.items() if isinstance(line, _Line)})
@@ -150,7 +156,7 @@ def _stop_at_first(lines: Mapping[int, object]) -> None:
             raise line
 
 
-def _read(block: Block) -> dict[int, _Line | InvalidInputError]:
+def _read(block: Block, syntax: Syntax) -> dict[int, _Line | InvalidInputError]:
     """Read the lines of a block, by their numbers."""
     sides = (
         scan_lines(BytesIO(content), part.source, block.first)
@@ -161,23 +167,24 @@ def _read(block: Block) -> dict[int, _Line | InvalidInputError]:
         number = row[0][0]
         texts = [text for _, text in row if not isinstance(text, InvalidInputError)]
         unreadable = [text for _, text in row if isinstance(text, InvalidInputError)]
-        lines[number] = unreadable[0] if unreadable else _parsed(texts, number, block)
+        lines[number] = unreadable[0] if unreadable else _parsed(texts, number, block, syntax)
     return lines
 
 
-def _parsed(texts: Sequence[str], number: int, block: Block) -> _Line | InvalidInputError:
+def _parsed(texts: Sequence[str], number: int, block: Block, syntax: Syntax) -> _Line | InvalidInputError:
     """Parse the source of a line and, if it is given, its translation."""
     values: list[Any] = []
-    for text, part, parse in zip(texts, block.parts, (parse_markup, _plain), strict=False):
+    parsers: tuple[Callable[[str, Syntax], Any], ...] = (parse_markup, _plain)
+    for text, part, parse in zip(texts, block.parts, parsers, strict=False):
         try:
-            values.append(parse(text))
+            values.append(parse(text, syntax))
         except InvalidInputError as error:
             return error_at(part.source, number, str(error))
     return _Line(*values)
 
 
-def _plain(text: str) -> str:
-    check_plain(text)
+def _plain(text: str, syntax: Syntax) -> str:
+    check_plain(text, syntax)
     return text
 
 
@@ -227,7 +234,9 @@ class _Transfer:
             cuts = list(accumulate(map(len, targets[number][:-1]))) if self.options.target is None else None
             pair = sources[number], list(chain.from_iterable(targets[number]))
             line = lines[number].source
-            answers[number] = transfer_tags(line, texts[number], Alignment(links[number]), *pair, cuts=cuts)
+            answers[number] = transfer_tags(
+                line, texts[number], Alignment(links[number]), *pair, cuts=cuts, split=self.options.split
+            )
         return answers
 
     def _leave_out_long(
@@ -245,7 +254,8 @@ class _Transfer:
     ) -> tuple[dict[int, str], dict[int, list[list[TextWord]]]]:
         """Translate each block of each line, and return the lines' translations and the words of their blocks.
 
-        A block whose content stays as it is is its own translation; < and & in translations become references.
+        A block whose content stays as it is is its own translation; < and & in translations become references,
+        and what would begin a marker of USFM is left out.
         """
         from alignment.translation import translate
 
@@ -276,7 +286,12 @@ class _Transfer:
             source = lines[number].source.text
             between = source[last[number] : words[0].start] if number in last else ""
             start = len(texts[number]) + len(between)
-            text = source[words[0].start : words[-1].end] if copied else html.escape(" ".join(translation), quote=False)
+            if copied:
+                text = source[words[0].start : words[-1].end]
+            elif lines[number].source.syntax == "xml":
+                text = html.escape(" ".join(translation), quote=False)
+            else:
+                text = " ".join(translation).replace("\\", "")
             texts[number] += between + text
             targets[number].append(
                 [TextWord(word, start + word.start, start + word.end) for word in split_text(text, language)]
@@ -316,5 +331,8 @@ COMMAND = Command(
     TransferOptions,
     _run,
     "norm-align transfer-tags tagged.fr plain.en --out tagged.en",
-    ("out", "overwrite", "bad_lines", "model", "reverse_model", "source_language", "target_language", "device"),
-)
+    (
+        "syntax", "split", "out", "overwrite", "bad_lines", "model", "reverse_model", "source_language",
+        "target_language", "device"
+    ),
+)  # fmt: skip

@@ -2,6 +2,7 @@
 
 import html
 import random
+import re
 import unicodedata
 
 import pytest
@@ -77,6 +78,10 @@ REFUSED = [
     ("<!-- a", "got '<!-- a' at character 1, a tag that does not end"),
     ("<ph>a", "got '<ph>' at character 1, which nothing closes"),
     ('<bpt i="1"/>a<ept i="2"/>', "got '<ept i=\"2\"/>' at character 14 inside"),
+    ('<g id="1"><bx id="2"/>a</g>b<ex id="2"/>', "got '</g>' at character 24 inside '<bx id=\"2\"/>' at character 11"),
+    ('<pc id="1">a', "got '<pc id=\"1\">' at character 1, which nothing closes"),
+    ('<sc id="1"/>a', "got '<sc id=\"1\"/>' at character 1, which nothing closes"),
+    ('a<ec startRef="1"/>', "got '<ec startRef=\"1\"/>' at character 2, which nothing opens"),
     ("<p>a<li>b</p>", "got '</p>' at character 10 inside '<li>' at character 5"),
     ("mail <me@example.org>", "got '<me@example.org>' at character 6, which nothing closes"),
 ]
@@ -86,6 +91,27 @@ REFUSED = [
 def test_markup_that_is_refused(source: str, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         parse_markup(source)
+
+
+REFUSED_USFM = [
+    (
+        r"a \nd b",
+        r"got '\\nd ' at character 3, which nothing closes; expected markers in pairs, nested, such as \nd and",
+    ),
+    (r"a\nd*", r"got '\\nd*' at character 2, which nothing opens"),
+    (r"\add a \+nd b\add* c\+nd*", r"got '\\add*' at character 14 inside '\\+nd ' at character 8"),
+    (r"\nd a \add b\add*", r"got '\\nd ' at character 1, which nothing closes"),
+    (r"a\f + \ft b", r"got '\\f ' at character 2, which nothing closes"),
+    (r"a \ b", r"got '\\' at character 3, which is no marker"),
+    (r"\p \v", r"got '\\v' at character 4, which has no number"),
+    (r"\add a \v 2 b", r"got '\\add ' at character 1, which nothing closes"),
+]
+
+
+@pytest.mark.parametrize(("source", "message"), REFUSED_USFM)
+def test_markers_that_are_refused(source: str, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        parse_markup(source, "usfm")
 
 
 def test_elements_say_what_they_hold() -> None:

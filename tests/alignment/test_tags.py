@@ -2,14 +2,15 @@
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import pytest
 
 from alignment import Alignment, parse_markup, project_spans, split_text, transfer_tags
-from alignment.markup import Span, TextWord
+from alignment.markup import Span, Syntax, TextWord
 from alignment.tags import NestedSpan, project_nested
 from captum_norm import InvalidInputError
 from tests.fuzzing import FACTOR, damaged, limited
@@ -140,7 +141,7 @@ def test_a_place_beside_a_word_goes_with_it() -> None:
         beside: project_nested([NestedSpan(2, 2, beside=beside)], links, range(4), range(4))
         for beside in ("left", "right", None)
     }
-    assert found == {"left": [(4, 4)], "right": [(1, 1)], None: [(0, 0)]}
+    assert found == {"left": [[(4, 4)]], "right": [[(1, 1)]], None: [[(0, 0)]]}
 
 
 @pytest.mark.parametrize(
@@ -159,11 +160,19 @@ def test_spans_that_are_refused(spans: Sequence[Span], links: Links, message: st
         project_spans(spans, Alignment(links), range(3), range(2))
 
 
-def transferred(source: str, target: str, links: str, languages: tuple[str | None, str | None] = (None, None)) -> str:
-    markup = parse_markup(source)
+def transferred(
+    source: str,
+    target: str,
+    links: str,
+    languages: tuple[str | None, str | None] = (None, None),
+    *,
+    syntax: Syntax = "xml",
+    split: bool = False,
+) -> str:
+    markup = parse_markup(source, syntax)
     words = split_text(markup.text, languages[0], breaks=markup.breaks), split_text(target, languages[1])
     pairs = (link.split("-") for link in links.split())
-    return transfer_tags(markup, target, Alignment([(int(i), int(j)) for i, j in pairs]), *words)
+    return transfer_tags(markup, target, Alignment([(int(i), int(j)) for i, j in pairs]), *words, split=split)
 
 
 CASES = [
@@ -244,6 +253,15 @@ CASES = [
     ("<it>a</it> b", "B A", "0-1 1-0", "B <it>A</it>"),
     ('<sc id="1"/>a<ec startRef="1"/> b', "B A", "0-1 1-0", 'B <sc id="1"/>A<ec startRef="1"/>'),
     ('<bx id="1" rid="7"/>a<ex id="2" rid="7"/> b', "B A", "0-1 1-0", 'B <bx id="1" rid="7"/>A<ex id="2" rid="7"/>'),
+    ('<sm id="m1"/>a<em startRef="m1"/> <em id="b">b</em>', "B A", "0-1 1-0",
+     '<em id="b">B</em> <sm id="m1"/>A<em startRef="m1"/>'),
+    ('<ec id="1" isolated="yes"/>a b<sc id="2" isolated="yes"/> c', "C B A", "0-2 1-1 2-0",
+     '<ec id="1" isolated="yes"/>C B<sc id="2" isolated="yes"/> A'),
+    ('<bx id="1"/>a <g id="2">b</g><ex id="1"/> c', "C B A", "0-2 1-1 2-0",
+     'C <bx id="1"/><g id="2">B</g> A<ex id="1"/>'),
+    # An entity is text, whatever a line declares.
+    ('<!DOCTYPE a [<!ENTITY b "c">]> <b>&b;</b> d', "]> D &b;", "2-3 3-4 4-5 5-2",
+     '<!DOCTYPE a [<!ENTITY b "c">]> D <b>&b;</b>'),
     # Other scripts.
     ("<b>東京</b>へ行く", "go to Tokyo", "0-2 1-2 2-1 3-0 4-0", "go to <b>Tokyo</b>"),
     ("<é:ü xml:lang='fr'>à</é:ü> b", "B À", "0-1 1-0", "B <é:ü xml:lang='fr'>À</é:ü>"),
@@ -274,6 +292,82 @@ KEPT = [
 @pytest.mark.parametrize(("source", "target", "links", "expected"), KEPT)
 def test_content_that_stays_as_it_is(source: str, target: str, links: str, expected: str) -> None:
     assert transferred(source, target, links) == expected
+
+
+NOTE = r"\f + \fr 1.2 \ft Or: the \+nd Lord\+nd* \fqa | <b>\f*"
+USFM = [
+    # Paragraphs and verses stay, with their numbers; lines without text.
+    (r"\p \v 1 the red house", "la maison rouge", "0-0 1-2 2-1", r"\p \v 1 la maison rouge"),
+    (r"\v 1 a b. \v 2-3 c \nd d\nd*", "B A. D C", "0-1 1-0 2-2 3-4 4-3", r"\v 1 B A. \v 2-3 \nd D\nd* C"),
+    (r"\v 1\va 2\va*\nd a\nd* b", "B A", "0-1 1-0", r"\v 1\va 2\va*B \nd A\nd*"),
+    (r"\p\v 1\nd a\nd* b", "B A", "0-1 1-0", r"\p\v 1 B \nd A\nd*"),
+    (r"\p“a” b", "B « A »", "0-1 1-2 2-3 3-0", r"\p B « A »"),
+    (r"\q1 a\q2 b", "A B", "0-0 1-1", r"\q1 A\q2 B"),
+    (r"\p\v 1\va 2\va* a \tc1-2 b", "A B", "0-0 1-1", r"\p\v 1\va 2\va* A \tc1-2 B"),
+    (r"\id GEN \h of 1 < 2 & \\", "", "", r"\id GEN \h of 1 < 2 & \\"),
+    (r"\c 1", "", "", r"\c 1"),
+    (r"\b", "", "", r"\b"),
+    # Pairs, with attributes, nested, of one's own.
+    (r"the \nd Lord\nd* spoke", "parla le Seigneur", "0-1 1-2 2-0", r"parla le \nd Seigneur\nd*"),
+    (r'\w red|lemma="a"\w* \w house|x-y="1"\w*', "maison rouge", "0-1 1-0",
+     r'\w maison|x-y="1"\w* \w rouge|lemma="a"\w*'),
+    (r"\add a \+nd b\+nd*\add* c.", "C B A.", "0-2 1-1 2-0 3-3", r"C \add \+nd B\+nd* A\add*."),
+    (r"\add a \nd b\nd*\add* c", "C B A", "0-2 1-1 2-0", r"C \add \nd B\nd* A\add*"),
+    (r"\zmine a\zmine* b", "B A", "0-1 1-0", r"B \zmine A\zmine*"),
+    # Notes and milestones go with the word that they touch, and are not read.
+    (f"red{NOTE} house", "maison rouge", "0-1 1-0", f"maison rouge{NOTE}"),
+    (r'a \qt-s |sid="1" who="x"\*b\qt-e |eid="1"\* c\ts\*', "C B A", "0-2 1-1 2-0",
+     r'C \qt-s |sid="1" who="x"\*B\qt-e |eid="1"\* A\ts\*'),
+    (r"a\x - \xo 1.1 \xt Gen 1\x* \fig a|src='b'\fig*", "A", "0-0", r"A\x - \xo 1.1 \xt Gen 1\x*\fig a|src='b'\fig*"),
+    # What is markup elsewhere.
+    (r"1 < 2 <b> | // ~ \nd &lt;\nd*", "1 < 2 <b> | // ~ &lt;", "9-9", r"1 < 2 <b> | // ~ \nd &lt;\nd*"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "target", "links", "expected"), USFM)
+def test_transferred_markers(source: str, target: str, links: str, expected: str) -> None:
+    assert transferred(source, target, links, syntax="usfm") == expected
+
+
+SPLIT = [
+    ("he does <b>not</b> eat", "il ne mange pas", "0-0 2-1 2-3 3-2", "il <b>ne</b> mange <b>pas</b>"),
+    # However far; without links between; a word that is as much inside as outside.
+    ("I <b>call</b> you later", "Ich rufe dich nachher an", "0-0 1-1 1-4 2-2 3-3",
+     "Ich <b>rufe</b> dich nachher <b>an</b>"),
+    ("a <b>b</b> c", "B x B C", "1-0 1-2 2-3", "<b>B x B</b> C"),
+    ("a <b>b</b> c", "B y B C", "1-0 1-1 0-1 1-2 2-3", "<b>B y B</b> C"),
+    # One that belongs to two others in turn; single tags between.
+    ("<i>a</i> <b>b</b>", "A B A B", "0-0 0-2 1-1 1-3", "<i>A</i> <b>B</b> <i>A</i> <b>B</b>"),
+    ("<b>a</b> c<fn/>", "A C A", "0-0 0-2 1-1", "<b>A</b> C <b>A</b><fn/>"),
+    # Around all, around others, kept as it is.
+    ("<b>a</b>", "A x A", "0-0 0-2", "<b>A x A</b>"),
+    ("<u><b>a</b> c</u> d", "A D A C", "0-0 0-2 2-1 1-3", "<u><b>A</b> D <b>A</b> C</u>"),
+    ("<code>a</code> c", "a C a", "0-0 0-2 1-1", "<code>a</code> C a"),
+    # Ids are unique.
+    ('<a ID="1">a</a> c', "A C A", "0-0 0-2 1-1", '<a ID="1">A C A</a>'),
+    ('<g id="1">a</g> c', "A C A", "0-0 0-2 1-1", '<g id="1">A C A</g>'),
+    ('<mrk mid="1">a</mrk> c', "A C A", "0-0 0-2 1-1", '<mrk mid="1">A C A</mrk>'),
+    ('<bpt i="1">b</bpt>a<ept i="1">b</ept> c', "A C A", "0-0 0-2 1-1", '<bpt i="1">b</bpt>A C A<ept i="1">b</ept>'),
+    ('<sc id="1"/>a<ec startRef="1"/> c', "A C A", "0-0 0-2 1-1", '<sc id="1"/>A C A<ec startRef="1"/>'),
+    ('<pc id="1" type="x">a</pc> c', "A C A", "0-0 0-2 1-1",
+     '<pc id="1" type="x">A</pc> C <pc id="1-2" copyOf="1" type="x">A</pc>'),
+    ("<pc id='1' dataRefStart='d'>a</pc> c<ph id='1-2'/>", "A C A", "0-0 0-2 1-1",
+     "<pc id='1' dataRefStart='d'>A</pc> C <pc id=\"1-3\" dataRefStart='d'>A</pc><ph id='1-2'/>"),
+    ('<pc id="1" canCopy="no">a</pc> c', "A C A", "0-0 0-2 1-1", '<pc id="1" canCopy="no">A C A</pc>'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "target", "links", "expected"), SPLIT)
+def test_split_pairs(source: str, target: str, links: str, expected: str) -> None:
+    assert transferred(source, target, links, split=True) == expected
+
+
+def test_split_markers() -> None:
+    def found(source: str) -> str:
+        return transferred(source, "il ne mange pas", "0-0 2-1 2-3 3-2", syntax="usfm", split=True)
+
+    assert found(r'he does \w not|lemma="n"\w* eat') == r'il \w ne|lemma="n"\w* mange \w pas|lemma="n"\w*'
+    assert found(r'he does \w not|id="n"\w* eat') == r'il \w ne mange pas|id="n"\w*'
 
 
 def test_apostrophes_end_words_by_language() -> None:
@@ -455,12 +549,14 @@ def test_the_same_links_in_the_same_order_keep_every_tag_in_its_place() -> None:
 def test_damaged_markup_is_read_or_refused() -> None:
     draw = random.Random(2)
     files = ["".join(drawn_content(draw)).encode() for _ in range(20)] + [case[0].encode() for case in CASES]
+    files += ["".join(drawn_usfm(draw)).encode() for _ in range(20)]
     read, messages = 0, []
-    for content in damaged(files, 500, seed=3):
+    for content in damaged(files, 800, seed=3):
         text = content.decode("utf-8", "replace")[:20_000]
+        syntax: Syntax = "usfm" if "\\" in text else "xml"
         with limited():
             try:
-                markup = parse_markup(text)
+                markup = parse_markup(text, syntax)
             except InvalidInputError as error:
                 messages.append(str(error))
                 continue
@@ -468,10 +564,88 @@ def test_damaged_markup_is_read_or_refused() -> None:
             found = transfer_tags(markup, "A b < c, &amp; d.", Alignment(), words, split_text("A b < c, &amp; d."))
         # But for the space that a boundary of blocks stands for.
         kept = any(element.content is not None for element in markup.elements)
-        assert kept or "".join(parse_markup(found).text.split()) == "Ab<c,&amp;d."
+        assert kept or "".join(parse_markup(found, syntax).text.split()) == "Ab<c,&amp;d."
         read += 1
-    assert min(read, len(messages)) > 50
-    assert all("expected tags in pairs" in message and "\n" not in message for message in messages)
+    assert min(read, len(messages)) > 80
+    assert all(re.search("expected (tags|markers) in pairs", message) and "\n" not in message for message in messages)
+
+
+STYLES = ("nd", "add", "w", "zmine")
+PLAIN = [text for text in TEXTS if "\u200b" not in text]
+
+
+def drawn_usfm(draw: random.Random, depth: int = 0) -> Iterator[str]:
+    """Well-formed USFM: paragraphs, pairs in pairs, notes and milestones, each with a number of its own."""
+    for _ in range(draw.choice((0, 1, 2, 3, 5) if depth else (1, 3, 6))):
+        kind, number = draw.random(), draw.randrange(10**9)
+        if kind < 0.5 or depth > 5:
+            yield "".join(draw.choices(PLAIN, k=draw.randint(1, 4)))
+        elif kind < 0.6:
+            yield draw.choice((rf"\v {number} ", rf"\q{number} ", rf"\c  {number}{draw.choice(('', ' '))}"))
+        elif kind < 0.7:
+            yield draw.choice((rf"\f + \ft {number} \+nd b\+nd*\f*", rf"\ts-s |sid='{number}'\*", rf"\x {number}\x*"))
+        else:
+            name = "+" * bool(depth) + draw.choice(STYLES)
+            yield rf"\{name} "
+            yield from drawn_usfm(draw, depth + 1)
+            yield rf"|n='{number}'\{name}*"
+
+
+@pytest.mark.fuzz
+def test_no_marker_is_lost_doubled_or_moved_in_the_tree() -> None:
+    draw = random.Random(6)
+    markers = 0
+    for _ in range(500 * FACTOR):
+        markup = parse_markup("".join(drawn_usfm(draw)), "usfm")
+        words = split_text(markup.text, breaks=markup.breaks)
+        target = "".join(draw.choices(PLAIN, k=draw.randint(0, 9)))
+        targets = split_text(target)
+        count = draw.choice((0, 1, 5, 15)) if words and targets else 0
+        links = Alignment((draw.randrange(len(words)), draw.randrange(len(targets))) for _ in range(count))
+        back = parse_markup(transfer_tags(markup, target, links, words, targets), "usfm")
+        assert "".join(back.text.split()) == "".join(target.split())
+        written = [
+            Counter(
+                (e.opening.strip(), e.closing, one.elements[e.parent].closing if e.parent >= 0 else "")
+                for e in one.elements
+                if e.opening
+            )
+            for one in (markup, back)
+        ]
+        assert written[0] == written[1]
+        alike = Alignment((index, index) for index in range(len(words)))
+        assert parse_markup(transfer_tags(markup, markup.text, alike, words, words), "usfm") == markup
+        markers += len(markup.elements)
+    assert markers > 1000 * FACTOR
+
+
+@pytest.mark.fuzz
+def test_split_spans_hold_the_words_that_belong_to_them_and_no_others() -> None:
+    draw = random.Random(7)
+    several = 0
+    for _ in range(2000 * FACTOR):
+        source, target, links = drawn(draw, most=12)
+        cuts = sorted(draw.choices(range(source + 1), k=2 * draw.randint(1, 3)))
+        spans = [NestedSpan(*cut, split=True) for cut in zip(cuts[::2], cuts[1::2], strict=True) if cut != (0, source)]
+        projected = project_nested(spans, Alignment(links), range(source), range(target))
+        covered = Counter(word for pieces in projected for start, end in pieces for word in range(start, end))
+        assert all(number == 1 for number in covered.values())
+        for span, pieces in zip(spans, projected, strict=True):
+            inside = Counter(j for i, j in links if span.start <= i < span.end)
+            outside = Counter(j for i, j in links if not span.start <= i < span.end)
+            held = {word for word in inside if inside[word] > outside[word]}
+            words = {word for start, end in pieces for word in range(start, end)}
+            if held:
+                assert held <= words
+                assert not any(outside[word] > inside[word] for word in words)
+                assert all(start in held and end - 1 in held for start, end in pieces)
+                # Between two pieces is a word that belongs elsewhere.
+                assert all(
+                    any(outside[word] > inside[word] for word in range(end, start))
+                    for (_, end), (start, _) in pairwise(pieces)
+                )
+            several += len(pieces) > 1
+    assert several > 50 * FACTOR
 
 
 MANY = 10_000
@@ -483,15 +657,27 @@ LONG = [
     "<a " + "'\"" * MANY,
     "<" * MANY,
     "<" + "a" * 2 * MANY,
+    '<pc id="1">a</pc>' * MANY,
+    '<sc id="1"/>' * MANY,
+    *("&lol;" * MANY, '<!ENTITY a "&a;">' * MANY),
+]
+LONG_USFM = [
+    r"\+nd " * MANY + "a" + r"\+nd*" * MANY,
+    r"\nd a\nd*" * MANY,
+    *(one * MANY for one in (r"\nd ", r"\nd*", r"\f ", r"\f \f*", r"\v 1 ", "\\", "|", "|a", r"\a |", r"\a-s |a\*")),
+    *("\\" + one * 2 * MANY for one in ("a", "a ", " ", "+", "v ")),
 ]
 
 
-@pytest.mark.parametrize("text", LONG)
-def test_long_lines_take_time_by_their_length(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "syntax"), [*((text, "xml") for text in LONG), *((text, "usfm") for text in LONG_USFM)]
+)
+def test_long_lines_take_time_by_their_length(text: str, syntax: Syntax) -> None:
     with limited():
         try:
-            markup = parse_markup(text)
+            markup = parse_markup(text, syntax)
         except InvalidInputError:
             return
-        found = transfer_tags(markup, "A B", Alignment(), split_text(markup.text[:9]), split_text("A B"))
-    assert parse_markup(found).text == "A B"
+        words = split_text(markup.text[:9], breaks=markup.breaks)
+        found = transfer_tags(markup, "A B", Alignment(), words, split_text("A B"), split=True)
+    assert parse_markup(found, syntax).text.split() == ["A", "B"]

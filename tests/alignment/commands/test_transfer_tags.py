@@ -93,6 +93,24 @@ def test_translations_are_text_of_markup(run: Printed, monkeypatch: pytest.Monke
     assert read[1:] == [["L'1", "<", "2.", "3"]]
 
 
+def test_markers_of_usfm(run: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("fr", [r"\p \v 1 La \nd maison\nd*\f + \ft Ou : demeure\f* est petite.", r"\q1", "a & <b>"])
+    write("en", ["The house is small.", "", "a & <b>"])
+    tagged = r"\p \v 1 The \nd house\nd*\f + \ft Ou : demeure\f* is small."
+    assert run("fr", "en", *FIXED, "--syntax=usfm")[0] == [tagged, r"\q1", "a & <b>"]
+    # What a model writes is text of USFM.
+    write("fr", [r"\q1 1"])
+    monkeypatch.setattr("alignment.translation.translate", lambda *_, **__: [["a", "&", r"\b"]])
+    assert run("fr", *ONE, "--syntax=usfm")[0] == [r"\q1 a & b"]
+
+
+def test_pairs_may_be_split(run: Printed) -> None:
+    write("en", ["She has a <b>small black</b> dog.", 'She has a <g id="1">small black</g> dog.'])
+    write("fr", ["Elle a un petit chien noir."] * 2)
+    found, _ = run("en", "fr", "--model=en-fr", "--layer=0", "--head=0", "--reverse-head=2", "--split")
+    assert found == ["Elle a un <b>petit</b> chien <b>noir</b>.", 'Elle a un <g id="1">petit chien noir</g>.']
+
+
 def test_layer_and_head_are_chosen_on_the_first_lines(run: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     _, told = run("fr", "en")
     assert told == ["forward: chose AWI layer 0 head 2", "reverse: chose AWI layer 0 head 0", "4 lines; 0 bad lines"]
@@ -108,6 +126,9 @@ REFUSED = [
     (["bad"], "bad, line 4: got '</i>'"),
     (["fr", "en", "--out=en", "--overwrite"], "cannot write en: it is the input"),
     (["-", "-"], "got - more than once; standard input can be read only once"),
+    (["usfm", "en", "--syntax=usfm"], r"usfm, line 4: got '\\nd ' at character 6, which nothing closes"),
+    (["fr", "usfm", "--syntax=usfm"], r"usfm, line 4: got '\\v 1 ' at character 1 of the translation, expected text"),
+    (["xliff", "en"], "xliff, line 4: got '<pc id=\"1\">' at character 1, which nothing closes; expected tags"),
     (["fr", "en", *ONE, "--max-words=4"], "fr, line 1: got 5 words on the source side, expected at most 4"),
     (["fr", "en", *ONE, "--combine=add"], "got --combine and only one model"),
     (["fr", "en", "--out=/dev/null"], "cannot write /dev/null: it is no regular file"),
@@ -118,6 +139,8 @@ REFUSED = [
 def test_what_is_refused_leaves_nothing(refused: Refused, words: list[str], message: str) -> None:
     write("bad", [*SOURCE[:3], "<b>abcd</i></b>"])
     write("tagged", TAGGED)
+    write("usfm", ["a", "a", "a", r"\v 1 \nd a"])
+    write("xliff", [*SOURCE[:3], '<pc id="1">abcd'])
     write("short", TARGET[:2])
     refused(message, "transfer-tags", *words)
     if not any(word.startswith("--out") for word in words):
