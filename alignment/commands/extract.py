@@ -12,6 +12,7 @@ from alignment.commands import aligners, models
 from alignment.commands.aligners import AlignerOptions, LexiconOptions
 from alignment.formats import Output, OutputStyle, TextSource
 from alignment.formats.bitext import is_bitext
+from alignment.formats.output import Cut
 from alignment.pipeline import extract
 from alignment.pipeline.blocks import Pairs, Splits, read_lines
 from alignment.pipeline.extraction import lexicon_file, output_file
@@ -57,6 +58,11 @@ class _Written(Options, title="what is written"):
         metavar="FILE.html",
     )
     min_score: float = option("leave out links less probable than this", 0.0, parse=share, metavar="P")
+    pieces: list[str] | None = option(
+        "write links between pieces of the words, as Marian's guided alignment reads them: the SentencePiece model "
+        "(.spm, .model) or BPE codes of the model to be trained; twice for source and target",
+        metavar="FILE",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +165,9 @@ class _Deferred:
 def _run(options: ExtractOptions) -> None:
     if options.save_lexicon is not None and options.lexicon is False:
         raise InvalidInputError("got --save-lexicon and --no-lexicon, so nothing is counted; leave out one of them")
-    form = Output(options.format, options.scores, options.min_score)
+    if options.pieces and options.tokenize:
+        raise InvalidInputError("got --pieces and --tokenize; give the words that the model to be trained reads")
+    form = Output(options.format, options.scores, options.min_score, _cuts(options.pieces, "--pieces"))
     splits = models.splits(options, tokenize=options.tokenize)
     backend, device = options.backend(options.threads), options.worker_device(options.device)
     with models.set_up(options) as report, models.text_sources(options, options.source, options.target) as inputs:
@@ -207,6 +215,15 @@ def _run(options: ExtractOptions) -> None:
         if aligner.corpus_statistics:
             report("the links hold corpus statistics: a lexicon counted from other sentences took part")
         report(str(counts))
+
+
+def _cuts(files: list[str] | None, flag: str) -> tuple[Cut, Cut] | None:
+    """What cuts the words of both sides into pieces, by the files of an option."""
+    from alignment.fairseq.tokenizer import read_segmenter
+
+    if files and len(files) > 2:
+        raise InvalidInputError(f"got {flag} {len(files)} times, expected once or twice, for source and target")
+    return (read_segmenter(Path(files[0])).cut, read_segmenter(Path(files[-1])).cut) if files else None
 
 
 def _check_outputs(options: ExtractOptions, inputs: Sequence[TextSource], *, rereadable: bool) -> None:

@@ -100,6 +100,9 @@ class Segmenter:
     by_word = True
     """Whether a word has the same pieces in every sentence."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.digest()})"
+
     def cut(self, words: Sequence[str]) -> tuple[list[str], Sequence[int | None]]:
         """The pieces of a sentence, and the index of each piece's word."""
         return encode_words(words, self.pieces)
@@ -198,9 +201,7 @@ def find_segmenter(
     """The segmenter of one language."""
     path = _find(data, language) if codes is None else Path(codes) if codes else None
     if path:
-        if not path.is_file():
-            raise InvalidInputError(f"there is no file {path}; give codes=FILE, a SentencePiece model or BPE codes")
-        return SentencePieceSegmenter(path) if path.suffix == ".model" else BPESegmenter(path)
+        return read_segmenter(path)
     marked = next((piece for piece in dictionary.symbols if len(piece) > 2 and _MARK.search(piece)), None)
     if codes is None and marked is not None:
         raise InvalidInputError(
@@ -208,6 +209,13 @@ def find_segmenter(
             "give codes=FILE, or codes=False if your words are already pieces"
         )
     return Segmenter()
+
+
+def read_segmenter(path: Path) -> Segmenter:
+    """The segmenter in a file: a SentencePiece model if its name ends so, else BPE codes."""
+    if not path.is_file():
+        raise InvalidInputError(f"there is no file {path}; give codes=FILE, a SentencePiece model or BPE codes")
+    return SentencePieceSegmenter(path) if path.suffix in (".model", ".spm") else BPESegmenter(path)
 
 
 def _find(data: Path, language: str) -> Path | None:
@@ -230,7 +238,7 @@ def _merges(path: Path) -> str:
     try:
         text = read_text(path)
     except InvalidInputError as error:
-        raise InvalidInputError(f"{error}; the name of a SentencePiece model must end in .model") from error
+        raise InvalidInputError(f"{error}; the name of a SentencePiece model must end in .model or .spm") from error
     lines = text.rstrip("\n").split("\n")
     header = lines.pop(0) if lines[0].startswith("#version:") else None
     version = _VERSION.fullmatch(header or _FIRST_VERSION)

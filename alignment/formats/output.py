@@ -3,9 +3,10 @@
 import base64
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from itertools import product
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,9 @@ def decoded(text: str, shape: tuple[int, int]) -> Matrix:
 OutputStyle = Literal["pharaoh", "naacl", "tsv", "matrix"]
 """The formats of links that :class:`Output` writes."""
 
+Cut = Callable[[Sequence[str]], tuple[Sequence[str], Sequence[int | None]]]
+"""Cuts the words of a sentence into pieces, and says which word each is of."""
+
 _DIGITS = 4
 
 
@@ -45,9 +49,10 @@ class Output:
         scores: whether links have their probabilities (:func:`alignment.links.calibrated`): ``i-j:p``, or a last column
             in naacl. Matrices have them always, and beside them all probabilities, not calibrated.
         min_score: links with lower probabilities are left out.
+        pieces: what cuts the words of both sides; links are then written between all pieces of linked words.
 
     Raises:
-        InvalidInputError: the style is unknown, or the score is not between 0 and 1.
+        InvalidInputError: the style is unknown or has no pieces, or the score is not between 0 and 1.
 
     >>> from alignment import Alignment
     >>> scored = ScoredAlignment(Alignment([(0, 0), (1, 1)]), [[0.5, 0.1], [0.1, 0.9]])
@@ -58,11 +63,14 @@ class Output:
     style: OutputStyle = "pharaoh"
     scores: bool = False
     min_score: float = 0.0
+    pieces: tuple[Cut, Cut] | None = None
 
     def __post_init__(self) -> None:
         check_choice("style", self.style, get_args(OutputStyle))
         if not 0 <= self.min_score <= 1:
             raise InvalidInputError(f"got min_score {self.min_score}, expected 0 ≤ min_score ≤ 1")
+        if self.pieces is not None and self.style == "matrix":
+            raise InvalidInputError("got pieces and the style matrix, which is of words; choose another one")
 
     @property
     def scored(self) -> bool:
@@ -81,6 +89,11 @@ class Output:
                 "corpus_statistics": alignment.corpus_statistics,
             }
             return f"{json.dumps(record, ensure_ascii=False)}\n"
+        if self.pieces is not None:
+            (source, owners), (target, others) = self.pieces[0](source), self.pieces[1](target)
+            scores: dict[Any, float] = dict(scored)
+            sides = product(enumerate(owners), enumerate(others))
+            scored = [((i, j), scores[word, other]) for (i, word), (j, other) in sides if (word, other) in scores]
         rows = [(i, j, f"{score:.{_DIGITS}f}" if self.scores else "") for (i, j), score in scored]
         if self.style == "naacl":
             return "".join(f"{number} {i + 1} {j + 1} S{end and ' '}{end}\n" for i, j, end in rows)

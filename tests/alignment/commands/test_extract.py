@@ -1,6 +1,7 @@
 """``norm-align extract``: what the API gives, from files and pipes, interrupted and shared, bad lines included."""
 
 from collections.abc import Sequence
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from captum_norm import AttentionBlockAttribution, AttentionWeights, NormAttribu
 from captum_norm.runs import Journal, RayBackend, cut
 from tests.alignment.commands.conftest import Refused
 from tests.alignment.commands.texts import ENGLISH, FRENCH, PAIRS, lines, set_stdin, write, write_texts
-from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
+from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model, sentence_pieces
 from tests.pages import content as content_of
 
 MUTUAL = ("--recipe=mutual", "--head=all")
@@ -508,3 +509,43 @@ def test_python_and_the_command_align_alike() -> None:
 def test_a_run_is_here_unless_workers_or_a_cluster_are_asked_for(asked: dict[str, Any], on_ray: bool) -> None:
     backend = extract.ExtractOptions(source="-", **{"ray": None, **asked}).backend()
     assert backend == (RayBackend(workers=asked.get("workers"), address=asked.get("ray")) if on_ray else "local")
+
+
+def test_links_of_pieces_are_those_that_marian_reads(refused: Refused, capsys: pytest.CaptureFixture[str]) -> None:
+    # src/data/alignment.cpp of marian-nmt/marian-dev reads a line as source and target indices by turns, split at
+    # spaces and hyphens, without weights, and adds the link of both ends of sentence, alone if the line is empty.
+    sides = [
+        sentence_pieces(Path(f"{side}.spm"), texts, vocab_size=size)
+        for side, texts, size in (("source", FRENCH, 60), ("target", ENGLISH, 50))
+    ]
+    write("text", [*PAIRS, "", "a |||"])
+    options = ["extract", "text", "--layer=0", "--no-lexicon"]
+    assert cli.main([*options, "--out=links"]) == 0
+    vocabularies = ["--pieces=source.spm", "--pieces=target.spm"]
+    assert cli.main([*options, "--out=guided", *vocabularies]) == 0
+    expected = []
+    for pair, links in zip(PAIRS, lines("links"), strict=False):
+        owners = []
+        for model, text in zip(sides, pair.split(" ||| "), strict=True):  # Marian encodes whole sentences
+            begun = accumulate(piece.startswith("\u2581") for piece in model.encode(text, out_type=str))
+            owners.append([count - 1 for count in begun])
+        words = {tuple(map(int, link.split("-"))) for link in links.split()}
+        places = product(*map(enumerate, owners))
+        expected.append([f"{i}-{j}" for (i, word), (j, other) in places if (word, other) in words])
+    assert [line.split() for line in lines("guided")] == [*expected, [], []]
+    assert sum(map(len, expected)) > sum(len(line.split()) for line in lines("links"))
+    capsys.readouterr()
+    assert cli.main([*options, *vocabularies, "--scores", "--format=tsv"]) == 0
+    first = capsys.readouterr().out.splitlines()[0].split("\t")
+    assert first[:2] == [
+        " ".join(model.encode(text, out_type=str)) for model, text in zip(sides, PAIRS[0].split(" ||| "), strict=True)
+    ]
+    assert [link.split(":")[0] for link in first[2].split()] == expected[0]
+    refused("got --pieces 3 times", *options, *vocabularies, "--pieces=source.spm")
+    refused("there is no file nowhere", *options, "--pieces=nowhere")
+    refused("the style matrix, which is of words", *options, *vocabularies, "--format=matrix")
+    refused("got --pieces and --tokenize", *options, *vocabularies, "--tokenize")
+    assert cli.main([*options, "--out=guided", "--overwrite", "--pieces=source.spm"]) == 0
+    assert lines("guided")[: len(PAIRS)] != [" ".join(links) for links in expected]
+    cuts = [repr(extract._cuts([f"{side}.spm"], "--pieces")) for side in ("source", "source", "target")]
+    assert cuts[0] == cuts[1] != cuts[2]  # a run is continued with the same pieces alone
