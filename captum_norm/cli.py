@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from captum_norm.commands import analyze, compare, explain, models, serve
+from captum_norm.commands import analyze, compare, doctor, explain, models, serve
 from captum_norm.commands.program import Command, Options, Program, option
 from captum_norm.commands.shared import output_path, write_outputs
 
@@ -42,7 +42,7 @@ _DEMO = Command(
 main = Program(
     "captum-norm",
     "Explain Transformers by the norms of the vectors they add up.",
-    (explain.COMMAND, compare.COMMAND, analyze.COMMAND, models.COMMAND, serve.COMMAND, _DEMO),
+    (explain.COMMAND, compare.COMMAND, analyze.COMMAND, models.COMMAND, doctor.COMMAND, serve.COMMAND, _DEMO),
 ).main
 """Run ``captum-norm``, see :meth:`captum_norm.commands.program.Program.main`."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from captum_norm.commands.models import supported_models
 from captum_norm.models.model import refusals
 from tests import feed_forwards
 from tests.encoder_decoders import ENCODER_DECODERS, EncoderDecoder
@@ -32,7 +33,7 @@ precision is close; and with every method, for a model of each kind, that batchi
 *special* are active: windows are shorter than the inputs, sinks and layer scales have random values. After the
 feed-forward block, every vector is formed independently in {formed} of them; in the others, the vectors are checked
 to add up to what the model computed.
-`captum-norm models` prints this list.
+`captum-norm models` prints this list; [below](#verified-checkpoints) are pretrained checkpoints that were verified.
 
 Other models are found by their structure or refused with a reason; `captum-norm models --check NAME_OR_PATH` checks
 yours. [Describe a new model](how-to/describe-a-model.md) explains the layouts and what to do if a model is refused,
@@ -61,6 +62,17 @@ whose attention alone is understood.
 TAIL = """
 A head on top of these layers (a classifier, a language model) changes nothing. Rows of one type differ in a setting
 that changes the layout. Models of fairseq and models built with `torch.nn` are tested as well.
+"""
+CHECKPOINTS = """
+## Verified checkpoints
+
+Reports of `captum-norm models --verify NAME_OR_PATH --out report.json`, in `captum_norm/models/verified.json`: on these
+weights, all [promises](trust.md) held. `fr-en` and `en-fr` are the translation models of `alignment`, saved by
+`save_pretrained`. Send yours as an issue, *A verified checkpoint*. What is not listed may work as well: each call
+checks itself.
+
+| checkpoint | class | precision | layers | largest error | positions | versions | by, date |
+| --- | --- | --- | --- | --- | --- | --- | --- |
 """
 COLUMNS = ("model type", "tested class", "layout", "positions", "special", "scopes")
 
@@ -110,15 +122,26 @@ def page(models: list[dict[str, Any]]) -> str:
         WITHOUT.format(model_type=every[name].build().config.model_type, reason=reason)
         for name, reason in feed_forwards.NOT_UNDERSTOOD.items()
     ]
+    verified = map(_report_row, supported_models("verified.json"))
     refused = (f"| {', '.join(f'`{name}`' for name in row['model_types'])} | {row['reason']} |\n" for row in refusals())
     without = (f"\n{fill(reason, 120)}\n" for reason in reasons)
-    return "".join([*parts, *without, TAIL, REFUSED, *refused])
+    return "".join([*parts, *without, TAIL, CHECKPOINTS, *verified, REFUSED, *refused])
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:
     scopes = " ".join(f"`{scope}`" for scope in model["scopes"])
     special = ", ".join(model["special"])
     return (f"`{model['model_type']}`", model["model_class"], model["layout"], model["positions"], special, scopes)
+
+
+def _report_row(report: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {report['versions'][name]}" for name in ("torch", "transformers"))
+    error = f"{max(layer['error'] for layer in report['layers']):.0e}"
+    columns = (
+        *(f"`{report['model']}`", report["model_class"], report["dtype"], len(report["layers"]), error),
+        *(report["length"], versions, f"{report['by']}, {report['date']}"),
+    )
+    return f"| {' | '.join(map(str, columns))} |\n"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from captum_norm.bars import progress
 from captum_norm.commands import shared
+from captum_norm.commands.models import verification
 from captum_norm.commands.program import Command, Options, argument, option
 from captum_norm.errors import InvalidInputError, UnsupportedModelError
 from captum_norm.loading import DEFAULT_MODEL, LANGUAGE_MODEL
@@ -128,6 +129,10 @@ def _run(options: ExplainOptions) -> None:
         page = _explanation(options, texts, *loaded)  # which has both, tokens and words
         result = page.words() if options.words else page
     shared.show(result, options.out, page=page, top=options.top)
+    if options.model not in (DEFAULT_MODEL, LANGUAGE_MODEL):
+        from captum_norm.commands.terminal import Terminal
+
+        Terminal(stderr=True).say(verification(options.model))
 
 
 def _check_components(options: ExplainOptions) -> None:
