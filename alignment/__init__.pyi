@@ -5,6 +5,7 @@ from .aligner import BidirectionalAligner as BidirectionalAligner
 from .aligner import WordAligner as WordAligner
 from .alignments import Alignments as Alignments
 from .corpora import load_alibi as load_alibi
+from .encoder import EncoderAligner as EncoderAligner
 from .fairseq import load_fairseq_checkpoint as load_fairseq_checkpoint
 from .fairseq.loading import load_shipped_model as load_shipped_model
 from .fairseq.loading import shipped_models as shipped_models

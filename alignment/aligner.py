@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,10 +47,10 @@ class TextAligner(ABC):
     """
 
     def __init__(self, recipe: Recipe, lexicon: Lexicon | None, *, count_text: bool, languages: Languages) -> None:
-        if (lexicon is not None or count_text) and recipe.null:
+        if (lexicon is not None or count_text) and (recipe.null or recipe.pieces):
             raise InvalidInputError(
-                "got a lexicon and a recipe with a null column, which no word pair is counted for; expected a recipe "
-                "without one, such as hmm or product"
+                "got a lexicon and a recipe with a null column or of pieces, which no word pair is counted for; "
+                "expected one of words without it, such as hmm or product"
             )
         if lexicon is not None:
             lexicon.check_direction(languages)
@@ -197,6 +197,8 @@ class WordAligner(TextAligner):
         [Alignment([(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)])]
     """
 
+    _of_encoder = False  # whose pieces are known to recipes, and whose sides both have rows
+
     def __init__(
         self,
         model: nn.Module,
@@ -221,10 +223,14 @@ class WordAligner(TextAligner):
         if isinstance(method, str | type):
             raise InvalidInputError(f"got the method {quoted(method)}; make one, such as AttentionWeights(model)")
         recipe = read_recipe(recipe) if isinstance(recipe, str) else recipe
+        if recipe.pieces and not self._of_encoder:
+            raise InvalidInputError("got a recipe of pieces; expected one of words, such as hmm, or an EncoderAligner")
         super().__init__(recipe, lexicon, count_text=count_text, languages=languages_of(tokenizer))
         self.model = model
         self.tokenizer = tokenizer
-        self.method = cast(MapMethod, NormAttribution(without_head(model))) if method is None else method
+        self.method: Any = method
+        if method is None and not self._of_encoder:
+            self.method = NormAttribution(without_head(model))
         self.choice: Choice | None = None
         if head is None and recipe != RECIPES["paper"] and getattr(self.method, "scope", None) == "attn":
             head = "auto"
@@ -246,10 +252,11 @@ class WordAligner(TextAligner):
         choice = self.choose(pairs)
         refused: dict[int, InvalidInputError] = {}
         needed = self.recipe.settings(choice.setting)
-        layers = [choice.layer] if len(needed) == 1 else [choice.layer, -1]
+        other_layer, other_head = (choice.layer, choice.head) if self._of_encoder else (-1, None)
+        layers = [choice.layer] if len(needed) == 1 else list(dict.fromkeys([choice.layer, other_layer]))
         for index, maps in self._maps(pairs, layers, needed, refused.__setitem__):
             read = {
-                setting: head_map(stack[0], choice.head) if setting == choice.setting else head_map(stack[-1], None)
+                setting: head_map(*((stack[0], choice.head) if setting == choice.setting else (stack[-1], other_head)))
                 for setting, stack in maps.items()
             }
             yield index, self.recipe.word_map(read, choice.setting)

@@ -43,6 +43,25 @@ def mutual_argmax(word_map: ArrayLike, *, null: bool = True) -> Alignment:
     return _links(mutual, sources[mutual])
 
 
+def itermax(word_map: ArrayLike, *, null: bool = True) -> Alignment:
+    """The links of ``mutual_argmax`` and those of a second round [Jalili Sabet et al. 2020]; entries are not negative.
+
+    In the second round an entry counts 0.9 times if one of its words has a link already, and not at all if both have.
+    There is none if a side has at most two words, or none without a link.
+
+    >>> itermax([[0.9, 0.1, 0.1], [0.1, 0.9, 0.1], [0.8, 0.1, 0.1]], null=False)
+    Alignment([(0, 0), (0, 2), (1, 1)])
+    """
+    words, _ = split_null(checked_map(word_map, null=null), null=null)
+    first = mutual_argmax(words, null=False)
+    rows, columns = (np.ones(size) for size in words.shape)  # 1 for a word without a link
+    for source, target in first:
+        rows[target] = columns[source] = 0
+    if min(words.shape) <= 2 or not rows.any() or not columns.any():
+        return first
+    return first | mutual_argmax(np.minimum(0.9 * (rows[:, None] + columns), 1) * words, null=False)
+
+
 def hmm_posteriors(word_map: ArrayLike, *, jump_penalty: float, null: bool = True) -> WordMap:
     """The posterior probability of each link in a hidden Markov model of source positions, (T, S) [Vogel et al. 1996].
 
@@ -93,8 +112,8 @@ def link_probabilities(word_map: ArrayLike, *, jump_penalty: float, null: bool =
     return np.sqrt(forward * backward)
 
 
-def probable_links(probabilities: ArrayLike, min_probability: float) -> Alignment:
-    """The links that are the most probable ones of both their words, and more probable than ``min_probability``.
+def probable_links(probabilities: ArrayLike, min_probability: float, *, mutual: bool = True) -> Alignment:
+    """The links that are more probable than ``min_probability`` and, if ``mutual``, the most so of both their words.
 
     Probabilities are (T, S), and 0 ≤ ``min_probability`` < 1.
 
@@ -104,7 +123,8 @@ def probable_links(probabilities: ArrayLike, min_probability: float) -> Alignmen
     if not 0 <= min_probability < 1:
         raise InvalidInputError(f"got min_probability {min_probability}, expected 0 ≤ min_probability < 1")
     matrix = checked_map(probabilities, null=False)
-    return mutual_argmax(np.where(matrix > min_probability, matrix, 0.0), null=False)
+    above = matrix > min_probability
+    return mutual_argmax(np.where(above, matrix, 0.0), null=False) if mutual else _links(*np.nonzero(above))
 
 
 def _hmm(word_map: ArrayLike, jump_penalty: float, null: bool) -> tuple[WordMap, WordMap, WordMap, WordMap]:

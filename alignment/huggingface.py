@@ -89,6 +89,25 @@ class HuggingFaceTokenizer:
         """Encode target sentences: the labels, with special tokens and the language code if the decoder emits it."""
         return self._encode(sentences, target=True)
 
+    def joined(self, sides: Sequence[tuple[EncodedSentence, EncodedSentence]]) -> list[EncodedSentence]:
+        """Encoded sides as one text, with the tokenizer's special tokens: ``[CLS] source [SEP] target [SEP]``."""
+        if self._slow_text is not None:
+            raise InvalidInputError(f"got the slow {type(self._tokenizer).__name__}, expected a fast one to join sides")
+        with _restored(self._tokenizer):
+            frame = self._tokenizer("a", "a", padding=False, truncation=False)
+        types, of_sides = frame.get("token_type_ids"), frame.sequence_ids()
+        texts = [EncodedSentence([], []) for _ in sides]
+        for place, (special, side) in enumerate(zip(frame["input_ids"], of_sides, strict=True)):
+            if side is not None and side in of_sides[:place]:  # a further piece of the example
+                continue
+            for text, both in zip(texts, sides, strict=True):
+                added = [(special, None)] if side is None else zip(both[side].ids, both[side].word_ids, strict=True)
+                pieces = [(piece, index) for piece, index in added if side is None or index is not None]
+                text.ids.extend(piece for piece, _ in pieces)
+                text.word_ids.extend(index for _, index in pieces)
+                text.types.extend([types[place]] * len(pieces) if types else [])
+        return texts
+
     def decode_target(self, ids: Sequence[int]) -> list[str]:
         """Decode emitted ids into words, without special and unknown tokens; FSMT's are joined as in plain text."""
         # M2M100's language codes are not among its special tokens.

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
-from alignment.decoding import argmax, link_probabilities, mutual_argmax, probable_links
+from alignment.decoding import argmax, itermax, link_probabilities, mutual_argmax, probable_links
 from alignment.links import Alignment, ScoredAlignment
 from alignment.selection import Setting
 from alignment.word_maps import (
@@ -24,12 +25,14 @@ from captum_norm import InvalidInputError
 from captum_norm.checks import check_choice, did_you_mean
 from captum_norm.text.lines import read_text
 
-_COMBINATIONS = (None, "sum", "product")
-_PLAIN = {"argmax": argmax, "mutual-argmax": mutual_argmax}
-_SCORED = "mutual-posterior"
-DECODERS = (*_PLAIN, _SCORED)
-"""The names of the decoders: :func:`alignment.decoding.argmax`, :func:`alignment.decoding.mutual_argmax`, and
-:func:`alignment.decoding.probable_links` of :func:`alignment.decoding.link_probabilities`."""
+_COMBINATIONS = (None, "sum", "product", "minimum")
+_PLAIN = {"argmax": argmax, "mutual-argmax": mutual_argmax, "itermax": itermax}
+_SCORED, _THRESHOLD = "mutual-posterior", "threshold"
+_OPTIONS = {_SCORED: {"jump_penalty", "min_probability"}, _THRESHOLD: {"min_probability"}}
+DECODERS = (*_PLAIN, *_OPTIONS)
+"""The names of the decoders: :func:`alignment.decoding.argmax`, :func:`alignment.decoding.mutual_argmax`,
+:func:`alignment.decoding.itermax`, and :func:`alignment.decoding.probable_links` of
+:func:`alignment.decoding.link_probabilities` or, not mutual, of the map."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,14 @@ class Recipe:
 
     Attributes:
         null: whether the null column takes part; if not, rows are normalised over the source words.
-        combination: how both settings' maps become one: the ``"sum"`` of the row-normalised maps or their ``"product"``
-            (:func:`alignment.word_maps.smoothed_product`); None for the setting's own map alone.
+        combination: how both settings' maps become one: the ``"sum"`` of the row-normalised maps, their ``"product"``
+            (:func:`alignment.word_maps.smoothed_product`) or the ``"minimum"`` of the maps as they are; None for the
+            setting's own map alone.
         sinkhorn: whether to normalise rows and columns in turn.
         decoder: a name in :data:`alignment.recipes.DECODERS`.
-        options: ``jump_penalty`` and ``min_probability`` of ``mutual-posterior``.
+        options: ``jump_penalty`` and ``min_probability`` of ``mutual-posterior``, ``min_probability`` of ``threshold``.
         combined_options: those that replace them for maps of both directions, or with a lexicon multiplied in.
+        pieces: whether pieces are linked, and words of which any pieces are (:class:`alignment.EncoderAligner`).
 
     Raises:
         InvalidInputError: the decoder, the combination or an option is unknown.
@@ -62,10 +67,11 @@ class Recipe:
     decoder: str = "argmax"
     options: Mapping[str, float] = field(default_factory=dict)
     combined_options: Mapping[str, float] = field(default_factory=dict)
+    pieces: bool = False
 
     def __post_init__(self) -> None:
         check_choice("decoder", self.decoder, DECODERS)
-        known = {"jump_penalty", "min_probability"} if self.scored else set()
+        known = _OPTIONS.get(self.decoder, set())
         if not known >= {*self.options, *self.combined_options} or (self.scored and "jump_penalty" not in self.options):
             options = {**self.options, **self.combined_options}
             raise InvalidInputError(f"got the options {options} of {self.decoder}; expected {sorted(known) or 'none'}")
@@ -94,11 +100,15 @@ class Recipe:
             word_map: (T, S + 1), or (T, S) without null.
             combined: whether the map is of both directions, or a lexicon was multiplied in.
         """
-        if not self.scored:
+        if self.decoder in _PLAIN:
             return ScoredAlignment(_PLAIN[self.decoder](word_map, null=self.null))
         options = {**self.options, **(self.combined_options if combined else {})}
+        least = options.get("min_probability", 0.0)
+        if self.decoder == _THRESHOLD:
+            words, _ = split_null(checked_map(word_map, null=self.null), null=self.null)
+            return ScoredAlignment(probable_links(words, least, mutual=False))
         probabilities = link_probabilities(word_map, null=self.null, jump_penalty=options["jump_penalty"])
-        return ScoredAlignment(probable_links(probabilities, options.get("min_probability", 0.0)), probabilities)
+        return ScoredAlignment(probable_links(probabilities, least), probabilities)
 
     def word_map(self, maps: Mapping[Setting, ArrayLike], setting: Setting) -> WordMap:
         """The map that goes to the decoder, (T, S + 1), or (T, S) without null."""
@@ -107,6 +117,8 @@ class Recipe:
             other = self._checked(maps["AWO" if setting == "AWI" else "AWI"])
             if self.combination == "product":
                 word_map = smoothed_product(word_map, other, null=self.null)
+            elif self.combination == "minimum":
+                word_map = np.minimum(word_map, other)
             else:
                 word_map = normalize_rows(word_map, null=self.null) + normalize_rows(other, null=self.null)
         if self.sinkhorn:
@@ -153,6 +165,26 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
     as ``product``, but decoded with a jump penalty in both directions: the only recipe that uses word positions.
 """
 
+PIECE_RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "softmax": Recipe(
+            null=False, combination="minimum", decoder=_THRESHOLD, options={"min_probability": 0.001}, pieces=True
+        ),
+        "argmax": Recipe(null=False, decoder="mutual-argmax", pieces=True),
+        "itermax": Recipe(null=False, decoder="itermax", pieces=True),
+    }
+)
+"""Recipes of pieces by name, for :class:`alignment.EncoderAligner`.
+
+``softmax``
+    pieces whose softmax over source and whose softmax over target pieces are both above 0.001, by default
+    awesome-align's [Dou & Neubig 2021];
+``argmax``
+    pieces each of which is the other's most similar one, SimAlign's ``inter`` [Jalili Sabet et al. 2020];
+``itermax``
+    these, and those of a second round, SimAlign's ``itermax``.
+"""
+
 MEAN_ERROR: Mapping[str, float] = MappingProxyType(
     {"hmm": 12.3, "product": 17.9, "balanced": 20.6, "mutual": 27.0, "sinkhorn": 29.8, "paper": 36.9}
 )
@@ -165,9 +197,9 @@ DEFAULT_RECIPE = "hmm"
 def read_recipe(text: str) -> Recipe:
     """The recipe that a text says: a name in :data:`RECIPES`, ``NAME,KEY=VALUE,…``, or a ``.json`` file.
 
-    Keys are attributes of :class:`Recipe` and the options of its decoder, which then hold for maps of one direction and
-    of both. The file is an object of the same keys, and of ``recipe`` for the name. Without a name, the rest is that of
-    ``hmm``.
+    Names in :data:`alignment.recipes.PIECE_RECIPES` are known, too. Keys are attributes of :class:`Recipe` and options
+    of its decoder, which then hold for maps of one direction and of both. The file is an object of the same keys, and
+    of ``recipe`` for the name. Without a name, the rest is that of ``hmm``.
 
     Raises:
         InvalidInputError: the file cannot be read, or a name, key or value is unknown.
@@ -179,9 +211,10 @@ def read_recipe(text: str) -> Recipe:
     """
     values = _file_values(text) if text.endswith(".json") else dict(_text_values(text))
     name = values.pop("recipe", DEFAULT_RECIPE)
-    if name not in RECIPES:
-        known = f"expected one of {', '.join(RECIPES)}, NAME,KEY=VALUE or FILE.json"
-        raise InvalidInputError(f"got the recipe {name!r}; {known}{did_you_mean(name, RECIPES)}")
+    recipes = {**RECIPES, **PIECE_RECIPES}
+    if name not in recipes:
+        known = f"expected one of {', '.join(recipes)}, NAME,KEY=VALUE or FILE.json"
+        raise InvalidInputError(f"got the recipe {name!r}; {known}{did_you_mean(name, recipes)}")
     for key, value in values.items():
         if key not in _KINDS:
             known = f"expected one of {', '.join(_KINDS)}"
@@ -189,12 +222,10 @@ def read_recipe(text: str) -> Recipe:
         if not isinstance(value, _KINDS[key]) or (isinstance(value, bool) and _KINDS[key] is not bool):
             expected = {bool: "true or false", str: "a name"}.get(_KINDS[key], "a number")
             raise InvalidInputError(f"got {key}={value} in the recipe {text}; expected {expected}")
-    recipe = RECIPES[name]
+    recipe = recipes[name]
     numbers = {key: float(values.pop(key)) for key in ("jump_penalty", "min_probability") if key in values}
-    scored = values.get("decoder", recipe.decoder) == _SCORED
-    options, combined = (
-        {**(given if scored else {}), **numbers} for given in (recipe.options, recipe.combined_options)
-    )
+    same = values.get("decoder", recipe.decoder) == recipe.decoder
+    options, combined = ({**(given if same else {}), **numbers} for given in (recipe.options, recipe.combined_options))
     if values.get("combination") == "none":
         values["combination"] = None
     return replace(recipe, **values, options=options, combined_options=combined)
@@ -208,6 +239,7 @@ _KINDS: Mapping[str, Any] = MappingProxyType(
         "decoder": str,
         "jump_penalty": int | float,
         "min_probability": int | float,
+        "pieces": bool,
     }
 )
 

@@ -75,7 +75,21 @@ def teacher_forced_batches(
     model = explained_module(model)
     family = _family(model)
     report = _raise if on_error is None else on_error
-    limits = family.limits(model)
+    usable = encoded_pairs(tokenizer, pairs, family.limits(model), report)
+    lengths = {index: (len(source.ids), len(target.ids)) for index, (source, target) in usable.items()}
+    return (_batch(model, family, usable, indices) for indices in buckets(lengths, max_tokens))
+
+
+_EncodedPair = tuple[EncodedSentence, EncodedSentence]
+
+
+def encoded_pairs(
+    tokenizer: TranslationTokenizer,
+    pairs: Sequence[tuple[Sequence[str], Sequence[str]]],
+    limits: tuple[int | None, int | None],
+    report: OnError,
+) -> dict[int, _EncodedPair]:
+    """Encode the pairs that can be used, by their index; report the others."""
     short = [index for index, pair in enumerate(pairs) if _is_short(index, pair, limits, report)]
     sources = _encoded(tokenizer.encode_source, {index: pairs[index][0] for index in short}, report)
     targets = _encoded(tokenizer.encode_target, {index: pairs[index][1] for index in sources}, report)
@@ -86,8 +100,7 @@ def teacher_forced_batches(
             usable[index] = sources[index], target
         else:
             report(index, InvalidInputError(problem))
-    lengths = {index: (len(source.ids), len(target.ids)) for index, (source, target) in usable.items()}
-    return (_batch(model, family, usable, indices) for indices in _buckets(lengths, max_tokens))
+    return usable
 
 
 def _raise(index: int, error: InvalidInputError) -> None:
@@ -107,9 +120,6 @@ def _is_short(
             on_error(index, InvalidInputError(f"got a {side} side of {letters} letters, expected at most {most}"))
             return False
     return True
-
-
-_EncodedPair = tuple[EncodedSentence, EncodedSentence]
 
 
 def _encoded(
@@ -141,7 +151,7 @@ def _problem(pair: _EncodedPair, limits: tuple[int | None, int | None]) -> str |
     return None
 
 
-def _buckets(lengths: Mapping[int, tuple[int, int]], max_tokens: int) -> Iterator[list[int]]:
+def buckets(lengths: Mapping[int, tuple[int, int]], max_tokens: int) -> Iterator[list[int]]:
     """Group the indices of pairs by their (source, target) lengths."""
     bucket: list[int] = []
     widest = 0, 0
@@ -190,20 +200,27 @@ class _Family(NamedTuple):
 
 
 def _huggingface_inputs(model: Any, source: list[list[int]], labels: Tensor) -> dict[str, Any]:
-    padding = _token_id(model, "pad_token_id")
+    inputs = encoder_inputs(model, source)
     prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     read = (
-        _shifted(labels, _token_id(model, "decoder_start_token_id"), padding)  # M2M100 has no such function
+        _shifted(
+            labels, _token_id(model, "decoder_start_token_id"), _token_id(model, "pad_token_id")
+        )  # M2M100 has no such function
         if prepare is None
         else prepare(labels.clone())  # FSMT writes into its argument
     )
     return {
-        "input_ids": _padded(source, padding),
-        "attention_mask": _padded(([1] * len(row) for row in source), 0),
+        **inputs,
         "decoder_input_ids": read,
         "decoder_attention_mask": (labels != NO_LABEL).long(),
         "use_cache": False,  # with a cache, FSMT's decoder drops its causal mask
     }
+
+
+def encoder_inputs(model: nn.Module, rows: list[list[int]]) -> dict[str, Tensor]:
+    """The padded ids of sentences, and a mask."""
+    ids = _padded(rows, _token_id(model, "pad_token_id"))
+    return {"input_ids": ids, "attention_mask": _padded(([1] * len(row) for row in rows), 0)}
 
 
 def _token_id(model: Any, name: str) -> int:
@@ -311,20 +328,23 @@ def word_maps(
     for batch in teacher_forced_batches(model, tokenizer, pairs, max_tokens=max_tokens, on_error=on_error):
         maps = piece_maps(batch)
         sizes = [(len(pairs[index][1]), len(pairs[index][0])) for index in batch.indices]
-        merged = {setting: _merged(maps, batch, setting, sizes) for setting in settings}
+        virtual = [None] * (maps.shape[-1] - max(len(sentence.ids) for sentence in batch.source))
+        columns = [[*virtual, *sentence.word_ids] for sentence in batch.source]
+        rows = {setting: [row_word_ids(sentence, setting) for sentence in batch.target] for setting in settings}
+        merged = {setting: merged_pieces(maps, of_rows, columns, sizes) for setting, of_rows in rows.items()}
         for row, (index, (targets, sources)) in enumerate(zip(batch.indices, sizes, strict=True)):
             yield index, {setting: words[row, ..., :targets, : sources + 1] for setting, words in merged.items()}
 
 
-def _merged(
-    maps: Tensor, batch: TeacherForcedBatch, setting: Setting, sizes: Sequence[tuple[int, int]]
+WordIds = Sequence[Sequence[int | None]]
+
+
+def merged_pieces(
+    maps: Tensor, rows: WordIds, columns: WordIds, sizes: Sequence[tuple[int, int]]
 ) -> NDArray[np.float32]:
-    """(B, ..., T, V + S) pieces -> (B, ..., most target words, most source words + 1), null after the last word."""
+    """(B, ..., pieces, pieces), their words, how many -> (B, ..., most words, most words + 1), null last."""
     batch_size, *middle, steps, pieces = maps.shape
-    rows = [row_word_ids(sentence, setting) for sentence in batch.target]
     target = _membership(rows, [targets for targets, _ in sizes], steps, null=False)
-    virtual = [None] * (pieces - max(len(sentence.ids) for sentence in batch.source))
-    columns = [[*virtual, *sentence.word_ids] for sentence in batch.source]
     source = _membership(columns, [sources for _, sources in sizes], pieces, null=True)
     target = target / target.sum(1, keepdim=True).clamp(min=1)
     flat = maps.reshape(batch_size, -1, steps, pieces).float().cpu()
@@ -333,7 +353,7 @@ def _merged(
     return numbers
 
 
-def _membership(word_ids: Sequence[Sequence[int | None]], counts: Sequence[int], pieces: int, *, null: bool) -> Tensor:
+def _membership(word_ids: WordIds, counts: Sequence[int], pieces: int, *, null: bool) -> Tensor:
     """(B, pieces, words): 1 where a piece is of a word; with ``null``, pieces of no word are in the last column."""
     members = torch.zeros(len(word_ids), pieces, max(counts) + null)
     places = [

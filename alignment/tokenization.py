@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from captum_norm import InvalidInputError
@@ -16,10 +16,16 @@ class EncodedSentence:
     Attributes:
         ids: the ids of pieces and special tokens, as the model reads (source) or emits (target) them.
         word_ids: the index of each piece's word, None for special tokens.
+        types: the type of each piece that a model of sentence pairs reads; empty if it reads none.
     """
 
     ids: list[int]
     word_ids: list[int | None]
+    types: list[int] = field(default_factory=list, repr=False)
+
+    def after(self, words: int) -> "EncodedSentence":
+        """The same pieces, of words that come after others."""
+        return replace(self, word_ids=[None if index is None else words + index for index in self.word_ids])
 
 
 def check_words(sentences: Sequence[Sequence[str]]) -> None:

@@ -46,7 +46,7 @@ LAYERS = {
         {"aer", "corpora", "fairseq", "huggingface", "pipeline", "selection"},
         {"recipes", "teacher_forcing"},
         {"aligner", "translation"},
-        {"gradients", "inspector"},
+        {"encoder", "gradients", "inspector"},
         {"sweep"},
         {"pages"},
         {"__init__"},

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from alignment import symmetrization
 from alignment.commands import models
 from alignment.commands.models import ModelOptions, RunOptions
-from alignment.recipes import MEAN_ERROR, RECIPES, Recipe, read_recipe
-from alignment.tokenization import IdentifiedTokenizer, TranslationTokenizer
+from alignment.recipes import MEAN_ERROR, PIECE_RECIPES, RECIPES, Recipe, read_recipe
+from alignment.tokenization import IdentifiedTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.commands.program import Options, option
 from captum_norm.commands.shared import index_or
@@ -35,9 +35,10 @@ _OF_TWO = ("combine", "reverse_data", "reverse_source_prefix", "reverse_layer", 
 class MapOptions(Options, title="the maps"):
     """The maps that alignments are read from."""
 
-    method: Literal["norm", "attention-block", "weights"] = option(
-        "norms of the vectors that cross-attention sums, norms of the whole attention block, or attention weights",
-        "norm",
+    method: Literal["norm", "attention-block", "weights", "alti", "value-zeroing", "similarity"] | None = option(
+        "norms of the vectors that cross-attention sums, norms of the whole attention block, weights, alti or "
+        "value-zeroing; of an encoder, these of both sides joined, or the similarity of their states (default: norm; "
+        "similarity for an encoder)",
     )
     scope: str | None = option(
         "how far through the layer to go: attn, attn_res or attn_res_ln for norm; attn or attn_res for weights "
@@ -71,7 +72,7 @@ class LinkOptions(Options, title="the links"):
         "how maps become links; a name, a name with other settings, as in hmm,jump_penalty=0.2, or a file of settings; "
         "the names, with their error rates in %% on three stories in one direction: "
         f"{', '.join(f'{name} {error:.0f}' for name, error in MEAN_ERROR.items())}; paper is that of Kobayashi et al. "
-        "2020 (default: hmm)",
+        f"2020; of an encoder's pieces, {', '.join(PIECE_RECIPES)} (default: hmm)",
         RECIPES["hmm"],
         parse=read_recipe,
         metavar="NAME[,KEY=VALUE]|FILE.json",
@@ -126,24 +127,36 @@ class AlignerOptions(ModelOptions, DirectionOptions, LexiconOptions, MapOptions,
 
 
 def word_aligner(
-    model: "nn.Module", tokenizer: TranslationTokenizer, options: OneModelOptions | AlignerOptions, **further: Any
+    model: "nn.Module", tokenizer: Any, options: OneModelOptions | AlignerOptions, **further: Any
 ) -> "WordAligner":
     """Build the aligner of one model, and check its options as far as possible without text."""
     from alignment.aligner import WordAligner, without_head
+    from alignment.encoder import EncoderAligner, encoder_of
 
+    encoder = is_encoder(model, options)
+    similar = encoder and options.method in (None, "similarity")
+    if encoder and (options.setting != "AWI" or (similar and options.scope is not None)):
+        raise InvalidInputError("got --setting, or --scope of similarities, for an encoder, which has none; omit it")
     scope = {} if options.scope is None else {"scope": options.scope}
-    method = METHODS[options.method].load()(without_head(model), **scope)
-    if options.head not in (None, "all") and method.scope != "attn":
-        raise InvalidInputError(
-            f'the method {options.method} has no maps of single heads at the scope "{method.scope}"; omit --head'
-        )
-    settings: dict[str, Any] = {"head": options.head, "recipe": options.recipe, **further}
-    aligner = WordAligner(
-        model, tokenizer, method, options.layer, options.setting, max_tokens=options.max_tokens, **settings
-    )
+    explained = encoder_of(model) if encoder else without_head(model)
+    method = None if similar else METHODS[options.method or "norm"].load()(explained, **scope)
+    reach = getattr(method, "scope", None)
+    if options.head not in (None, "all") and method is not None and reach != "attn":
+        name = options.method or "norm"
+        raise InvalidInputError(f'the method {name} has no maps of single heads at the scope "{reach}"; omit --head')
+    further |= {"head": options.head, "recipe": options.recipe, "max_tokens": options.max_tokens}
+    if encoder:
+        aligner: WordAligner = EncoderAligner(model, tokenizer, options.layer, method or "similarity", **further)
+    else:
+        aligner = WordAligner(model, tokenizer, method, options.layer, options.setting, **further)
     if aligner.choice is not None:
         dict(aligner.map_each([(["a"], ["a"])]))
     return aligner
+
+
+def is_encoder(model: "nn.Module", options: MapOptions) -> bool:
+    """Whether an encoder aligns: the model is one, or similarities of its states are asked for."""
+    return options.method == "similarity" or not getattr(getattr(model, "config", None), "is_encoder_decoder", True)
 
 
 def load(
@@ -157,11 +170,13 @@ def load(
     from alignment.huggingface import HuggingFaceTokenizer
     from alignment.lexicon import Lexicon
 
-    reverse = _reverse_options(options)
+    reverse = None if options.method == "similarity" else _reverse_options(options)
     _check(options, reverse)
     used = options.use_lexicon
     lexicon = None if used is None else Lexicon.load(used)
-    model, tokenizer = models.load(options, device)
+    model, tokenizer = models.load(options, device, encoders=True)
+    if reverse is not None and is_encoder(model, options):
+        raise InvalidInputError(f"got {options.model}, an encoder, which reads both sides; omit --reverse-model")
     identity: dict[str, str | int | None] = dict(models.identity(options, model, tokenizer, device))
     aligner: TextAligner
     if reverse is None:
@@ -232,7 +247,7 @@ def identity(options: AlignerOptions, aligner: "TextAligner") -> dict[str, str |
     (forward, _), *_ = aligner.directions
     chosen = [part.choice for part, _ in aligner.directions]
     return {
-        "method": options.method,
+        "method": options.method or ("norm" if forward.method is not None else "similarity"),
         "scope": getattr(forward.method, "scope", None),
         "maps": None if None in chosen else ", ".join(map(str, chosen)),
         "recipe": str(forward.recipe),

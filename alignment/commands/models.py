@@ -63,7 +63,7 @@ class ModelOptions(Options, title="the translation model"):
 
     model: str = option(
         "fr-en or en-fr, which come with this package, a .pt file of fairseq, or a Hugging Face folder or name; "
-        "either may be a PEFT adapter",
+        "either may be a PEFT adapter; extract and transfer-tags take an encoder, too, such as mBERT",
         "fr-en",
         metavar="NAME_OR_PATH",
     )
@@ -111,8 +111,8 @@ class RunOptions(Options, title="the run"):
     quiet: bool = option("print only errors to standard error", False)
 
 
-def load(options: ModelOptions, device: str | None = None) -> Loaded:
-    """Load the model, on a device (that of ``--device`` by default) and in ``eval()`` mode, and its tokenizer."""
+def load(options: ModelOptions, device: str | None = None, *, encoders: bool = False) -> Loaded:
+    """Load a model, an encoder if allowed, on a device (default: of ``--device``) in ``eval()``, and its tokenizer."""
     from alignment.fairseq.loading import load_shipped_model
     from captum_norm.loading import on_device
 
@@ -127,7 +127,7 @@ def load(options: ModelOptions, device: str | None = None) -> Loaded:
     loaders: dict[str, Callable[[], Loaded]] = {
         "a shipped model": partial(load_shipped_model, options.model),
         "a fairseq checkpoint": partial(_load_fairseq, options),
-        "a Hugging Face model": partial(_load_huggingface, options),
+        "a Hugging Face model": partial(_load_huggingface, options, encoders),
     }
     model, tokenizer = loaders[kind]()
     return on_device(model, device or options.device, options.dtype), tokenizer
@@ -159,14 +159,14 @@ def _load_fairseq(options: ModelOptions) -> Loaded:
     return load_fairseq_checkpoint(options.model, options.data, codes=codes)
 
 
-def _load_huggingface(options: ModelOptions) -> Loaded:
+def _load_huggingface(options: ModelOptions, encoders: bool) -> Loaded:
     from alignment.huggingface import HuggingFaceTokenizer
     from captum_norm.loading import load
 
     if options.model:
         _refuse_other_tools(Path(options.model))
     model, tokenizer = load(options.model, options.quantize)
-    if not model.config.is_encoder_decoder or model.main_input_name != "input_ids":
+    if not (model.config.is_encoder_decoder or encoders) or model.main_input_name != "input_ids":
         expected = "a translation model, an encoder–decoder that reads text"
         raise InvalidInputError(f"got {options.model}, a {type(model).__name__}; expected {expected}; {_PAGE}")
     return model, HuggingFaceTokenizer(

@@ -13,7 +13,7 @@ import pytest
 from alignment import word_maps as steps
 from alignment.decoding import argmax, link_probabilities, mutual_argmax, probable_links
 from alignment.links import Alignment
-from alignment.recipes import MEAN_ERROR, RECIPES, Recipe, read_recipe
+from alignment.recipes import MEAN_ERROR, PIECE_RECIPES, RECIPES, Recipe, read_recipe
 from alignment.selection import Choice, Setting, consistency, highest_norm, most_consistent, row_word_ids
 from alignment.tokenization import EncodedSentence
 from alignment.word_maps import WordMap
@@ -58,11 +58,18 @@ EXPECTED: dict[str, Callable[[WordMap, WordMap], Alignment]] = {
     ),
     "sum": lambda this, other: argmax(rows(this) + rows(other)),
     "no null": lambda this, _: argmax(this[:, :-1], null=False),
+    "threshold": lambda this, other: Alignment(
+        (int(j), int(i)) for i, j in np.argwhere((this[:, :-1] > 0.5) & (other[:, :-1] > 0.5))
+    ),
 }
 
 """What a recipe is said to do, step by step."""
 
-OWN = {"sum": Recipe(combination="sum"), "no null": Recipe(null=False)}
+OWN = {
+    "sum": Recipe(combination="sum"),
+    "no null": Recipe(null=False),
+    "threshold": Recipe(combination="minimum", decoder="threshold", options={"min_probability": 0.5}),
+}
 
 ALL = {**RECIPES, **OWN}
 
@@ -82,7 +89,7 @@ def test_recipes_step_by_step(name: str) -> None:
 
 def test_the_maps_needed_are_enough() -> None:
     maps = random_maps(0)
-    both = ("balanced", "product", "hmm", "sum")
+    both = ("balanced", "product", "hmm", "sum", "threshold")
     for name, recipe in ALL.items():
         needed = recipe.settings("AWO")
         assert set(needed) == ({"AWO", "AWI"} if name in both else {"AWO"})
@@ -92,10 +99,14 @@ def test_the_maps_needed_are_enough() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"decoder": "viterbi"}, "got decoder='viterbi'; expected one of argmax, mutual-argmax, mutual-posterior"),
+        ({"decoder": "viterbi"}, "got decoder='viterbi'; expected one of argmax, mutual-argmax, itermax, mutual-p"),
         ({"combination": "mean"}, "got combination='mean'; expected one of None, sum, product"),
         ({"decoder": "mutual-posterior"}, r"got the options {} of mutual-posterior; expected \['jump_penalty', 'min_p"),
         ({"options": {"share": 0.1}}, "got the options {'share': 0.1} of argmax; expected none"),
+        (
+            {"decoder": "threshold", "options": {"jump_penalty": 1}},
+            r"got the options {'jump_penalty': 1} of threshold; expected \['min_probability'\]",
+        ),
     ],
 )
 def test_what_is_no_recipe_is_refused(options: dict[str, Any], message: str) -> None:
@@ -112,6 +123,13 @@ FOR_BOTH = {"jump_penalty": 0.2, "min_probability": 0.0}
         ("hmm", RECIPES["hmm"]),
         ("product,decoder=argmax", Recipe(False, "product", True, "argmax")),
         ("hmm,decoder=argmax,combination=none,null=true", Recipe(True, None, True)),
+        (
+            "softmax,min_probability=0.1",
+            Recipe(
+                False, "minimum", False, "threshold", {"min_probability": 0.1}, {"min_probability": 0.1}, pieces=True
+            ),
+        ),
+        ("mutual,pieces=true,null=false", PIECE_RECIPES["argmax"]),
         ("jump_penalty=0.2,min_probability=0", Recipe(False, "product", True, "mutual-posterior", FOR_BOTH, FOR_BOTH)),
         ('{"recipe": "balanced", "null": false, "decoder": "argmax"}', Recipe(False, "sum", True, "argmax")),
     ],
