@@ -43,6 +43,15 @@ def align(
     executable: str, corpora: Sequence[ParallelGold], data: Path | None = None
 ) -> tuple[list[Sequence[Alignment]], float]:
     """Align corpora together, and with training pairs; return the links of each, and processor seconds."""
+    both, seconds = directions(executable, corpora, data)
+    links = (intersection(*ways) for ways in both)
+    return [list(islice(links, len(corpus))) for corpus in corpora], seconds
+
+
+def directions(
+    executable: str, corpora: Sequence[ParallelGold], data: Path | None = None
+) -> tuple[list[tuple[Alignment, Alignment]], float]:
+    """Align corpora together, and with training pairs; return both directions' links, and processor seconds."""
     pairs = [pair for corpus in corpora for pair in zip(corpus.sources, corpus.targets, strict=True)]
     tokens = [(_tokens(source, "fr"), _tokens(target, "en")) for source, target in pairs]
     with tempfile.TemporaryDirectory() as name:
@@ -61,8 +70,7 @@ def align(
         forward, reverse = (
             map(_to_words, islice(read_pharaoh(folder / way), len(tokens)), tokens) for way in ("forward", "reverse")
         )
-        links = map(intersection, forward, reverse)
-        return [list(islice(links, len(corpus))) for corpus in corpora], seconds
+        return list(zip(forward, reverse, strict=True)), seconds
 
 
 def children_seconds() -> float:
