@@ -1,9 +1,9 @@
 r"""Which methods say what an answer rests on: ``python -m benchmarks.contexts FOLDER``.
 
-All methods of a few forward passes explain answers to generated prompts whose evidence is known, see
-:mod:`captum_norm.lab.prompts`, and are measured by :func:`captum_norm.lab.answers.compare_answers`. ``FOLDER`` has a
-language model that answers them, such as ``python -m benchmarks.context_model`` trains; only prompts whose answer it
-gives word for word count, drawn until there are enough.
+All methods of a few forward passes, and those of :mod:`captum_norm.lab.surrogates`, explain answers to generated
+prompts whose evidence is known, see :mod:`captum_norm.lab.prompts`, and are measured by
+:func:`captum_norm.lab.answers.compare_answers`. ``FOLDER`` has a language model that answers them, such as ``python -m
+benchmarks.context_model`` trains; only prompts whose answer it gives word for word count, drawn until there are enough.
 
 ```console
 $ python -m benchmarks.contexts build/contexts --out docs/contexts.md
@@ -18,7 +18,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -27,11 +27,17 @@ from captum_norm import progress
 from captum_norm.bars import bar
 from captum_norm.lab.answers import ANSWER_MEASURES, AnswerComparison, compare_answers
 from captum_norm.lab.prompts import KINDS, EvidencePrompt, PromptKind, evidence_prompts
+from captum_norm.lab.surrogates import ContextCite, HeadFeatures, HeadWeighted
 from captum_norm.loading import load
+from captum_norm.methods import METHODS
 
 PART, MOST = 5, 20_000
 """Prompts of a kind in one part, and how many are drawn at most."""
 SIZES: Mapping[str, Any] = {"ablations": 32, "steps": 10}
+CITING = 64
+"""Ablations of a prompt for ContextCite."""
+TAUGHT, TAUGHT_BY = 1, 12
+"""The seed of the prompts that heads learn from, and how many of each kind."""
 BASELINE = "weights"
 
 INTRODUCTION = """\
@@ -64,11 +70,11 @@ def is_answered(model: Any, tokenizer: Any, prompt: EvidencePrompt) -> bool:
     return bool((logits[0].argmax(-1) == ids[0, before:]).all())
 
 
-def answered(model: Any, tokenizer: Any, kind: PromptKind, count: int, passages: int) -> list[int]:
+def answered(model: Any, tokenizer: Any, kind: PromptKind, count: int, passages: int, seed: int = 0) -> list[int]:
     """Return the places of the first prompts that a model answers."""
     places: list[int] = []
     with bar(f"asking, {kind}", count, "prompts") as shown:
-        for place, prompt in enumerate(evidence_prompts(kind, MOST, passages=passages)):
+        for place, prompt in enumerate(evidence_prompts(kind, MOST, seed, passages)):
             if is_answered(model, tokenizer, prompt):
                 places.append(place)
                 shown.update(1)
@@ -77,9 +83,32 @@ def answered(model: Any, tokenizer: Any, kind: PromptKind, count: int, passages:
     raise SystemExit(f"the model answers {len(places)} of {MOST} prompts of the kind {kind}; expected {count}")
 
 
+def taught(model: Any, tokenizer: Any, passages: int) -> list[EvidencePrompt]:
+    """Return the prompts that heads learn from."""
+    found = []
+    for kind in KINDS:
+        places = answered(model, tokenizer, kind, TAUGHT_BY, passages, TAUGHT)
+        drawn = list(evidence_prompts(kind, places[-1] + 1, TAUGHT, passages))
+        found += [drawn[place] for place in places]
+    return found
+
+
+def methods_of(model: Any, tokenizer: Any, work: Path, passages: int) -> dict[str, Any]:
+    """Return all methods of a few forward passes, ContextCite, and heads weighted on prompts of another seed."""
+    made: dict[str, Any] = {name: name for name, method in METHODS.items() if method.maps and name != "value-zeroing"}
+    made[f"ContextCite, {CITING}"] = ContextCite(model, tokenizer, CITING)
+    for features in get_args(HeadFeatures):
+        path = work / f"{features}-{passages}.json"
+        if not path.exists():
+            HeadWeighted(model, tokenizer, features).fit(taught(model, tokenizer, passages)).save(path)
+        made[f"heads' {features}, learned"] = HeadWeighted.load(path, model, tokenizer)
+    return made
+
+
 def results(folder: Path, work: Path, count: int, passages: int, rounds: int | None) -> dict[PromptKind, Any]:
     """Return the comparison of each kind, from the parts that are kept, in rounds of all kinds."""
     model, tokenizer = load(str(folder))
+    methods = methods_of(model, tokenizer, work, passages)
     prompts: dict[PromptKind, list[EvidencePrompt]] = {}
     for kind in KINDS:
         find = lambda kind=kind: json.dumps(answered(model, tokenizer, kind, count, passages))  # noqa: E731
@@ -92,9 +121,8 @@ def results(folder: Path, work: Path, count: int, passages: int, rounds: int | N
             path = work / f"{kind}-{passages}-{first}.safetensors"
             if not path.exists():
                 some = prompts[kind][first : first + PART]
-                made = compare_answers(
-                    model, some, tokenizer=tokenizer, baseline=BASELINE, seed=first, name="llama", **SIZES
-                )
+                options: dict[str, Any] = {"tokenizer": tokenizer, "baseline": BASELINE, "name": "llama", **SIZES}
+                made = compare_answers(model, some, methods=methods, seed=first, **options)
                 made.save(path)
                 print(f"{kind}: {first + len(some)} prompts", flush=True)
             parts[kind].append(AnswerComparison.load(path))

@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from captum_norm import ALTI, AttentionBlockAttribution, NormAttribution
+from captum_norm import ALTI, GIM, AttentionBlockAttribution, AttnLRP, NormAttribution
 
 ROWS = 16
 LENGTHS = (8192, 32768)
@@ -44,6 +44,11 @@ def forward(model: LlamaForCausalLM, ids: Tensor) -> object:
         return model(ids, use_cache=False, logits_to_keep=ROWS)
 
 
+def span(method: Any, ids: Tensor) -> object:
+    """Explain the last positions' most probable tokens together, in one backward pass."""
+    return method.decompose(ids, position=[list(range(ids.shape[1] - ROWS, ids.shape[1]))], together=True)
+
+
 WORK: Mapping[str, Work] = {
     "forward pass": forward,
     "norms": lambda model, ids: NormAttribution(model, aggregation="mean").scores_of_last(ids, ROWS),
@@ -52,6 +57,8 @@ WORK: Mapping[str, Work] = {
     ),
     "ALTI": lambda model, ids: ALTI(model, "mean").scores_of_last(ids, ROWS),
     "span of norms": lambda model, ids: NormAttribution(model).maps(ids, last=ROWS, together=True),
+    "span by AttnLRP": lambda model, ids: span(AttnLRP(model), ids),
+    "span by GIM": lambda model, ids: span(GIM(model), ids),
 }
 
 

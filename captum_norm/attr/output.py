@@ -18,8 +18,8 @@ from captum_norm.attr.layer_maps import TOLERANCE, expect_number, finite_results
 from captum_norm.checks import check_bool
 from captum_norm.errors import IncompleteDecompositionError, InvalidInputError, UnsupportedModelError
 from captum_norm.forward.gradients import gradients_on, gradients_through
-from captum_norm.forward.request import Request, expect_room_for_gradients
-from captum_norm.forward.session import MeterOptions, may_be_large, refuse_unknown
+from captum_norm.forward.request import Request
+from captum_norm.forward.session import MeterOptions, refuse_unknown
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import WATCH, ModelCall, Positions
 from captum_norm.models.hooks import evaluating
@@ -150,7 +150,7 @@ class OutputAttribution(AttentionMapAttribution):
     def _hooked(self, blocks: Mapping[nn.Module, Block]) -> HookedModules:
         """Find the modules to hook in a model, once."""
         if self._modules is None or self._modules.blocks is not blocks:
-            self._modules = HookedModules(self.model, blocks)
+            self._modules = HookedModules(self.model, blocks, self.session.options.budget)
         return self._modules
 
     def _accept(self, delta: Tensor, problem: str, *precisions: torch.dtype) -> None:
@@ -257,8 +257,6 @@ class RelevanceAttribution(OutputAttribution):
         self, call: ModelCall, values: OutputValues, components: ComponentRequest | None, rules: RuleSet | None = None
     ) -> Decomposition:
         """Decompose the values, or the sum of each example's, by one backward pass for each."""
-        if may_be_large(call):
-            expect_room_for_gradients(call, self.session.sizes(call))
         rules, kinds = self.rules if rules is None else rules, () if components is None else components.kinds
         modules = self._hooked_modules(call, feed_forward=not FEED_FORWARD.isdisjoint(kinds))
         with gradients_on(), evaluating(call.model):

@@ -222,10 +222,7 @@ class Layer:
             if self.made is None:
                 # Its parameters (sinks) may have been offloaded since.
                 with loaded(attention.module) if attention.module._parameters else nullcontext():
-                    some = attention.part(whole)
-                    if whole.rows.stop < self.call.query.shape[2]:
-                        part = self._attended(whole, some.mask)
-                        some = some.part(Part(keys=part.keys))
+                    part, some = attended_part(attention, whole)
                     _, weights = some.run()
             else:
                 weights = self.made[part.examples, :, part.rows]
@@ -246,17 +243,6 @@ class Layer:
             if advancing:
                 self.advance(weights.shape[0] * weights.shape[2])
             del weights, gated  # before the next ones are made
-
-    def _attended(self, part: Part, mask: Tensor | None) -> Part:
-        """Leave out the keys behind the last row's own if no row attends to them, as under a causal mask."""
-        keys = self.call.key.shape[2]
-        end = keys - self.call.query.shape[2] + part.rows.stop
-        if mask is None or mask.shape[-1] != keys or self.cross:
-            return part
-        least = torch.finfo(mask.dtype).min
-        # Where a row attends to nothing, a function may spread its weights over all keys.
-        hidden = (mask[..., end:].amax() <= least) & (mask[..., :end].amax(-1).amin() > least)
-        return part._replace(keys=slice(end)) if hidden else part
 
     @cached_property
     def weights(self) -> Tensor:
@@ -612,6 +598,19 @@ def parts_of(call: AttentionCall, budget: MemoryBudget, heads: int | None = None
     for first in range(0, batch, examples):
         for start in range(0, queries, rows):
             yield Part(slice(first, first + examples), slice(start, min(start + rows, queries)))
+
+
+def attended_part(call: AttentionCall, part: Part) -> tuple[Part, AttentionCall]:
+    """Cut a call to a part, without keys behind its last row's own if no row attends to them, as under causal masks."""
+    some, keys, queries = call.part(part), call.key.shape[2], call.query.shape[2]
+    mask, end = some.mask, keys - queries + min(queries, part.rows.stop)
+    if call.cross or end == keys or mask is None or mask.shape[-1] != keys:
+        return part, some
+    least = torch.finfo(mask.dtype).min
+    # Where a row attends to nothing, a function may spread its weights over all keys.
+    if not bool((mask[..., end:].amax() <= least) & (mask[..., :end].amax(-1).amin() > least)):
+        return part, some
+    return part._replace(keys=slice(end)), some.part(Part(keys=slice(end)))
 
 
 def parts_are_independent(call: AttentionCall) -> bool:

@@ -167,16 +167,6 @@ def expect_room(call: ModelCall, request: Request, stacks: Sizes, accumulate: to
         _expect_free(call, here, device, needed, what, size, f"{advice} single heads")
 
 
-def expect_room_for_gradients(call: ModelCall, stacks: Sizes) -> None:
-    """Refuse a backward pass through attention whose weights, which it needs, will not fit."""
-    for device, here in _by_device(stacks):
-        heads = {role: stack.layers * stack.heads for role, stack in here.items()}
-        needed = sum(heads[role] * _map_bytes(call, role, stack, stack.dtype) for role, stack in here.items())
-        what = f"the backward pass keeps attention weights of {sum(heads.values())} heads"
-        advice = "pass fewer examples or a shorter input, or take a method without gradients, such as norm or alti"
-        _expect_free(call, here, device, needed, what, f", at least {readable(needed)}", advice)
-
-
 def _by_device(stacks: Sizes) -> Iterator[tuple[torch.device, dict[Role, StackSize]]]:
     for device in {stack.device for stack in stacks.values()}:
         yield device, {role: stack for role, stack in stacks.items() if stack.device == device}

@@ -135,12 +135,15 @@ class Stacks:
         """Check a call, and compute its output from its weights in one piece; return its place and both."""
         place = self.enter(call)
         output, weights = call.run()
-        first = weights[:, :, 0].detach()
+        self.see(place, call.module, weights[:, :, 0].detach())
+        return place, output, weights
+
+    def see(self, place: Place, module: nn.Module, first: Tensor) -> None:
+        """Check the attention weights of a layer's first query, (B, H, K), and note whether it attends ahead."""
         if not first.isfinite().all():
             raise NonFiniteError(f"the attention weights of {place} contain NaN or infinity")
         past = self._past if place.role in EXTENDED else 0
-        self.note_direction(place, call.module, ahead=bool(first[..., past + 1 :].any()))
-        return place, output, weights
+        self.note_direction(place, module, ahead=bool(first[..., past + 1 :].any()))
 
     def note_direction(self, place: Place, module: nn.Module, *, ahead: bool) -> None:
         """Note whether a layer's first query attends to later keys; refuse what differs from earlier layers."""

@@ -8,8 +8,9 @@ as functions, and products with activations, when torch is called. By how much a
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from threading import get_ident
 from typing import Any, Literal, cast
 from weakref import WeakMethod, proxy
@@ -19,20 +20,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 from torch.overrides import TorchFunctionMode, wrap_torch_function
+from torch.utils.checkpoint import checkpoint
 
-from captum_norm.attr.frozen.rules import ACTIVATIONS, DECOMPX, AttentionRules, RuleSet, with_rules
+from captum_norm.attr.frozen.rules import ACTIVATIONS, DECOMPX, AttentionRules, FusedAttentionRules, RuleSet, with_rules
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
+from captum_norm.forward.record import attended_part, parts_of
 from captum_norm.functional import Normalization, apply_linear, inverse_scale
 from captum_norm.functional.feed_forward import Elementwise, Use
+from captum_norm.memory import MemoryBudget
 from captum_norm.models import networks
-from captum_norm.models.attention import AttentionCall
+from captum_norm.models.attention import AttentionCall, Part, scaled_dot_product
 from captum_norm.models.blocks import Block
 from captum_norm.models.call import ModelCall
 from captum_norm.models.hooks import Hook, first_argument, first_tensor, hooked, with_argument
 from captum_norm.models.layers import layer_of, not_run
 from captum_norm.models.libraries.own_code import multi_head_attention
 from captum_norm.models.model import encoder_of
-from captum_norm.models.offloading import is_elsewhere, tensor_of
+from captum_norm.models.offloading import is_elsewhere, loaded, tensor_of
 from captum_norm.models.precision import accumulation_dtype
 from captum_norm.models.probes import FAILURES, affine_test, may_be_affine
 from captum_norm.models.projections import NormReader, Projection, read_step, reproduces
@@ -52,7 +56,8 @@ VOCABULARY = 8
 class HookedModules:
     """The modules of a model that a :class:`FrozenNetwork` hooks, and what each was found to compute."""
 
-    def __init__(self, model: nn.Module, blocks: Mapping[nn.Module, Block]) -> None:
+    def __init__(self, model: nn.Module, blocks: Mapping[nn.Module, Block], budget: MemoryBudget) -> None:
+        self.budget = budget  # of the attention weights at a time
         self.names = {module: name for name, module in model.named_modules()}
         self.blocks = blocks
         # The first of the layers to run begins the frozen part, in an encoder–decoder model one in either half.
@@ -253,26 +258,68 @@ class FrozenNetwork(TorchFunctionMode):
     def attention(self, call: AttentionCall) -> Tensor:
         """Replace attention, before the output projection."""
         self._attended += 1
-        temperature = self.rules.temperature
+        self.place = self.stacks.enter(call)
         with torch.no_grad():
             output = call.output()
-            if temperature is None:
-                self.place, _, weights = self.stacks.attend(call)
-        if temperature is None:
-            line = (weights @ call.values_by_head.to(weights.dtype)).transpose(1, 2)
-        else:
+        if call.own is not None:
+            call.own.weights = None  # which may be large, and are made again in parts
+        line = self._attention_line(call)
+        if self.rules.temperature is not None:
             # Where attention weights come in place of the queries, they do in place of the keys.
             self.scored_apart |= call.key is call.value
-            query, key, value = (tensor.view_as(tensor) for tensor in (call.query, call.key, call.value))
-            with AttentionRules(self.rules):
-                self.place, line, _ = self.stacks.attend(replace(call, query=query, key=key, value=value))
             line = line.view_as(line)
             self._keep(line, line)
-            for tensor in (query, key, value):
-                self._keep(tensor, tensor, -1)
         real = self.call.positions_of(self.place.role)[0].real
         self._note(str(self.place), line, output, None if real is None else real.to(output.device))
         return output + (line - line.detach()).to(output.dtype)
+
+    def _attention_line(self, call: AttentionCall) -> Tensor:
+        """Compute attention's output, (B, Q, H, d), by the rules, without all its weights at a time where it can be.
+
+        The backward pass makes them again: torch's own function does, and we do where there are several parts.
+        """
+        if call.eager is scaled_dot_product and call.own is not None:
+            with FusedAttentionRules(self.rules, self._attended_from) as fused:
+                line, _ = call.own.run()
+            if fused.applied:
+                with torch.no_grad():
+                    _, weights = call.part(Part(slice(None), slice(1))).run()
+                self.stacks.see(self.place, call.module, weights[:, :, 0])
+                return line
+        query, key, value = map(self._attended_from, (call.query, call.key, call.value))
+        call = replace(call, query=query, key=key, value=value)
+        with torch.no_grad():
+            parts = list(parts_of(call, self.modules.budget))
+        rows: dict[int, list[Tensor]] = {}
+        for part in parts:
+            run = partial(self._attention_part, call, part)
+            again = len(parts) > 1 and torch.is_grad_enabled()
+            output, first = checkpoint(run, use_reentrant=False, preserve_rng_state=False) if again else run()
+            if part.rows.start == 0:
+                self.stacks.see(self.place, call.module, first)
+            rows.setdefault(part.examples.start, []).append(output)
+        return torch.cat([torch.cat(some, 1) for some in rows.values()])
+
+    def _attention_part(self, call: AttentionCall, part: Part) -> tuple[Tensor, Tensor]:
+        """Compute a part of attention's output by the rules, and the weights of its first query, (B, H, K)."""
+        # Its parameters (sinks) may have been offloaded since.
+        with loaded(call.module) if call.module._parameters else nullcontext():
+            _, some = attended_part(call, part)
+            if self.rules.temperature is not None:
+                with AttentionRules(self.rules):
+                    output, weights = some.run()
+            else:
+                with torch.no_grad():
+                    _, weights = some.run()
+                output = (weights @ some.values_by_head.to(weights.dtype)).transpose(1, 2)
+        return output, weights[:, :, 0].detach()
+
+    def _attended_from(self, tensor: Tensor) -> Tensor:
+        """View queries, keys or values, of whose relevance the softmax keeps a share."""
+        if self.rules.temperature is not None:
+            tensor = tensor.view_as(tensor)
+            self._keep(tensor, tensor, -1)
+        return tensor
 
     def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
         """Replace a normalisation."""

@@ -167,9 +167,10 @@ def tempered(weights: Tensor, scores: Tensor, temperature: float, axis: int) -> 
     return weights.detach() + (softer - softer.detach()).to(weights.dtype)
 
 
-def halve(product: Tensor) -> None:
-    """Give each factor of a product half of its relevance."""
-    product.register_hook(lambda gradient: gradient / 2)
+def halve(tensor: Tensor, times: int = 1) -> None:
+    """Halve the gradient that a tensor passes on, so many times."""
+    if tensor.requires_grad:
+        tensor.register_hook(lambda gradient: gradient / 2**times)
 
 
 def with_rules(
@@ -225,3 +226,44 @@ class AttentionRules(TorchFunctionMode):
             line = self._rules.activation(lambda values: func(values, *rest, **options), inputs.detach())
             return (line.of(inputs) + line.constant).to(output.dtype)
         return with_rules(func, args, options, output, self._rules)
+
+
+class FusedAttentionRules(TorchFunctionMode):
+    """Applies rules to torch's scaled dot-product attention, whose softmax and products are not seen.
+
+    All are gradients of that function: at the inputs, times ½ for values and ¼ for queries and keys; of its queries
+    and keys alone at scores divided by a temperature; of its values alone.
+    """
+
+    def __init__(self, rules: RuleSet, read: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._rules, self._read = rules, read  # what to call with queries, keys and values
+        self.applied = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run in place of every torch function."""
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **kwargs or {})
+        self.applied = True
+        named = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False)) | (kwargs or {})
+        query, key, value = (self._read(named.pop(name)) for name in ("query", "key", "value"))
+        dtype, temperature = accumulation_dtype(value.dtype), self._rules.temperature
+        query, key, heads = (tensor.to(dtype).view_as(tensor) for tensor in (query, key, value))
+        if self._rules.halved and temperature is not None:
+            for tensor, times in ((query, 2), (key, 2), (heads, 1)):
+                halve(tensor, times)
+        mask: Any = named.pop("attn_mask", None)
+        if isinstance(mask, Tensor):
+            mask = mask.detach()
+            mask = mask.to(dtype) if mask.is_floating_point() else mask
+        if temperature == 1:
+            return func(query, key, heads, mask, **named).to(value.dtype)
+        line = func(query.detach(), key.detach(), heads, mask, **named)
+        if temperature is not None:
+            scale = named.pop("scale", None) or query.shape[-1] ** -0.5
+            mask = mask / temperature if mask is not None and mask.is_floating_point() else mask
+            softer = func(query, key, heads.detach(), mask, scale=scale / temperature, **named)
+            line = line + temperature * (softer - softer.detach())
+        return line.to(value.dtype)

@@ -13,8 +13,8 @@ from transformers.models.modernbert import modeling_modernbert
 
 from captum_norm import CPLRP, GIM, AttnLRP, DecompX, Difference, InvalidInputError, RelP
 from captum_norm.attr.frozen import network, rules
-from captum_norm.errors import IncompleteDecompositionError, NotEnoughMemoryError
-from captum_norm.forward import request, session
+from captum_norm.errors import IncompleteDecompositionError
+from captum_norm.forward import record
 from tests import encoder_decoders, families
 from tests.attr.frozen import relevance_by_hand as by_hand
 from tests.attr.frozen.relevance_rules import Rules, soft_cap
@@ -147,9 +147,9 @@ def test_every_family_is_complete_and_all_products_are_halved(name: str, monkeyp
     plain = first_output(model(ids), ids).detach()
     halve, tempered = rules.halve, rules.tempered
 
-    def halve_and_count(product: Tensor) -> None:
+    def halve_and_count(product: Tensor, times: int = 1) -> None:
         products.append(product)
-        halve(product)
+        halve(product, times)
 
     def temper_and_count(weights: Tensor, *given: Any) -> Tensor:
         softer.append(weights)
@@ -160,9 +160,13 @@ def test_every_family_is_complete_and_all_products_are_halved(name: str, monkeyp
     for kind in METHODS.values():
         method = kind(model, readout=first_output)
         method.attribute(ids, 1)  # the first call looks at the model
+        fused = method.decompose(ids, 1)
         products.clear()
         softer.clear()
-        found = method.decompose(ids, 1)
+        with monkeypatch.context() as apart:  # by the products and softmaxes of all attention functions
+            apart.setattr(network, "scaled_dot_product", None)
+            found = method.decompose(ids, 1)
+        torch.testing.assert_close(fused[:3], found[:3], rtol=1e-5, atol=1e-5)
         # What is explained is the number of the plain call; torch folds some products only without gradients.
         torch.testing.assert_close(found.number, plain[:, 1], rtol=1e-6, atol=1e-7)
         assert found.convergence_delta.max() < 1e-5
@@ -357,17 +361,30 @@ def test_bad_requests_are_refused(name: str) -> None:
     assert torch.equal(method.attribute(ids, predicted), default)
 
 
-@every_method
-def test_weights_that_do_not_fit_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, ids = families.build("gpt2"), families.inputs("gpt2", 0, 2, 9)
-    method, needed = METHODS[name](model), 2 * 4 * 2 * 9 * 9 * 4
-    expected = method.attribute(ids)
-    monkeypatch.setattr(session, "LARGE_MAP", 0)
-    monkeypatch.setattr(request, "free_bytes", lambda _: needed)
-    assert torch.equal(method.attribute(ids), expected)
-    monkeypatch.setattr(request, "free_bytes", lambda _: needed - 1)
-    with pytest.raises(NotEnoughMemoryError, match=r"weights of 8 heads over 2 × 9 × 9 positions, at least 0\.0 MiB"):
-        method.attribute(ids)
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize(("name", "family"), [("decompx", "gpt2"), ("attnlrp", "gpt2"), ("gim", "gpt2")])
+def test_no_layers_weights_are_kept(
+    name: str, family: str, implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one part are made at a time, and again in the backward pass."""
+    model = randomized(families.build(family, 1), 1)
+    model.set_attn_implementation(implementation)
+    heads, ids = model.config.num_attention_heads, families.inputs(family, 1, 2, 23)
+    method, mask, sizes = (METHODS | {"decompx": DecompX})[name](model), torch.ones_like(ids), list[int]()
+    mask[1, :7] = 0
+
+    def saved(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel() if tensor.shape[-1] <= 23 and tensor.shape[1:2] == (heads,) else 0)
+        return tensor
+
+    whole = method.decompose(ids, 5, mask)
+    monkeypatch.setattr(record, "CHUNK_ROWS", 5)
+    monkeypatch.setattr(record, "CHUNK_BYTES", 0)
+    with torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor):
+        found = method.decompose(ids, 5, mask)
+    assert max(sizes) < 2 * heads * 23 * 23
+    for part, expected in zip(found[:4], whole[:4], strict=True):
+        torch.testing.assert_close(part, expected, rtol=1e-10, atol=1e-12)
 
 
 @every_method
