@@ -10,6 +10,7 @@ from captum_norm.commands.program import Program
 
 _COMMANDS = (
     extract.COMMAND,
+    extract.DECODE,
     evaluate.SYMMETRIZE,
     evaluate.COMMAND,
     sweep.COMMAND,

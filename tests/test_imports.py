@@ -46,7 +46,7 @@ LAYERS = {
         {"aer", "corpora", "fairseq", "huggingface", "pipeline", "selection"},
         {"recipes", "teacher_forcing"},
         {"aligner", "translation"},
-        {"encoder", "gradients", "inspector"},
+        {"encoder", "gradients", "inspector", "matrices"},
         {"sweep"},
         {"pages"},
         {"__init__"},

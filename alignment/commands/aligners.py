@@ -181,7 +181,7 @@ def load(
     aligner: TextAligner
     if reverse is None:
         aligner = word_aligner(model, tokenizer, options, lexicon=lexicon, count_text=bool(count_text))
-        return aligner, identity | {"lexicon": _counts(aligner, used)}
+        return aligner, identity | {"lexicon": counts(aligner, used)}
     reverse_tokenizer: IdentifiedTokenizer
     if reverse.model == options.model and isinstance(tokenizer, HuggingFaceTokenizer):
         reverse_model, reverse_tokenizer = model, tokenizer.reversed(reverse.source_prefix or "")
@@ -192,10 +192,10 @@ def load(
     both = BidirectionalAligner(forward, backward, options.combine, lexicon=lexicon, count_text=count_text)
     names = models.identity(reverse, reverse_model, reverse_tokenizer, device)
     identity |= {f"reverse_{name}": value for name, value in names.items()} | {"combine": both.combine}
-    return both, identity | {"lexicon": _counts(both, used)}
+    return both, identity | {"lexicon": counts(both, used)}
 
 
-def _counts(aligner: "TextAligner", used: str | None) -> str | None:
+def counts(aligner: "TextAligner", used: str | None) -> str | None:
     """What word pairs take part in the links."""
     counts = ["the text"] * aligner.count_text
     if used is not None:

@@ -3,16 +3,16 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from alignment.commands import aligners, models
-from alignment.commands.aligners import AlignerOptions, LexiconOptions
+from alignment.commands.aligners import AlignerOptions, LexiconOptions, LinkOptions
+from alignment.commands.models import LineOptions
 from alignment.formats import Output, OutputStyle, TextSource
 from alignment.formats.bitext import is_bitext
-from alignment.formats.output import Cut
 from alignment.pipeline import extract
 from alignment.pipeline.blocks import Pairs, Splits, read_lines
 from alignment.pipeline.extraction import lexicon_file, output_file
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from alignment.word_maps import WordMap
 
 _BLOCK_LINES = 2048
+_STATISTICS = "the links hold corpus statistics: a lexicon counted from other sentences took part"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +52,6 @@ class _Written(Options, title="what is written"):
     scores: bool = option(
         "also write the probability of each link, i-j:p; needs the recipe hmm, and for two models add or multiply",
         False,
-    )
-    page: Path | None = option(
-        "also write a page with the first sentence pairs; it has their maps, and lines between linked words",
-        parse=output_path(".html"),
-        metavar="FILE.html",
     )
     min_score: float = option("leave out links less probable than this", 0.0, parse=share, metavar="P")
     pieces: list[str] | None = option(
@@ -106,11 +102,9 @@ class _Workers(Options, title="the workers"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtractOptions(_Written, AlignerOptions, _Counted, _Workers):
-    """The options of ``norm-align extract``."""
+class _TextOptions(_Written, _Counted):
+    """What ``extract`` and ``decode`` share."""
 
-    source: str = argument(models.SOURCE, metavar="SOURCE")
-    target: str | None = argument("the tokenised target sentences, one per line", metavar="TARGET", nargs="?")
     out: str | None = option(
         "where to write the links; by default as i-j, source first, from 0, one line for each line of the input. A run "
         "that was killed continues where it stopped if it reads files and writes to one (default: standard output)",
@@ -118,13 +112,46 @@ class ExtractOptions(_Written, AlignerOptions, _Counted, _Workers):
     )
     overwrite: bool = option("replace FILE if it exists", False)
     restart: bool = option("discard the work of an unfinished run", False)
-    tokenize: bool = option(
-        "split raw text into words, for the shipped models; it works like Moses, and --format tsv shows them", False
-    )
     block_lines: int | None = option(
         f"the number of lines that are read, aligned and written together (default: {_BLOCK_LINES:,})",
         parse=positive,
         metavar="N",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractOptions(_TextOptions, AlignerOptions, _Workers):
+    """The options of ``norm-align extract``."""
+
+    source: str = argument(models.SOURCE, metavar="SOURCE")
+    target: str | None = argument("the tokenised target sentences, one per line", metavar="TARGET", nargs="?")
+    page: Path | None = option(
+        "also write a page with the first sentence pairs; it has their maps, and lines between linked words",
+        parse=output_path(".html"),
+        metavar="FILE.html",
+    )
+    tokenize: bool = option(
+        "split raw text into words, for the shipped models; it works like Moses, and --format tsv shows them", False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeOptions(_TextOptions, LinkOptions, LineOptions):
+    """The options of ``norm-align decode``."""
+
+    matrices: str = argument(
+        "what Marian's --alignment soft wrote, or lines of JSON with source, target and attention, or of extract "
+        "--format matrix; - is standard input",
+        metavar="MATRICES",
+    )
+    text: str | None = argument(
+        "the pieces that Marian read, one sentence per line, or source ||| target, if MATRICES lacks them",
+        metavar="TEXT",
+        nargs="?",
+    )
+    setting: Literal["AWO", "AWI"] = option("whether a row is of the step that emits a piece, or that reads it", "AWO")
+    bad_lines: Literal["empty", "stop"] = option(
+        "what to do with an unusable line; write an empty line and report its number, or stop", "stop"
     )
 
 
@@ -163,11 +190,9 @@ class _Deferred:
 
 
 def _run(options: ExtractOptions) -> None:
-    if options.save_lexicon is not None and options.lexicon is False:
-        raise InvalidInputError("got --save-lexicon and --no-lexicon, so nothing is counted; leave out one of them")
     if options.pieces and options.tokenize:
         raise InvalidInputError("got --pieces and --tokenize; give the words that the model to be trained reads")
-    form = Output(options.format, options.scores, options.min_score, _cuts(options.pieces, "--pieces"))
+    form = _output(options)
     splits = models.splits(options, tokenize=options.tokenize)
     backend, device = options.backend(options.threads), options.worker_device(options.device)
     with models.set_up(options) as report, models.text_sources(options, options.source, options.target) as inputs:
@@ -213,17 +238,21 @@ def _run(options: ExtractOptions) -> None:
                 "the text anew with --overwrite"
             )
         if aligner.corpus_statistics:
-            report("the links hold corpus statistics: a lexicon counted from other sentences took part")
+            report(_STATISTICS)
         report(str(counts))
 
 
-def _cuts(files: list[str] | None, flag: str) -> tuple[Cut, Cut] | None:
-    """What cuts the words of both sides into pieces, by the files of an option."""
+def _output(options: _TextOptions) -> Output:
+    """What is written, by options that fit each other."""
     from alignment.fairseq.tokenizer import read_segmenter
 
-    if files and len(files) > 2:
-        raise InvalidInputError(f"got {flag} {len(files)} times, expected once or twice, for source and target")
-    return (read_segmenter(Path(files[0])).cut, read_segmenter(Path(files[-1])).cut) if files else None
+    if options.save_lexicon is not None and options.lexicon is False:
+        raise InvalidInputError("got --save-lexicon and --no-lexicon, so nothing is counted; leave out one of them")
+    files = options.pieces or []
+    if len(files) > 2:
+        raise InvalidInputError(f"got --pieces {len(files)} times, expected once or twice, for source and target")
+    cuts = (read_segmenter(Path(files[0])).cut, read_segmenter(Path(files[-1])).cut) if files else None
+    return Output(options.format, options.scores, options.min_score, cuts)
 
 
 def _check_outputs(options: ExtractOptions, inputs: Sequence[TextSource], *, rereadable: bool) -> None:
@@ -252,6 +281,40 @@ def _first_pairs(
     return []
 
 
+def _decode(options: DecodeOptions) -> None:
+    from alignment.lexicon import Lexicon
+    from alignment.matrices import MatrixAligner
+
+    form = _output(options)
+    models.refuse_two_streams(options.matrices, options.text)
+    lexicon = None if options.use_lexicon is None else Lexicon.load(options.use_lexicon)
+    count_text = bool(options.lexicon) or options.save_lexicon is not None
+    recipe = replace(options.recipe, combination=None)
+    with models.set_up(options) as report:
+        aligner = MatrixAligner(recipe, lexicon, count_text=count_text, languages=(None, None))
+        aligner.setting = options.setting
+        identity = {"recipe": str(recipe), "setting": options.setting, "output": str(form)}
+        counts = extract(
+            models.text_source(options.matrices),
+            None if options.text is None else models.text_source(options.text),
+            aligner,
+            sys.stdout.buffer if options.out is None else options.out,
+            settings={**versions(), **identity, "lexicon": aligners.counts(aligner, options.use_lexicon)},
+            block_lines=options.block_lines or _BLOCK_LINES,
+            max_words=options.max_words,
+            bad_lines=options.bad_lines,
+            overwrite=options.overwrite,
+            restart=options.restart,
+            report=report,
+            progress=False if options.quiet else None,
+            form=form,
+            save_lexicon=options.save_lexicon,
+        )
+        if aligner.corpus_statistics:
+            report(_STATISTICS)
+        report(str(counts))
+
+
 COMMAND = Command(
     "extract",
     "align the words of sentence pairs with a translation model",
@@ -259,4 +322,12 @@ COMMAND = Command(
     _run,
     "norm-align extract corpus.fr corpus.en --out links.txt --page links.html",
     ("out", "overwrite", "format", "scores", "page", "tokenize", "lexicon", "model", "reverse_model", "device"),
+)
+DECODE = Command(
+    "decode",
+    "align words by attention that another tool wrote",
+    DecodeOptions,
+    _decode,
+    "norm-align decode marian.out source.pieces --out links.txt",
+    ("out", "overwrite", "format", "scores", "recipe", "setting", "bad_lines", "lexicon", "use_lexicon"),
 )

@@ -92,8 +92,8 @@ class ModelOptions(Options, title="the translation model"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(Options, title="the run"):
-    """A run over text of any size."""
+class LineOptions(Options, title="the run"):
+    """A run over lines of text."""
 
     max_words: int = option(
         "treat a line as unusable if a side has more words than this, or more than 16 times as many letters",
@@ -104,11 +104,17 @@ class RunOptions(Options, title="the run"):
     bad_lines: Literal["empty", "stop"] = option(
         "what to do with an unusable line; empty: write an empty line and report its number; stop: end the run", "empty"
     )
-    max_tokens: int = option("the maximum batch size in pieces, padding included", 4096, parse=positive, metavar="N")
     threads: int | None = option(
         "the number of CPU threads (default: torch's choice)", parse=number_of_threads, metavar="N"
     )
     quiet: bool = option("print only errors to standard error", False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(LineOptions, title="the run"):
+    """A run of a model over text of any size."""
+
+    max_tokens: int = option("the maximum batch size in pieces, padding included", 4096, parse=positive, metavar="N")
 
 
 def load(options: ModelOptions, device: str | None = None, *, encoders: bool = False) -> Loaded:
@@ -222,7 +228,7 @@ def splits(options: ModelOptions, *, tokenize: bool) -> Splits:
 
 
 @contextmanager
-def set_up(options: RunOptions) -> Iterator[Callable[[str], None]]:
+def set_up(options: LineOptions) -> Iterator[Callable[[str], None]]:
     """Set the number of threads for the run; yield the function that prints messages."""
     import torch
 

@@ -247,14 +247,12 @@ class BlockAligner:
         """Align a block; return its record."""
         batch: dict[int, tuple[list[str], list[str]]] = {}
         bad: dict[int, tuple[_Reason, InvalidInputError]] = {}
-        for number, line in enumerate(read_lines(block), block.first):
-            if isinstance(line, InvalidInputError):
-                bad[number] = ("unreadable", line)
-                continue
-            pair = self.splits[0](line[0]), self.splits[1](line[1])
-            if not any(pair):
+        for number, pair in enumerate(self._pairs(block), block.first):
+            if isinstance(pair, InvalidInputError):
+                bad[number] = ("unreadable", pair)
+            elif not any(pair):
                 continue  # blank on both sides
-            if problem := self._problem(block, number, pair):
+            elif problem := self._problem(block, number, pair):
                 bad[number] = problem
             else:
                 batch[number] = pair
@@ -272,6 +270,14 @@ class BlockAligner:
         numbers = range(block.first, block.last + 1)
         text = (written[number].text if number in written else self.writing.nothing(number) for number in numbers)
         return Record({"counts": asdict(counts)}, "".join(text).encode(), [str(error) for _, error in reasons])
+
+    def _pairs(self, block: Block) -> Iterator[tuple[list[str], list[str]] | InvalidInputError]:
+        """Yield the words of both sides of each line, or an error; an aligner may read what is no text itself."""
+        if hasattr(self.align, "read_block"):
+            yield from self.align.read_block(block)
+            return
+        for line in read_lines(block):
+            yield line if isinstance(line, InvalidInputError) else (self.splits[0](line[0]), self.splits[1](line[1]))
 
     def _answers(self, batch: Mapping[int, tuple[list[str], list[str]]]) -> Sequence[Written | InvalidInputError]:
         if not batch:

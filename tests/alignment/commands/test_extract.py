@@ -547,5 +547,8 @@ def test_links_of_pieces_are_those_that_marian_reads(refused: Refused, capsys: p
     refused("got --pieces and --tokenize", *options, *vocabularies, "--tokenize")
     assert cli.main([*options, "--out=guided", "--overwrite", "--pieces=source.spm"]) == 0
     assert lines("guided")[: len(PAIRS)] != [" ".join(links) for links in expected]
-    cuts = [repr(extract._cuts([f"{side}.spm"], "--pieces")) for side in ("source", "source", "target")]
+    cuts = [
+        str(extract._output(extract.ExtractOptions(source="-", pieces=[f"{side}.spm"])))
+        for side in ("source", "source", "target")
+    ]
     assert cuts[0] == cuts[1] != cuts[2]  # a run is continued with the same pieces alone
