@@ -86,14 +86,18 @@ bench: $(INSTALLED) ## Time norms, methods, faithfulness scores, analyses and pa
 	$(BIN)/python -m benchmarks.analysis
 	$(BIN)/python -m benchmarks.page
 
-# Run once the version is in pyproject.toml and CHANGELOG.md. dist/ must be empty: what it then has is what was checked.
-release-check: $(INSTALLED) ## Build a release into dist/, install it elsewhere and run its demonstrations there
+# Run once the version is in pyproject.toml, CITATION.cff and CHANGELOG.md. dist/ must be empty: what it then has is what
+# was checked. The archives' times are those of the commit, so that they can be built again, bit for bit.
+release-check: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct)
+release-check: $(INSTALLED) ## Build a release into dist/, install it elsewhere and run it there (TAG=v1.2.3)
 	test -z "$$(ls dist 2>/dev/null)"
+	$(BIN)/python .ci/release.py $(TAG)
 	$(BIN)/python -m build --outdir dist
+	$(BIN)/python .ci/release.py $(TAG)
 	$(BIN)/python -m twine check --strict dist/*
 	$(PYTHON) -m venv --clear $(RELEASE)
 	$(RELEASE)/bin/python -m pip install --quiet "captum-norm[demo] @ file://$$(ls $(CURDIR)/dist/*.whl)"
-	cd $(RELEASE) && bin/captum-norm demo && bin/norm-align sweep --corpus alibi=blue-beard
+	cd $(RELEASE) && bin/captum-norm doctor && bin/captum-norm demo && bin/norm-align sweep --corpus alibi=blue-beard
 
 # torch stays at the version of which CI has a CPU build: any other brings gigabytes of CUDA libraries.
 constraints: PIP_CONSTRAINT :=

@@ -16,7 +16,7 @@ version = release = installed_version(project)
 
 sys.path.insert(0, str(Path(__file__).parent))
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "paper"]
 nitpicky = True
 # The build works offline, without intersphinx: other projects' names are plain text. Overloads and quoted annotations
 # show names as written; a type variable has no page.
@@ -58,6 +58,7 @@ napoleon_use_rtype = False
 html_theme = "furo"
 html_title = f"{project} {release}"
 html_static_path = ["_static"]
+html_extra_path = ["llms.txt"]
 html_css_files = ["reference.css"]
 
 

@@ -26,7 +26,7 @@ from tests.fairseq_environment import OFFLINE
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("*/*.md"))]
+DOCUMENTS = [README, ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("*/*.md"))]
 PROGRAMS = {"captum-norm": captum_norm.cli.main, "norm-align": alignment.cli.main}
 
 
