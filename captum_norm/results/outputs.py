@@ -65,7 +65,7 @@ def facts_of_outputs(outputs: Sequence[NamedOutput]) -> dict[str, str]:
 
 def named_alone(names: Sequence[str]) -> list[dict[str, object]]:
     """Return the content of outputs of which earlier files have the names alone."""
-    return [{**vars(NamedOutput(None, name, 0.0)), "value": "nan"} for name in names]
+    return [{**vars(NamedOutput(None, name, 0.0)), "value": "nan", "top": []} for name in names]
 
 
 def _quoted(name: str) -> str:
