@@ -1,6 +1,7 @@
 """Fixtures of the whole test suite."""
 
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from captum_norm.runs import RayBackend
 from tests.fairseq_environment import UnavailableError, fairseq_python
 from tests.object_store import BUCKET, ObjectStore, environment, free_port
+
+POSIX = ("runs/*", "test_damaged_files.py", "test_hostile_folders.py", "test_interrupts.py", "commands/test_serve.py")
+"""What needs signals, forks or pipes with names."""
+collect_ignore_glob = POSIX if os.name == "nt" else ()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

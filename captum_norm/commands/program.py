@@ -228,7 +228,8 @@ class Program:
 
     def _run(self, argv: Sequence[str] | None) -> int:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a terminal may not support all characters
+            # A terminal may not support all characters, and Windows writes files in the encoding of its language.
+            sys.stdout.reconfigure(encoding="utf-8" if os.name == "nt" else None, errors="replace")
         try:
             try:
                 options = vars(self._parser().parse_args(argv))

@@ -9,6 +9,7 @@ refused, neither emptied nor removed: it may belong to the user.
 import errno
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -97,6 +98,8 @@ class Journal:
                 self.check()
                 self._folder.make()
                 if isinstance(self._folder, Local):
+                    if os.name == "nt":
+                        stack.callback(self._folder.remove_folder)
                     try:
                         lock = FileLock(self._folder.path / _LOCK, timeout=0)
                         stack.callback(lock.release, force=True)  # before it is acquired, for interrupts
@@ -240,7 +243,8 @@ class Journal:
         with self.as_input_error():
             self._remove(lambda name: name not in (_JOB, _LOCK, _PUBLISHED))
             self._folder.remove(_JOB)  # after these: blocks without a job would be taken for the user's
-            self._folder.remove(_LOCK)
+            if os.name != "nt":  # there, no open file can be removed, and the lock removes its own
+                self._folder.remove(_LOCK)
             self._folder.remove(_PUBLISHED)
             self._folder.remove_folder()
 
