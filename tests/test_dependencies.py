@@ -5,14 +5,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from tests.lowest_versions import ROOT, requirements
+from tests.versions import pinned
 
 DIRECT = [Requirement(line) for line in requirements()]
-
-
-def pinned(constraints: str) -> dict[str, Version]:
-    lines = (ROOT / constraints).read_text(encoding="utf-8").splitlines()
-    pairs = (line.split("==") for line in lines)
-    return {canonicalize_name(name): Version(version) for name, version in pairs}
 
 
 def bounds() -> dict[str, Version]:

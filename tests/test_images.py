@@ -18,6 +18,7 @@ from tests.families.images import VISION_LANGUAGE
 from tests.families.picture_inputs import IMAGE_TOKEN
 from tests.padding import expect_alone
 from tests.test_matrix import SCOPES, interrupt, relative
+from tests.versions import older, since
 
 Inputs = dict[str, Any]
 MERGED = [name for name, family in VISION_LANGUAGE.items() if family.grids]
@@ -263,7 +264,13 @@ def change_pixels(name: str, pixels: Tensor, start: Any, row: int, column: int) 
     pixels[start][:, row * height : (row + 1) * height, column * width : (column + 1) * width] += 1
 
 
-@pytest.mark.parametrize("name", MERGED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=since("5.21", "Idefics 3 takes any pictures")) if name == "idefics3" else name
+        for name in MERGED
+    ],
+)
 def test_pictures_that_do_not_fit_the_text_are_refused_in_a_sentence(name: str) -> None:
     inputs = inputs_of(name)
     ids = inputs["input_ids"]
@@ -294,6 +301,8 @@ def test_the_model_is_left_as_it_was(name: str) -> None:
 @merged_families
 @pytest.mark.parametrize("method", [ALTI, ValueZeroing, DecompX])
 def test_methods_explain_pictures_and_text_together(name: str, method: Any) -> None:
+    if method is ValueZeroing and name.startswith("qwen2") and older("5.17"):
+        pytest.skip("its layers do not run alone on copies of an example")
     model, inputs = model_of(name), inputs_of(name)
     if method is DecompX and name == "qwen3-vl":
         # Its text model adds what the tower's layers computed between its own: nothing that a token brings.

@@ -22,6 +22,7 @@ from captum_norm import CaptumNormError, InvalidInputError, cli
 from captum_norm.loading import DEFAULT_MODEL, load
 from tests import tiny
 from tests.fuzzing import FACTOR
+from tests.versions import older
 
 Damage = Callable[[Path], object]
 NONSENSE: tuple[Any, ...] = (
@@ -93,14 +94,15 @@ def refusal(name: object) -> str:
 
 
 UNFIT = "its configuration or files do not fit: "
+FIELD = "Validation error for field '" if older("5.18") else ""  # transformers looks at the fields first
 TOKENIZER = "cannot load a tokenizer for {}: "
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "function for a class": (setting(architectures=["pipeline"]), "the architecture pipeline, which is no model"),
-    "numbers for classes": (setting(architectures=[1]), "got [1] for the architectures in its configuration, expected"),
-    "class that is no list": (setting(architectures="BertModel"), "got 'BertModel' for the architectures"),
+    "numbers for classes": (setting(architectures=[1]), FIELD or "got [1] for the architectures in its configuration"),
+    "class that is no list": (setting(architectures="BertModel"), FIELD or "got 'BertModel' for the architectures"),
     "width that is a word": (setting(hidden_size="x"), "hidden_size"),
     "unknown activation": (setting(hidden_act="nosuch"), "'nosuch' is missing or unknown"),
-    "labels that are no names": (setting(id2label=5), f"{UNFIT}'int' object has no attribute 'items'"),
+    "labels that are no names": (setting(id2label=5), FIELD or f"{UNFIT}'int' object has no attribute 'items'"),
     "no heads": (setting(num_attention_heads=0), f"{UNFIT}integer modulo by zero"),
     "unknown type": (setting(model_type="no-such"), "no-such"),
     "truncated": (content("config.json", b'{"hidden_size": 8, "model_t'), ""),

@@ -22,6 +22,7 @@ from tests.families.picture_inputs import (
     sequences,
 )
 from tests.test_images import alone, inputs_of, merged_inputs, model_of, with_patches_apart
+from tests.versions import since
 
 
 def test_stacks_that_a_model_lacks_are_refused() -> None:
@@ -79,6 +80,7 @@ def test_a_decoder_that_attends_to_pictures_has_maps_of_both() -> None:
         cn.AttentionRollout(model).attribute(inputs)
 
 
+@since("5.13", "its query transformer is not watched")
 def test_a_query_transformer_has_stacks_of_its_own() -> None:
     model, inputs = model_of("blip-2"), inputs_of("blip-2")
     maps: Any = cn.NormAttribution(model, "attn").maps(inputs, stacks=["qformer", "qformer cross"])

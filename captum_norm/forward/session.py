@@ -301,7 +301,7 @@ class Session:
 
     def _refuse_autocast(self) -> None:
         """Refuse automatic mixed precision, which would compute norms in half precision, too."""
-        accelerator = torch.accelerator.current_accelerator()
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         kinds = ("cpu",) if accelerator is None else ("cpu", accelerator.type)
         enabled = list(filter(torch.is_autocast_enabled, kinds))
         if enabled and any(parameter.device.type in enabled for parameter in self.model.parameters()):

@@ -19,6 +19,7 @@ from alignment.tokenization import TranslationTokenizer
 from captum_norm import AttentionWeights, AttributionMaps, InvalidInputError, NormAttribution, NormMeter
 from tests.alignment.toy import PAIRS, ToyMethod, ToyModel, ToyTokenizer
 from tests.alignment.translation_models import FAMILIES, SOURCES, TARGETS, random_model
+from tests.versions import older
 
 BOTH: tuple[Setting, ...] = ("AWO", "AWI")
 
@@ -197,5 +198,5 @@ def test_norms_and_weights_of_random_models(made: Any, max_tokens: int) -> None:
                     for piece_map in piece_maps.reshape(-1, *piece_maps.shape[-2:])
                 ]
                 shape = (*piece_maps.shape[:-2], len(pair[1]), len(pair[0]) + 1)
-                # The maps are handed on in float32.
-                assert_word_maps(found, np.reshape(expected, shape), 2e-7)
+                # The maps are handed on in float32; before transformers 5.15, T5's softmax was in it.
+                assert_word_maps(found, np.reshape(expected, shape), 2e-6 if older("5.15") else 2e-7)

@@ -12,6 +12,7 @@ from alignment.gradients import GradientKind, source_gradients
 from captum_norm import InvalidInputError, UnsupportedModelError
 from tests.encoder_decoders import BART, VOCABULARY, build
 from tests.families import state_of
+from tests.versions import older
 
 PAD = 1
 LENGTHS = ((4, 19), (9, 5), (6, 9))
@@ -65,7 +66,9 @@ def test_equals_one_backward_pass_for_each_word(name: str) -> None:
     model.train()
     for kind in KINDS:
         for group_size in (2, 16):
-            close(source_gradients(model, inputs, labels, kind=kind, group_size=group_size), expected[kind])
+            found = source_gradients(model, inputs, labels, kind=kind, group_size=group_size)
+            # Before transformers 5.15, T5's softmax was in float32.
+            close(found, expected[kind], 1e-6 if name.endswith("t5") and older("5.15") else 1e-11)
     assert (expected["gradient_x_input"] < 0).any()
 
 

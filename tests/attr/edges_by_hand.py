@@ -108,7 +108,7 @@ class ByHand:
             written[f"m{i}"], stream = network, stream + network
         end = read("logits", stream, written)
         norm = {"gpt2": "ln_f", "gpt-neox": "final_layer_norm"}.get(self.name, "norm")
-        logits = self.model.lm_head(self.body.get_submodule(norm)(end))
+        logits = self.model.get_output_embeddings()(self.body.get_submodule(norm)(end))
         cap = getattr(config, "final_logit_softcapping", None)
         logits = logits if cap is None else cap * torch.tanh(logits / cap)
         return logits[:, -1, TARGET], written

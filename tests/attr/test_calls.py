@@ -111,7 +111,8 @@ def test_padding_of_either_sequence_changes_nothing(name: str, family: str, side
         pairs = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
         expect_alone(method.maps(batch), 1, method.maps(short), pairs, 1e-5, 1e-6)
     with torch.no_grad():
-        assert torch.equal(model(**batch).logits, output)
+        # Before transformers 5.15, T5 made NaN of queries that see nothing.
+        torch.testing.assert_close(model(**batch).logits, output, rtol=0, atol=0, equal_nan=True)
     assert families.state_of(model) == before
 
 

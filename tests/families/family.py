@@ -8,17 +8,25 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
 from torch import Tensor, nn
 
 from tests.oracle import DirectNorm
+from tests.versions import older, pinned
 
 
-def new(name: str, **settings: Any) -> Callable[[], nn.Module]:
-    """Makes a model of transformers, named by its class, with these settings of its configuration."""
+def new(name: str, since: str = "0", /, **settings: Any) -> Callable[[], nn.Module]:
+    """Makes a model of transformers, named by its class, with these settings of its configuration.
+
+    Its tests are skipped where transformers is older than ``since``, from which on its file is as the tests describe
+    it, or older than that of the checks and has no such class.
+    """
 
     def make() -> nn.Module:
+        if older(since if hasattr(hf, name) else str(pinned()["transformers"])):
+            pytest.skip(f"transformers {hf.__version__} has another {name}, or none")
         kind = getattr(hf, name)
         model: nn.Module = kind(kind.config_class(**deepcopy(settings)))
         return model

@@ -10,6 +10,7 @@ from tests.families.decoders import FUSED, GPT, GPT2, OPT, PERSIMMON
 from tests.families.family import GROUPED, HEADS, LLAMA, TEXT, VOCABULARY, Family, new
 from tests.families.llamas import (
     ALTERNATING,
+    CAPPED,
     EXPERTS,
     FEW_EXPERTS,
     LATENT,
@@ -56,8 +57,8 @@ ERNIE: dict[str, Any] = EAGER | {"moe_num_experts": 4, "moe_k": 2, "moe_num_shar
 HALF: dict[str, Any] = {"vocab_size": VOCABULARY, "d_model": 32, "max_position_embeddings": 64}
 HALF |= {"decoder_ffn_dim": 48, "decoder_layers": 2, "decoder_attention_heads": HEADS}
 FURTHER_DECODERS = {
-    "qwen3-next": Family(new("Qwen3NextForCausalLM", **LINEAR_ATTENTION | SHARED_EXPERT), **LLAMA | GATED),
-    "qwen3-5": Family(new("Qwen3_5ForCausalLM", **LINEAR_ATTENTION), **LLAMA | GATED),
+    "qwen3-next": Family(new("Qwen3NextForCausalLM", "5.13", **LINEAR_ATTENTION | SHARED_EXPERT), **LLAMA | GATED),
+    "qwen3-5": Family(new("Qwen3_5ForCausalLM", "5.13", **LINEAR_ATTENTION), **LLAMA | GATED),
     "afmoe": Family(
         new("AfmoeForCausalLM", **ALTERNATING, **EXPERTS, num_shared_experts=1, num_dense_layers=1, head_dim=8),
         **also("sliding window", "mixture of experts", "gated attention")
@@ -171,7 +172,7 @@ FURTHER_DECODERS = {
     ),
     "solar-open": Family(new("SolarOpenForCausalLM", **GROUPED, **ROUTED, head_dim=8), **MIXTURE),
     "vaultgemma": Family(
-        new("VaultGemmaForCausalLM", **ALTERNATING, head_dim=8, attn_logit_softcapping=1.0),
+        new("VaultGemmaForCausalLM", **ALTERNATING, **CAPPED, head_dim=8),
         **also("sliding window", "soft-capping"),
     ),
     "minimax-m3-text": Family(new("MiniMaxM3VLForCausalLM", **GROUPED, **LOCAL_EXPERTS, head_dim=8), **MIXTURE),

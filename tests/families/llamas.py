@@ -9,6 +9,8 @@ WIDE = GROUPED | {"head_dim": 12}
 WINDOWED = GROUPED | {"sliding_window": WINDOW}
 ALTERNATING = WINDOWED | {"layer_types": ["sliding_attention", "full_attention"]}
 GEMMA = WINDOWED | {"head_dim": 12}
+# Before transformers 5.21, attention that is not eager left the cap out.
+CAPPED: dict[str, Any] = {"attn_logit_softcapping": 1.0, "attn_implementation": "eager"}
 # One expert after the other: the grouped products that are chosen else know no float64.
 MOE: dict[str, Any] = {"num_experts_per_tok": 2, "experts_implementation": "eager"}
 FEW_EXPERTS = MOE | {"num_experts": 4}
@@ -60,7 +62,7 @@ LLAMAS = {
     "qwen3-moe": Family(new("Qwen3MoeForCausalLM", **WIDE, **EXPERTS), **MIXTURE),
     "gemma": Family(new("GemmaForCausalLM", **GROUPED, head_dim=12), **LLAMA),
     "gemma2": Family(
-        new("Gemma2ForCausalLM", **GEMMA, attn_logit_softcapping=1.0),
+        new("Gemma2ForCausalLM", **GEMMA, **CAPPED),
         **also("sliding window", "soft-capping") | SANDWICH | {"gain_offset": 1.0},
     ),
     "gemma3": Family(new("Gemma3ForCausalLM", **GEMMA), **also("sliding window") | SANDWICH | {"gain_offset": 1.0}),
@@ -87,10 +89,10 @@ LLAMAS = {
         **also("residual multiplier") | {"branch_factor": "residual_multiplier"},
     ),
     "granite-moe": Family(
-        new("GraniteMoeForCausalLM", **GROUPED, **LOCAL_EXPERTS, residual_multiplier=0.4),
+        new("GraniteMoeForCausalLM", "5.13", **GROUPED, **LOCAL_EXPERTS, residual_multiplier=0.4),
         **also("residual multiplier", "mixture of experts") | {"branch_factor": "residual_multiplier"},
     ),
-    "nemotron": Family(new("NemotronForCausalLM", **GROUPED), **LLAMA),
+    "nemotron": Family(new("NemotronForCausalLM", "5.13", **GROUPED), **LLAMA),
     "smollm3": Family(
         new("SmolLM3ForCausalLM", **GROUPED, no_rope_layers=[1, 0]), **LLAMA | {"positions": "rotary in some layers"}
     ),
@@ -106,7 +108,7 @@ LLAMAS = {
     "llama4": Family(
         new("Llama4ForCausalLM", **GROUPED, head_dim=8, intermediate_size_mlp=48, **LOCAL_EXPERTS), **MIXTURE
     ),
-    "deepseek-v2": Family(new("DeepseekV2ForCausalLM", **LATENT), **MLA),
+    "deepseek-v2": Family(new("DeepseekV2ForCausalLM", "5.13", **LATENT), **MLA),
     "deepseek-v3": Family(new("DeepseekV3ForCausalLM", **LATENT), **MLA),
     "gpt-oss": Family(
         new("GptOssForCausalLM", **WINDOWED, **LOCAL_EXPERTS, head_dim=8),

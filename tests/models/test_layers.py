@@ -14,6 +14,7 @@ from captum_norm.models.layers import layer_of, seen
 from tests import encoder_decoders, families
 from tests.families.family import GROUPED, new
 from tests.hybrids import HYBRIDS
+from tests.versions import since
 
 FIRST = {
     "jamba": "layers.0",
@@ -275,6 +276,7 @@ def test_scopes_through_the_network_name_the_embeddings_behind_it(
         ) in str(caught.value)
 
 
+@since("5.21", "Gemma 4 runs all of its layers at all positions")
 def test_layers_at_the_last_positions_alone_are_refused_and_not_asked_for() -> None:
     method, whole = cn.NormAttribution(model := gemma4(SHARED)), {"input_ids": IDS}
     with pytest.raises(

@@ -183,6 +183,7 @@ def mixtral(model: Any, rules: Rules, ids: Tensor, target: int) -> tuple[Tensor,
             stream = rules.add(stream, rules.linear(merged(mixed), attn.o_proj))
             written = mixture(norm(stream, layer.post_attention_layernorm), layer.mlp)
             stream = rules.add(stream, rules.note("feed_forward", written))
-        return rules.linear(norm(rules.note("residual", stream), body.norm), model.lm_head)[:, -1, target]
+        head = model.get_output_embeddings()
+        return rules.linear(norm(rules.note("residual", stream), body.norm), head)[:, -1, target]
 
     return relevance(body.embed_tokens(ids), run)
