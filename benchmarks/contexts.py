@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from benchmarks.kept import kept, table
 from captum_norm import progress
@@ -30,6 +32,7 @@ from captum_norm.lab.prompts import KINDS, EvidencePrompt, PromptKind, evidence_
 from captum_norm.lab.surrogates import ContextCite, HeadFeatures, HeadWeighted
 from captum_norm.loading import load
 from captum_norm.methods import METHODS
+from captum_norm.show.plots import INK
 
 PART, MOST = 5, 20_000
 """Prompts of a kind in one part, and how many are drawn at most."""
@@ -56,8 +59,10 @@ stages of `python -m benchmarks.context_model`. A source is a passage;
 MEANING = """\
 Means over prompts ± half the 95 % bootstrap interval; bold: no method is better by more than chance (paired permutation
 test, p < .05). p compares the LDS with that of {baseline}, in either direction. {ablations} ablations a prompt for the
-LDS, {steps} steps of a curve, one source taken out for the drop. × forward is the time divided by that of a plain
-forward pass, seconds are those of one prompt, on one CPU core that other work shared.
+LDS, {steps} for π-Soft-NC and steps of a curve, one source taken out for the drop. *Learned* weights of heads
+({{py:class}}`~captum_norm.lab.surrogates.HeadWeighted`) come from {taught} other prompts;
+{{py:class}}`~captum_norm.lab.surrogates.ContextCite` makes {citing} ablations of the very prompt. × forward is the time
+divided by that of a plain forward pass, seconds are those of one prompt, on one CPU core that other work shared.
 """
 
 
@@ -180,9 +185,10 @@ def page(found: Mapping[PromptKind, AnswerComparison], passages: int, parameters
             passages=passages,
             parameters=parameters,
         ),
+        "![LDS of each method over its cost in forward passes](_static/contexts.png)",
         "## All kinds",
         table(["", titles[0], "p", *titles[1:], "× forward", "seconds"], whole),
-        MEANING.format(baseline=BASELINE, **SIZES),
+        MEANING.format(baseline=BASELINE, taught=TAUGHT_BY * len(KINDS), citing=CITING, **SIZES),
     ]
     for measure in (ANSWER_MEASURES[0], ANSWER_MEASURES[-1]):
         bests = {kind: some.best() for kind, some in found.items()}
@@ -198,8 +204,27 @@ def page(found: Mapping[PromptKind, AnswerComparison], passages: int, parameters
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
+def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw each method's LDS with its interval, over its cost."""
+    drawn = Figure(figsize=(7, 4.2), layout="constrained")
+    axes: Axes = drawn.subplots()
+    for row in rows:
+        if row["method"] == "random":
+            axes.axhline(row["lds"], color=INK, linewidth=1, linestyle=":")
+            axes.text(1.6, row["lds"], "random scores", va="bottom", fontsize=8)
+            continue
+        low, high = (abs(row["lds"] - row[f"lds_{end}"]) for end in ("low", "high"))
+        axes.errorbar(row["forward_ratio"], row["lds"], [[low], [high]], color=INK, marker="o", markersize=4)
+        place = (row["forward_ratio"], row["lds"])
+        axes.annotate(row["method"], place, (5, 2), textcoords="offset points", fontsize=8)
+    axes.set(xscale="log", xlabel="cost in forward passes", ylabel="LDS: agreement with random ablations")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.spines[["top", "right"]].set_visible(False)
+    return drawn
+
+
 def main() -> None:
-    """Compare, and write the page."""
+    """Compare, and write the page and its figure."""
     parser = argparse.ArgumentParser(description="Write the page on what answers rest on.")
     parser.add_argument("folder", type=Path, help="the language model")
     parser.add_argument("--count", type=int, default=100, help="prompts of each kind (default: %(default)s)")
@@ -218,6 +243,8 @@ def main() -> None:
         print(text)
     else:
         given.out.write_text(text, encoding="utf-8")
+        shown = [row for row in AnswerComparison.concatenate(list(found.values())).records() if row["lds"] > -1]
+        figure(shown).savefig(given.out.parent / "_static" / f"{given.out.stem}.png", dpi=150)
 
 
 if __name__ == "__main__":

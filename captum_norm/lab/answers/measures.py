@@ -7,7 +7,7 @@ from torch import Tensor
 
 from captum_norm.functional import spearman
 
-__all__ = ["deletion_curve", "lds", "logit_probability", "mas", "recovery", "rise", "without_best"]
+__all__ = ["deletion_curve", "lds", "logit_probability", "mas", "recovery", "rise", "soft_nc", "soft_removal"]
 
 
 def logit_probability(log_probability: Tensor) -> Tensor:
@@ -65,6 +65,29 @@ def mas(curve: Tensor, scores: Tensor, counts: Sequence[int]) -> float:
     positive = positive if positive.sum() > 0 else torch.ones_like(positive)
     left = (without_best(scores, counts) * positive).sum(1) / positive.sum()
     return rise((curve + (curve - left).abs()).clamp(0, 1))
+
+
+def soft_removal(scores: Tensor) -> Tensor:
+    """Return with which probability each source is taken out, (K,), ½ on average, whatever the method.
+
+    Scores are scaled to 0 … 1, and these or their distances from 1 made smaller, whichever leads to that mean; equal
+    ones have ½ [Zhao & Aletras 2023, with the expected retention held fixed as by Huang & Chan 2026].
+    """
+    above = scores.double() - scores.min()
+    if not above.any():
+        return torch.full_like(above, 0.5)
+    scaled = above / above.max()
+    mean = scaled.mean()
+    return scaled / (2 * mean) if mean > 0.5 else 1 - (1 - scaled) / (2 * (1 - mean))
+
+
+def soft_nc(log_probabilities: Tensor, every: Tensor, none: Tensor) -> float:
+    """Compute which share of its fall an answer's log-probability falls by, on average over soft ablations, (N,).
+
+    The fall is that from all sources, ``every``, to none; shares are clipped to 0 … 1, and NaN without a fall.
+    """
+    shares = ((every - log_probabilities) / (every - none)).clamp(0, 1)
+    return float(shares.mean()) if every > none else float("nan")
 
 
 def recovery(scores: Tensor, evidence: Sequence[int], count: int) -> float:

@@ -20,6 +20,7 @@ ANSWER_MEASURES = (
     Measure("drop", "drop", True, "log-probability that the answer loses without the best sources"),
     Measure("rise", "RISE", False, "area under the answer's log-probability as the best sources are taken out first"),
     Measure("mas", "MAS", False, "the same, plus its distance from the share of scores that is left"),
+    Measure("soft_nc", "π-Soft-NC", True, "share of its log-probability that the answer loses in ablations by scores"),
     Measure("recovery", "recovery", True, "share of the evidence among the best 10 % of sources"),
     Measure("precision", "precision", True, "share of evidence among as many best sources as there is evidence"),
 )

@@ -17,7 +17,16 @@ from captum_norm.checks import check_choice, check_count
 from captum_norm.errors import CaptumNormError, InvalidInputError
 from captum_norm.generation import GenerationAttribution, Segmentation
 from captum_norm.generation.ablations import SourceAblations, SourceAttribution
-from captum_norm.lab.answers.measures import deletion_curve, lds, mas, recovery, rise, without_best
+from captum_norm.lab.answers.measures import (
+    deletion_curve,
+    lds,
+    mas,
+    recovery,
+    rise,
+    soft_nc,
+    soft_removal,
+    without_best,
+)
 from captum_norm.lab.answers.results import ANSWER_MEASURES, AnswerComparison, AnswerScores
 from captum_norm.lab.comparison.methods import check_methods, check_seed, make_method, seeded, signature_of
 from captum_norm.lab.comparison.run import timed
@@ -115,7 +124,7 @@ def compare_answers(
         segments: the sources of prompts that name none, see :data:`captum_norm.generation.Segmentation`.
         gen_args: arguments of the model's ``generate`` for prompts without an answer.
         ablations: random ablations for the LDS, each keeping a source with probability ½.
-        steps: the most steps of a deletion curve; one a source, if there are fewer sources.
+        steps: the most steps of a deletion curve, one a source if there are fewer; and the ablations for π-Soft-NC.
         top: how many best sources are taken out for the drop.
         baseline: the row that p-values compare with.
         seed: the seed of ablations, random scores and methods that draw random numbers.
@@ -197,6 +206,7 @@ def _compared(
     count = len(ablated.sources)
     scores = {RANDOM: torch.rand(count, dtype=torch.float64)}
     kept = torch.rand(sizes["ablations"], count) < 0.5
+    drawn = torch.rand(sizes["steps"], count, dtype=torch.float64)
     everything = torch.ones(1, count, dtype=torch.bool)
     values = run(torch.cat([kept, ~everything]))  # before anything is timed
     (every,), forward = timed(partial(run, everything))
@@ -215,16 +225,19 @@ def _compared(
             refused[key] = _sentence(error)
     points = min(sizes["steps"], count)
     counts = [math.ceil(count * step / points) for step in range(points + 1)]
-    removals = torch.cat([without_best(each, [*counts, min(sizes["top"], count)]) for each in scores.values()])
-    curves = dict(zip(scores, run(removals).view(len(scores), -1), strict=True))
+    removals = [
+        torch.cat([without_best(each, [*counts, min(sizes["top"], count)]), drawn >= soft_removal(each)])
+        for each in scores.values()
+    ]
+    curves = dict(zip(scores, run(torch.cat(removals)).view(len(scores), -1), strict=True))
 
     def scored(key: str, signature: str) -> AnswerScores:
         found = dict.fromkeys([measure.name for measure in ANSWER_MEASURES], math.nan)
         if key in scores:
             each, outputs = scores[key], curves[key]
-            curve = deletion_curve(outputs[:-1])
-            found |= {"lds": lds(each, kept, values[:-1]), "drop": float(every - outputs[-1])}
-            found |= {"rise": rise(curve), "mas": mas(curve, each, counts)}
+            curve, soft = deletion_curve(outputs[: points + 1]), outputs[points + 2 :]
+            found |= {"lds": lds(each, kept, values[:-1]), "drop": float(every - outputs[points + 1])}
+            found |= {"rise": rise(curve), "mas": mas(curve, each, counts), "soft_nc": soft_nc(soft, every, values[-1])}
             if prompt.evidence:
                 found["recovery"] = recovery(each, prompt.evidence, math.ceil(count / 10))
                 found["precision"] = recovery(each, prompt.evidence, len(prompt.evidence))

@@ -98,3 +98,24 @@ def test_recovery() -> None:
     assert measures.recovery(scores, [1, 3], 2) == 0.5
     assert measures.recovery(scores, [1, 4], 2) == 1
     assert measures.recovery(scores, (0, 2, 3), 3) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_soft_removal_keeps_half_on_average(seed: int) -> None:
+    scores = drawn(seed)[0].mul(3).exp() * (1 if seed % 2 else -1)  # of a skew that puts the mean below or above ½
+    found = measures.soft_removal(scores).tolist()
+    low, high = min(scores.tolist()), max(scores.tolist())
+    shares = [(score - low) / (high - low) for score in scores.tolist()]
+    mean = sum(shares) / len(shares)
+    assert (mean > 0.5) == (seed % 2 == 0)
+    expected = [share * 0.5 / mean if mean > 0.5 else 1 - (1 - share) * 0.5 / (1 - mean) for share in shares]
+    assert found == pytest.approx(expected, abs=1e-12)
+    assert sum(found) == pytest.approx(len(found) / 2)
+    assert 0 <= min(found) < max(found) <= 1
+    assert measures.soft_removal(torch.full((3,), 7.0)).tolist() == [0.5] * 3
+
+
+def test_soft_nc_is_the_mean_share_of_the_fall() -> None:
+    every, none = torch.tensor(-1.0), torch.tensor(-5.0)
+    assert measures.soft_nc(torch.tensor([-1.0, -3.0, -0.5, -9.0]), every, none) == pytest.approx((0 + 0.5 + 0 + 1) / 4)
+    assert math.isnan(measures.soft_nc(torch.tensor([-1.0]), none, every))
