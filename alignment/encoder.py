@@ -26,6 +26,8 @@ from captum_norm.checks import check_choice
 from captum_norm.methods import METHODS
 from captum_norm.models import evaluating, explained_module, input_device, longest_sequence
 
+_CPU_TOKENS = 512  # pieces of a batch on a CPU; more leave its caches, and need more padding
+
 SOURCES = ("similarity", "norm", "alti", "value-zeroing", "weights")
 """What :class:`alignment.EncoderAligner` makes maps of, by name."""
 
@@ -94,6 +96,7 @@ class EncoderAligner(WordAligner):
             raise InvalidInputError(f"got layer={layer!r} and head={head!r}; {expected}")
         options: Any = {"head": head, "recipe": recipe, "max_tokens": max_tokens, "lexicon": lexicon}
         super().__init__(encoder, tokenizer, method, layer, count_text=count_text, **options)
+        self._ends = self._named_ends()
         self._refuse_one_way()
 
     def map_each(self, pairs: Pairs) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
@@ -157,12 +160,12 @@ class EncoderAligner(WordAligner):
             for indices in teacher_forcing.buckets(lengths, self._max_tokens):
                 sides = [[usable[index][side] for index in indices] for side in (0, 1)]
                 sources = [len(pairs[index][0]) for index in indices]
-                states = [self._states(sentences, layers) for sentences in sides]
+                states = self._states([*sides[0], *sides[1]], layers)
                 word_ids = [
-                    [*source.word_ids, *[None] * (states[0].shape[2] - len(source.ids)), *target.after(count).word_ids]
+                    [*source.word_ids, *[None] * (states.shape[2] - len(source.ids)), *target.after(count).word_ids]
                     for source, target, count in zip(*sides, sources, strict=True)
                 ]
-                yield indices, word_ids, _similarities(torch.cat(states, 2), word_ids, sources, cosine=cosine)
+                yield indices, word_ids, _similarities(torch.cat(states.chunk(2), 2), word_ids, sources, cosine=cosine)
             return
         apart = [(source, target.after(len(pairs[index][0]))) for index, (source, target) in usable.items()]
         joined: dict[int, EncodedSentence] = dict(zip(usable, tokenizer.joined(apart), strict=True))
@@ -180,18 +183,43 @@ class EncoderAligner(WordAligner):
             yield indices, [joined[index].word_ids for index in indices], maps[..., -length:, -length:]
 
     def _states(self, sentences: Sequence[EncodedSentence], layers: Sequence[int] | None) -> Tensor:
-        """The states behind some or all layers, (B, L, N, D), in float32 or better."""
-        inputs = self._inputs(sentences)
+        """The states behind some or all layers, (B, L, N, D), in float32 or better; of any value at padding."""
+        lengths = {index: (len(sentence.ids), 0) for index, sentence in enumerate(sentences)}
+        most = _CPU_TOKENS if input_device(self.model).type == "cpu" else self._max_tokens
+        found: dict[int, Tensor] = {}
         with torch.no_grad(), evaluating(self.model), _without_traces(self.model):
+            if layers and len(layers) == 1 and layers[0] in self._ends:
+                self.model.get_submodule(self._ends[layers[0]]).register_forward_hook(_stop)
+            for batch in teacher_forcing.buckets(lengths, most):
+                inputs = self._inputs([sentences[index] for index in batch])
+                states = self._run(inputs, layers)[:, -inputs["input_ids"].shape[1] :]
+                found |= zip(batch, states.to(torch.promote_types(states.dtype, torch.float32)), strict=True)
+        return pad_sequence([found[index] for index in sorted(found)], batch_first=True).transpose(1, 2)
+
+    def _run(self, inputs: dict[str, Tensor], layers: Sequence[int] | None) -> Tensor:
+        try:
             states = getattr(self.model(**inputs, output_hidden_states=True), "hidden_states", None)
+        except _StopError as stopped:
+            return stopped.args[0].unsqueeze(2)  # type: ignore[no-any-return]
         if not states:
             raise UnsupportedModelError(f"got a {type(self.model).__name__}, which returns no hidden states")
         count = len(states) - 1
         chosen = range(count) if layers is None else layers
         if outside := [layer for layer in chosen if not -count <= layer < count]:
             raise InvalidInputError(f"got layer {outside[0]}; the model has {count}: 0 to {count - 1}")
-        stacked = torch.stack([states[1:][layer][:, -inputs["input_ids"].shape[1] :] for layer in chosen], 1)
-        return stacked.to(torch.promote_types(stacked.dtype, torch.float32))
+        return torch.stack([states[1:][layer] for layer in chosen], 2)
+
+    def _named_ends(self) -> dict[int, str]:
+        """The module that returns each layer's states and nothing else; ALBERT's is called more than once."""
+        outputs: dict[str, list[Any]] = {}
+        with torch.no_grad(), evaluating(self.model), _without_traces(self.model):
+            for name, module in self.model.named_modules():
+                module.register_forward_hook(lambda *call, of=name: outputs.setdefault(of, []).append(call[-1]))
+            inputs = self._inputs(self.tokenizer.encode_source([["a"]]))
+            states = getattr(self.model(**inputs, output_hidden_states=True), "hidden_states", None) or [None]
+        layers = {id(state): layer for layer, state in enumerate(states[1:])}
+        alone = {name: id(output) for name, [output, *more] in outputs.items() if not more}
+        return {layers[output]: name for name, output in alone.items() if output in layers}
 
     def _inputs(self, sentences: Sequence[EncodedSentence]) -> dict[str, Tensor]:
         inputs = teacher_forcing.encoder_inputs(self.model, [sentence.ids for sentence in sentences])
@@ -225,9 +253,17 @@ def encoder_of(model: nn.Module) -> nn.Module:
     return encoder  # type: ignore[no-any-return]
 
 
+class _StopError(Exception):
+    """Ends a forward pass behind the layer that is read, with its states."""
+
+
+def _stop(*call: Any) -> None:
+    raise _StopError(call[-1])
+
+
 @contextmanager
 def _without_traces(model: nn.Module) -> Iterator[None]:
-    """Remove the hooks with which transformers collects states, and which no worker can receive."""
+    """Remove the hooks of a call, also those with which transformers collects states, and no worker can receive."""
     mark = "_output_capturing_hooks_installed"
     before = {module: (set(module._forward_hooks), mark in vars(module)) for module in model.modules()}
     try:

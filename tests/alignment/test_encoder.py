@@ -351,3 +351,29 @@ def test_the_model_is_left_as_it_was() -> None:
     model(torch.tensor([[2, 7]]), output_hidden_states=True)  # transformers' own hooks, which stay
     aligned.align([["ba", "da"]], [["da"]])
     assert len(model(torch.tensor([[2, 7]]), output_hidden_states=True).hidden_states) == 4
+
+
+def read_alone(model: Any, layer: int, pairs: Pairs) -> list[Alignment]:
+    """SimAlign's links, by states of one sentence at a time."""
+    linked = [best_of_both(cosines(*(states(model, words, layer) for words in pair))) for pair in pairs]
+    of_words = [[pieces_of(words) for words in pair] for pair in pairs]
+    return [
+        Alignment((source[i], target[j]) for i, j in np.argwhere(matrix).tolist())
+        for matrix, (source, target) in zip(linked, of_words, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_layers_behind_the_one_that_is_read_do_not_run(layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, pairs = bert(2), sentences(2)
+    expected, aligned = read_alone(model, layer, pairs), aligner(model, layer, recipe="argmax")
+    monkeypatch.setattr(model.encoder.layer[1 + layer], "forward", None)
+    assert aligned.align(*zip(*pairs, strict=True)) == expected
+
+
+@pytest.mark.parametrize("layer", range(3))
+def test_one_module_may_be_every_layer(layer: int) -> None:
+    settings = hf.AlbertConfig(vocab_size=len(VOCABULARY), embedding_size=16, **SIZES)
+    model, pairs = randomized(lambda: hf.AlbertModel(settings), 3, torch.float64), sentences(3)
+    found = aligner(model, layer, recipe="argmax").align(*zip(*pairs, strict=True))
+    assert found == read_alone(model, layer, pairs)
