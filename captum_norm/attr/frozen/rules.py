@@ -51,6 +51,7 @@ ACTIVATIONS = frozenset(
 MATRIX_PRODUCTS = frozenset(
     {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm, torch.einsum}
 )
+SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 # How many steps back a tensor is followed to tell a function of parameters from one of the input.
 STEPS = 50
 
@@ -247,17 +248,18 @@ class FusedAttentionRules(TorchFunctionMode):
         if func is not F.scaled_dot_product_attention:
             return func(*args, **kwargs or {})
         self.applied = True
-        named = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False)) | (kwargs or {})
+        named = dict(zip(SDPA_ARGUMENTS, args, strict=False)) | (kwargs or {})
         query, key, value = (self._read(named.pop(name)) for name in ("query", "key", "value"))
         dtype, temperature = accumulation_dtype(value.dtype), self._rules.temperature
         query, key, heads = (tensor.to(dtype).view_as(tensor) for tensor in (query, key, value))
         if self._rules.halved and temperature is not None:
             for tensor, times in ((query, 2), (key, 2), (heads, 1)):
                 halve(tensor, times)
+        if named.pop("enable_gqa", False):  # for which not all kernels make the weights again
+            key, heads = (part.repeat_interleave(query.shape[1] // part.shape[1], 1) for part in (key, heads))
         mask: Any = named.pop("attn_mask", None)
-        if isinstance(mask, Tensor):
-            mask = mask.detach()
-            mask = mask.to(dtype) if mask.is_floating_point() else mask
+        if mask is not None:
+            mask = mask.detach().to(dtype if mask.is_floating_point() else mask.dtype)
         if temperature == 1:
             return func(query, key, heads, mask, **named).to(value.dtype)
         line = func(query.detach(), key.detach(), heads, mask, **named)
