@@ -16,6 +16,7 @@ _COMMANDS = (
     sweep.COMMAND,
     translate.COMMAND,
     inspect.COMMAND,
+    inspect.MONITOR,
     transfer_tags.COMMAND,
 )
 

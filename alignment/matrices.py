@@ -80,6 +80,8 @@ class MatrixAligner(TextAligner):
         if not source or not target:
             return source, target
         matrix = checked_map(rows, null=False)
+        if statistics is not None and matrix.max(initial=0.0) > 1:
+            raise InvalidInputError(f"got the probability {matrix.max()}, expected at most 1")
         if any(size - len(ids) not in (0, 1) for size, ids in zip(matrix.shape, (owners, columns), strict=True)):
             of, pieces = f"{len(matrix)} × {matrix.shape[1]}", f"{len(owners)} target and {len(columns)} source pieces"
             raise InvalidInputError(f"got a matrix of {of} for {pieces}, and at most one for the end of each")

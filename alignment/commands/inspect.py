@@ -1,19 +1,29 @@
-"""Runs ``norm-align inspect``: measures whether translations are about their source, and flags those that are not."""
+"""Runs ``norm-align inspect`` and ``monitor``: measures whether translations are about their source, each or many."""
 
 import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from math import nan
+from statistics import fmean
 from typing import TYPE_CHECKING, Literal, cast
 
+import numpy as np
+
 from alignment.commands import aligners, models
-from alignment.inspection import FLAGS, MEASURES, Inspection
+from alignment.inspection import COVERED, FLAGS, MEASURES, Inspection, coverage, link_entropy
+from alignment.lexicon import Lexicon
+from alignment.links import calibrated
 from alignment.pipeline import extract
 from alignment.pipeline.blocks import Aligner, Pairs, Written
+from alignment.recipes import RECIPES
 from captum_norm import InvalidInputError
+from captum_norm.bars import to_stderr
+from captum_norm.checks import check_choice
 from captum_norm.commands.program import Command, Options, argument, option
-from captum_norm.commands.shared import index_or, positive
+from captum_norm.commands.shared import index_or, positive, share
+from captum_norm.runs import cut
 
 if TYPE_CHECKING:
     from alignment.inspector import Inspector
@@ -22,6 +32,7 @@ _DIGITS = 4
 _INDICES = {"uncovered": 0, "added": 1, "repeated": 1}  # the side whose words these are
 _COLUMNS = ("line", "flags", *MEASURES, *_INDICES, "source", "target")
 _FEW = 5
+_MONITORED = ("entropy", "uncovered", "disagreement", "unusable")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +65,26 @@ class InspectOptions(_Measures, models.ModelOptions, models.RunOptions):
         2048,
         parse=positive,
         metavar="N",
+    )
+
+
+def _limit(text: str) -> tuple[str, float]:
+    name, _, number = text.partition("=")
+    return check_choice("limit", name, _MONITORED), share(number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorOptions(aligners.LexiconOptions):
+    """The options of ``norm-align monitor``."""
+
+    matrices: str = argument("what extract or decode --format matrix wrote; - is standard input", metavar="MATRICES")
+    window: int = option("how many lines are measured together (default: 1,000)", 1000, parse=positive, metavar="N")
+    limit: list[tuple[str, float]] = option(
+        f"end with exit code 3 behind the first window with more than NUMBER of NAME: {', '.join(_MONITORED)}; may be "
+        "given several times",
+        [],
+        parse=_limit,
+        metavar="NAME=NUMBER",
     )
 
 
@@ -157,4 +188,52 @@ COMMAND = Command(
     _run,
     "norm-align inspect corpus.fr corpus.en --flagged",
     ("flagged", "format", "tokenize", "model", "source_language", "target_language", "device"),
+)
+
+
+def _monitor(options: MonitorOptions) -> int:
+    from alignment.matrices import MatrixAligner
+
+    lexicon = None if options.use_lexicon is None else Lexicon.load(options.use_lexicon)
+    if lexicon is None and "disagreement" in dict(options.limit):
+        raise InvalidInputError("got a limit of disagreement without a lexicon; give one with --use-lexicon")
+    reader = MatrixAligner(RECIPES["hmm"], None, count_text=False, languages=(None, None))
+    matrices = models.text_source(options.matrices)
+    sys.stdout.write(_Writing.row(["lines", *_MONITORED]))
+    for block in cut([matrices], options.window):
+        numbers: dict[str, list[float]] = {name: [] for name in _MONITORED}
+        for pair in reader.read_block(block):
+            numbers["unusable"].append(isinstance(pair, InvalidInputError))
+            if isinstance(pair, InvalidInputError):
+                to_stderr(str(pair))
+            elif all(pair):
+                if getattr(pair[1], "statistics", None) is None:
+                    raise InvalidInputError(
+                        "got attention; norm-align decode --format matrix makes probabilities of it"
+                    )
+                links = reader.read(np.zeros(0), *pair)
+                probabilities = links.all_probabilities()
+                numbers["entropy"].append(link_entropy(probabilities))
+                numbers["uncovered"] += (np.concatenate(coverage(calibrated(probabilities))) < COVERED).tolist()
+                if lexicon is not None:
+                    dice = lexicon.dice(*pair)
+                    numbers["disagreement"] += [bool(dice[j].max() > dice[j, i]) for i, j in links.links]
+        means = {name: fmean(values) if values else nan for name, values in numbers.items()}
+        cells = [f"{block.first}-{block.last}", *(f"{mean:.{_DIGITS}f}" for mean in means.values())]
+        sys.stdout.write(_Writing.row(cells))
+        sys.stdout.flush()
+        for name, most in options.limit:
+            if means[name] > most:
+                to_stderr(f"lines {block.first}-{block.last}: {name} is {means[name]:.{_DIGITS}f}, above {most}")
+                return 3
+    return 0
+
+
+MONITOR = Command(
+    "monitor",
+    "measure how links drift over a document or stream, and end a pipeline",
+    MonitorOptions,
+    _monitor,
+    "norm-align monitor links.jsonl --limit uncovered=0.4",
+    ("window", "limit", "use_lexicon"),
 )

@@ -144,12 +144,12 @@ def _integer(text: str) -> int:
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand; a CaptumNormError that ``run`` raises becomes one sentence and exit code 2."""
+    """A subcommand; ``run`` returns its exit code or None, a CaptumNormError becomes one sentence and exit code 2."""
 
     name: str
     help: str
     options: type[Options]
-    run: Callable[[Any], None]
+    run: Callable[[Any], int | None]
     example: str = ""
     common: Sequence[str] | None = None  # what --help shows, up to its first semicolon; --help-all shows all by group
 
@@ -219,7 +219,7 @@ class Program:
     commands: Sequence[Command]
 
     def main(self, argv: Sequence[str] | None = None) -> int:
-        """Run the command line; return 0, 2 for bad input, 1 if the reader of the output left, or 130 after Ctrl-C."""
+        """Run the command line; return its code, 2 for bad input, 1 if the output's reader left, 130 after Ctrl-C."""
         try:
             return self._run(argv)
         except KeyboardInterrupt:
@@ -235,7 +235,7 @@ class Program:
                 options = vars(self._parser().parse_args(argv))
                 command = options.pop("command")
                 with _warnings_spelled(), logging_at(logging.ERROR, *_TALKATIVE):
-                    command.run(command.options(**options))
+                    return command.run(command.options(**options)) or 0
             finally:
                 sys.stdout.flush()
         except CaptumNormError as error:
@@ -253,7 +253,6 @@ class Program:
             what = "" if error.filename is None else f" {error.filename}"
             self._complain(f"cannot {done}{what}: {error.strerror}")
             return _BAD_INPUT
-        return 0
 
     def _complain(self, message: str) -> None:
         """Print one line to standard error."""
