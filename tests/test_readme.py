@@ -38,9 +38,10 @@ def blocks(document: Path, language: str) -> list[str]:
 
 
 def commands(document: Path) -> list[list[str]]:
-    """The words of every command in the console blocks, after the prompt and before a redirection."""
+    """The words of every command in the console blocks, those of a pipe apart, before a redirection."""
     lines = "".join(blocks(document, "console")).replace("\\\n", " ").splitlines()
-    shown = [re.split(" [<>] ", line[2:])[0] for line in lines if line.startswith("$ ")]
+    parts = [part for line in lines if line.startswith("$ ") for part in line[2:].split(" | ")]
+    shown = [re.split(" [<>] ", part)[0] for part in parts]
     return [shlex.split(command, comments=True) for command in shown]
 
 
