@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import isnan, nan
 from statistics import correlation, fmean
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
@@ -14,9 +15,11 @@ from torch import Tensor, nn
 from alignment.aer import AER, AERScore, paired_significance
 from alignment.aligner import SAMPLE, without_head
 from alignment.corpora import ParallelGold
+from alignment.encoder import EncoderAligner, encoder_of
 from alignment.gradients import GradientKind, gradient_maps
+from alignment.huggingface import HuggingFaceTokenizer
 from alignment.links import Alignment
-from alignment.recipes import RECIPES, Recipe
+from alignment.recipes import DEFAULT_RECIPE, PIECE_RECIPES, RECIPES, Recipe
 from alignment.selection import SETTINGS, Choice, Setting, highest_norm, mean_norm, most_consistent
 from alignment.teacher_forcing import PieceMaps, TeacherForcedBatch, word_maps
 from alignment.tokenization import TranslationTokenizer
@@ -29,9 +32,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AttentionMethod = Literal["norm", "weights"]
-Method = AttentionMethod | GradientKind
+Method = AttentionMethod | GradientKind | Literal["similarity"]
 ATTENTION: tuple[AttentionMethod, ...] = get_args(AttentionMethod)
 AUTO, AUTO_HEAD = "auto", "auto, one head"
+OF_ENCODERS = (*PIECE_RECIPES, DEFAULT_RECIPE)
+"""The recipes by which :func:`encoder_sweep` reads similarities."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,8 @@ class Sweep:
         chosen: the choices of ``layer="auto"`` and ``"highest-norm"`` among the norms of all settings and layers, and
             as ``"auto, one head"`` that of ``"auto"`` among single heads.
         mean_norms: the mean norm at each place, over all pairs.
-        layers: number of decoder layers.
-        heads: number of heads per layer.
+        layers: number of decoder layers, or of an encoder's.
+        heads: number of heads per layer; 0 for an encoder, whose similarities have none, nor maps and norms here.
     """
 
     corpus: ParallelGold
@@ -172,6 +177,30 @@ def sweep(
     return Sweep(corpus, maps, results, chosen, mean_norms, layers, heads)
 
 
+def encoder_sweep(
+    model: nn.Module,
+    tokenizer: HuggingFaceTokenizer,
+    corpus: ParallelGold,
+    *,
+    n_bootstrap: int = 1000,
+    max_tokens: int = 4096,
+) -> Sweep:
+    """Align a corpus by similarity of an encoder's states, at each layer by each recipe of :data:`OF_ENCODERS`.
+
+    Arguments and errors are those of :class:`alignment.EncoderAligner` and :func:`sweep`.
+    """
+    sides, metric = (corpus.sources, corpus.targets), AER([corpus.gold])
+    config: Any = encoder_of(model).config
+    results = {}
+    for layer, recipe in product(range(config.num_hidden_layers), OF_ENCODERS):
+        reading = Reading("similarity", Choice("AWI", layer), recipe)
+        aligner = EncoderAligner(model, tokenizer, layer, recipe=recipe, max_tokens=max_tokens)
+        alignments = aligner.align(*sides)
+        results[reading] = Result(reading, metric.corpus_score(alignments, None, n_bootstrap), alignments)
+    chosen = EncoderAligner(model, tokenizer, max_tokens=max_tokens).choose(list(zip(*sides, strict=True)))
+    return Sweep(corpus, {}, results, {AUTO: chosen}, {}, config.num_hidden_layers, 0)
+
+
 def attention_word_maps(
     model: nn.Module,
     tokenizer: TranslationTokenizer,
@@ -272,9 +301,20 @@ def records(sweep: Sweep) -> Iterator[dict[str, Any]]:
 
 
 def tables(sweep: Sweep) -> list[Table]:
-    """The paper's tables (layers, heads, rules, correlation with norms), and tables of the other recipes."""
+    """The paper's tables (layers, heads, rules, correlation with norms), and of other recipes; one for an encoder."""
+    if not sweep.heads:
+        return [_similarities(sweep)]
     recipes = (_recipes(sweep, rule) for rule in (AUTO, AUTO_HEAD))
     return [_layers(sweep), _heads(sweep), _rules(sweep), _correlations(sweep), *recipes]
+
+
+def _similarities(sweep: Sweep) -> Table:
+    table = plain_table("AER by layer, similarity of states", ["layer"], OF_ENCODERS)
+    for layer in range(sweep.layers):
+        place = Choice("AWI", layer)
+        name = f"{layer}, auto" if place == sweep.chosen[AUTO] else str(layer)
+        table.add_row(name, *(_cell(sweep.results[Reading("similarity", place, recipe)]) for recipe in OF_ENCODERS))
+    return table
 
 
 def corpora_tables(sweeps: Sequence[Sweep]) -> list[Table]:

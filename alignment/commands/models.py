@@ -63,7 +63,7 @@ class ModelOptions(Options, title="the translation model"):
 
     model: str = option(
         "fr-en or en-fr, which come with this package, a .pt file of fairseq, or a Hugging Face folder or name; "
-        "either may be a PEFT adapter; extract and transfer-tags take an encoder, too, such as mBERT",
+        "either may be a PEFT adapter; extract, transfer-tags and sweep take an encoder, too, such as mBERT",
         "fr-en",
         metavar="NAME_OR_PATH",
     )

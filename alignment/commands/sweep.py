@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from alignment.commands import models
 from alignment.commands.evaluate import GoldOptions, read_file, read_sentences
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from torch import nn
 
+    from alignment.huggingface import HuggingFaceTokenizer
     from alignment.sweep import Sweep
     from captum_norm.commands.terminal import Terminal
 
@@ -82,7 +83,7 @@ def _run(options: SweepOptions) -> None:
         raise InvalidInputError("got --source or --target without --gold; give the gold alignments of these sentences")
     texts = _corpora(options.corpus or ["alibi"]) if options.gold is None else [_own(options, options.gold)]
     console = Terminal(width=_WIDTH)
-    model, tokenizer = models.load(options)
+    model, tokenizer = models.load(options, encoders=True)
     rows, outputs = list[dict[str, Any]](), dict[Path, bytes]()
     of_directions: dict[str, list[Sweep]] = {}
     for text in texts:
@@ -91,13 +92,13 @@ def _run(options: SweepOptions) -> None:
         heading = f"{swept.corpus.name} {direction}, {len(swept.corpus)} sentence pairs"
         _print(console, f"{heading}; AER in %; layers and heads from 0", tables(swept))
         rows += [{"model": options.model, **record} for record in records(swept)]
-        if options.out is not None:
+        if options.out is not None and swept.heads:
             name = swept.corpus.name.lower().replace(" ", "-")
             outputs[options.out / f"{name}.html"] = _page(swept, options.model)
         # Maps are large and no longer needed.
         of_directions.setdefault(direction, []).append(replace(swept, maps={}))
     for direction, several in of_directions.items():
-        if len(several) > 1:
+        if len(several) > 1 and several[0].heads:
             _print(console, f"{len(several)} corpora {direction}; AER in %", corpora_tables(several))
     if options.out is not None:
         options.out.mkdir(exist_ok=True)
@@ -127,17 +128,16 @@ def _corpora(texts: Sequence[str]) -> list[ParallelGold]:
 
 
 def _swept(model: "nn.Module", tokenizer: TranslationTokenizer, text: ParallelGold, options: SweepOptions) -> "Sweep":
-    from alignment.sweep import sweep
+    from alignment.sweep import encoder_sweep, sweep
 
+    translates = getattr(getattr(model, "config", None), "is_encoder_decoder", True)
     direction = getattr(tokenizer, "source_language", None), getattr(tokenizer, "target_language", None)
     turned = text.swapped() if options.swapped or direction == (text.target_language, text.source_language) else text
-    swept = sweep(
-        model,
-        tokenizer,
-        turned,
-        gradients=not options.no_gradients,
-        n_bootstrap=max(1, options.bootstrap),
-        max_tokens=options.max_tokens,
+    further: Any = {"n_bootstrap": max(1, options.bootstrap), "max_tokens": options.max_tokens}
+    swept = (
+        sweep(model, tokenizer, turned, gradients=not options.no_gradients, **further)
+        if translates
+        else encoder_sweep(model, cast("HuggingFaceTokenizer", tokenizer), turned, **further)
     )
     languages = turned.source_language, turned.target_language
     if languages != _UNNAMED and direction not in ((None, None), languages):

@@ -1,12 +1,13 @@
 """``norm-align`` with encoders: what Python gives, and what is refused."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
 
-from alignment import EncoderAligner, HuggingFaceTokenizer, cli
+from alignment import Alignment, EncoderAligner, GoldAlignment, HuggingFaceTokenizer, alignment_error_rate, cli
 from alignment.formats import read_pharaoh
 from tests.alignment.commands.conftest import Printed, Refused
 from tests.alignment.test_encoder import bert, gpt2, sentences, tokenizer
@@ -96,3 +97,27 @@ def test_commands_that_translate_need_a_translation_model(capsys: pytest.Capture
         assert cli.main([*words, "--model=bert"]) == 2
         assert "got " in (error := capsys.readouterr().err)
         assert "bert" in error.lower()
+
+
+def test_a_sweep_says_which_layer_aligns(files: Any, printed: Printed) -> None:
+    Path("gold").write_text("".join("0-0\n" for _ in files[0]), encoding="utf-8")
+    words = ["--gold=gold", "--gold-base=0", "--source=source", "--target=target", "--bootstrap=0", "--out=out"]
+    output, _ = printed("sweep", "--model=bert", *words)
+    made, gold = (encoder(), HuggingFaceTokenizer(tokenizer())), [GoldAlignment(Alignment([(0, 0)]))] * len(files[0])
+    chosen = EncoderAligner(*made).choose(list(zip(*files, strict=True))).layer
+    recipes = ("softmax", "argmax", "itermax", "hmm")
+    rates = {
+        (layer, recipe): alignment_error_rate(EncoderAligner(*made, layer, recipe=recipe).align(*files), gold).aer
+        for layer in range(3)
+        for recipe in recipes
+    }
+    assert len(set(rates.values())) > 4
+    rows = [" ".join(line.split()) for line in output]
+    for layer in range(3):
+        numbers = " ".join(f"{rates[layer, recipe]:.1f}" for recipe in recipes)
+        assert f"{layer}{', auto' * (layer == chosen)} {numbers}" in rows
+    with Path("out/sweep.csv").open(encoding="utf-8", newline="") as file:
+        written = {(int(row["layer"]), row["recipe"]): float(row["aer"]) for row in csv.DictReader(file)}
+    assert written == pytest.approx(rates)
+    assert [path.name for path in Path("out").iterdir()] == ["sweep.csv"]
+    assert cli.main(["sweep", "--model=gpt2", *words]) == 2
