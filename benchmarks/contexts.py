@@ -32,7 +32,7 @@ from captum_norm.lab.prompts import KINDS, EvidencePrompt, PromptKind, evidence_
 from captum_norm.lab.surrogates import ContextCite, HeadFeatures, HeadWeighted
 from captum_norm.loading import load
 from captum_norm.methods import METHODS
-from captum_norm.show.plots import INK
+from captum_norm.show.plots import COLORS, INK
 
 PART, MOST = 5, 20_000
 """Prompts of a kind in one part, and how many are drawn at most."""
@@ -42,6 +42,8 @@ CITING = 64
 TAUGHT, TAUGHT_BY = 1, 12
 """The seed of the prompts that heads learn from, and how many of each kind."""
 BASELINE = "weights"
+QUICK = 10
+"""Forward passes above which a method has another colour in the figure."""
 
 INTRODUCTION = """\
 # What an answer rests on: methods compared
@@ -59,8 +61,8 @@ stages of `python -m benchmarks.context_model`. A source is a passage;
 MEANING = """\
 Means over prompts ± half the 95 % bootstrap interval; bold: no method is better by more than chance (paired permutation
 test, p < .05). p compares the LDS with that of {baseline}, in either direction. {ablations} ablations a prompt for the
-LDS, {steps} for π-Soft-NC and steps of a curve, one source taken out for the drop. *Learned* weights of heads
-({{py:class}}`~captum_norm.lab.surrogates.HeadWeighted`) come from {taught} other prompts;
+LDS, {steps} for π-Soft-NC (of {soft} prompts) and steps of a curve, one source taken out for the drop. *Learned*
+weights of heads ({{py:class}}`~captum_norm.lab.surrogates.HeadWeighted`) come from {taught} other prompts;
 {{py:class}}`~captum_norm.lab.surrogates.ContextCite` makes {citing} ablations of the very prompt. × forward is the time
 divided by that of a plain forward pass, seconds are those of one prompt, on one CPU core that other work shared.
 """
@@ -154,8 +156,8 @@ def headline(rows: Sequence[Mapping[str, Any]], best: Mapping[str, set[str]]) ->
     ahead = [row["method"] for row in methods if row["lds_p"] < 0.05 and row not in behind]
     first = f"**By LDS, {methods[0]['method']} says best what an answer rests on**"
     equal = sorted({row["method"] for row in methods[1:]} & best["lds"])
-    more = f", and {', '.join(equal)} may be as good" if equal else ""
-    return f"{first}{more}. Better than attention weights (p < .05) are {', '.join(ahead) or 'none'}."
+    more = f", and {'; '.join(equal)} may be as good" if equal else ""
+    return f"{first}{more}. Better than attention weights (p < .05) are {'; '.join(ahead) or 'none'}."
 
 
 def row_of(rows: Sequence[Mapping[str, Any]], method: str) -> Mapping[str, Any]:
@@ -175,6 +177,7 @@ def page(found: Mapping[PromptKind, AnswerComparison], passages: int, parameters
         + [f"{row['forward_ratio']:.1f}", f"{row['seconds'] / len(every):.2f}"]
         for row in rows
     ]
+    soft = int((~every.columns("soft_nc")[BASELINE].isnan()).sum())
     names = [row["method"] for row in rows]
     by_kind = {kind: {row["method"]: row for row in some.records()} for kind, some in found.items()}
     parts = [
@@ -185,10 +188,10 @@ def page(found: Mapping[PromptKind, AnswerComparison], passages: int, parameters
             passages=passages,
             parameters=parameters,
         ),
-        "![LDS of each method over its cost in forward passes](_static/contexts.png)",
+        "![LDS of each method, with its cost in forward passes](_static/contexts.png)",
         "## All kinds",
         table(["", titles[0], "p", *titles[1:], "× forward", "seconds"], whole),
-        MEANING.format(baseline=BASELINE, taught=TAUGHT_BY * len(KINDS), citing=CITING, **SIZES),
+        MEANING.format(baseline=BASELINE, soft=soft, taught=TAUGHT_BY * len(KINDS), citing=CITING, **SIZES),
     ]
     for measure in (ANSWER_MEASURES[0], ANSWER_MEASURES[-1]):
         bests = {kind: some.best() for kind, some in found.items()}
@@ -205,20 +208,15 @@ def page(found: Mapping[PromptKind, AnswerComparison], passages: int, parameters
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw each method's LDS with its interval, over its cost."""
-    drawn = Figure(figsize=(7, 4.2), layout="constrained")
+    """Draw each method's LDS with its interval, by what it costs."""
+    drawn = Figure(figsize=(7, 4.6), layout="constrained")
     axes: Axes = drawn.subplots()
-    for row in rows:
-        if row["method"] == "random":
-            axes.axhline(row["lds"], color=INK, linewidth=1, linestyle=":")
-            axes.text(1.6, row["lds"], "random scores", va="bottom", fontsize=8)
-            continue
+    for place, row in enumerate(rows):
         low, high = (abs(row["lds"] - row[f"lds_{end}"]) for end in ("low", "high"))
-        axes.errorbar(row["forward_ratio"], row["lds"], [[low], [high]], color=INK, marker="o", markersize=4)
-        place = (row["forward_ratio"], row["lds"])
-        axes.annotate(row["method"], place, (5, 2), textcoords="offset points", fontsize=8)
-    axes.set(xscale="log", xlabel="cost in forward passes", ylabel="LDS: agreement with random ablations")
-    axes.xaxis.set_major_formatter("{x:g}")
+        axes.barh(place, row["lds"], xerr=[[low], [high]], color=INK if row["forward_ratio"] < QUICK else COLORS[0])
+        axes.text(0.01, place, f"{row['forward_ratio']:.1f} ×", color="white", va="center", fontsize=8)
+    axes.set(xlabel="LDS: agreement with random ablations", yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6))
+    axes.set_yticklabels([row["method"] for row in rows])
     axes.spines[["top", "right"]].set_visible(False)
     return drawn
 

@@ -50,10 +50,14 @@ measures favours methods that remove, and evidence that a linguist names need no
 READ_ON = """\
 ## What an answer rests on
 
-**To say which passages a language model's answer rests on, take GIM; RelP, AttnLRP and DecompX are close.** On 50
-generated prompts with known evidence, GIM's scores predict as well as leaving each passage out, at a quarter of its
-time, how probable the answer stays when random passages go (LDS .78 and .79). Norms are ahead of attention weights
-there (.61 and .53, p < .001; random scores .17), but both miss evidence that says the answer in other words.
+![LDS of each method, with its cost in forward passes](_static/contexts.png)
+
+**To say which passages a language model's answer rests on, take GIM; RelP and AttnLRP are close.** On 500 generated
+prompts with known evidence, it tells nearly as well as leaving each passage out, in 4.8 forward passes for 17.4, how
+probable the answer stays when random passages go (LDS .79 and .81), and finds the evidence best. For 34 forward passes,
+ContextCite is ahead (.84). Norms are ahead of attention weights there (.58 and .49, p < .001; random scores .18), but
+both miss evidence that says the answer in other words. If ablations of 60 other prompts teach how much each head
+counts, norms and weights are equally good (.67 and .66, p = .26), and direct updates of the logit better (.71).
 [What an answer rests on](contexts.md) has all methods and measures, by kind of prompt.
 
 [All tables](which-method-tables.md) have every method, further measures, intervals and what was refused.

@@ -222,7 +222,10 @@ class Layer:
             if self.made is None:
                 # Its parameters (sinks) may have been offloaded since.
                 with loaded(attention.module) if attention.module._parameters else nullcontext():
-                    part, some = attended_part(attention, whole)
+                    some = attention.part(whole)
+                    if whole.rows.stop < self.call.query.shape[2]:
+                        part = attended_keys(self.call, whole, some.mask)
+                        some = some.part(Part(keys=part.keys))
                     _, weights = some.run()
             else:
                 weights = self.made[part.examples, :, part.rows]
@@ -600,17 +603,16 @@ def parts_of(call: AttentionCall, budget: MemoryBudget, heads: int | None = None
             yield Part(slice(first, first + examples), slice(start, min(start + rows, queries)))
 
 
-def attended_part(call: AttentionCall, part: Part) -> tuple[Part, AttentionCall]:
-    """Cut a call to a part, without keys behind its last row's own if no row attends to them, as under causal masks."""
-    some, keys, queries = call.part(part), call.key.shape[2], call.query.shape[2]
-    mask, end = some.mask, keys - queries + min(queries, part.rows.stop)
-    if call.cross or end == keys or mask is None or mask.shape[-1] != keys:
-        return part, some
+def attended_keys(call: AttentionCall, part: Part, mask: Tensor | None) -> Part:
+    """Leave out keys behind a part's last row's own if no row attends to them, by its mask, as under causal masks."""
+    keys = call.key.shape[2]
+    end = keys - call.query.shape[2] + part.rows.stop
+    if mask is None or mask.shape[-1] != keys or call.cross or end >= keys:
+        return part
     least = torch.finfo(mask.dtype).min
     # Where a row attends to nothing, a function may spread its weights over all keys.
-    if not bool((mask[..., end:].amax() <= least) & (mask[..., :end].amax(-1).amin() > least)):
-        return part, some
-    return part._replace(keys=slice(end)), some.part(Part(keys=slice(end)))
+    hidden = (mask[..., end:].amax() <= least) & (mask[..., :end].amax(-1).amin() > least)
+    return part._replace(keys=slice(end)) if hidden else part
 
 
 def parts_are_independent(call: AttentionCall) -> bool:

@@ -131,19 +131,16 @@ class Stacks:
         self.modules.setdefault(role, []).append(ref(module))
         return place
 
-    def attend(self, call: AttentionCall) -> tuple[Place, Tensor, Tensor]:
-        """Check a call, and compute its output from its weights in one piece; return its place and both."""
+    def attend(self, call: AttentionCall, part: AttentionCall | None = None) -> tuple[Place, Tensor, Tensor]:
+        """Check a call, and compute it, or a part with its first query, from weights; return place, output, weights."""
         place = self.enter(call)
-        output, weights = call.run()
-        self.see(place, call.module, weights[:, :, 0].detach())
-        return place, output, weights
-
-    def see(self, place: Place, module: nn.Module, first: Tensor) -> None:
-        """Check the attention weights of a layer's first query, (B, H, K), and note whether it attends ahead."""
+        output, weights = (part or call).run()
+        first = weights[:, :, 0].detach()
         if not first.isfinite().all():
             raise NonFiniteError(f"the attention weights of {place} contain NaN or infinity")
         past = self._past if place.role in EXTENDED else 0
-        self.note_direction(place, module, ahead=bool(first[..., past + 1 :].any()))
+        self.note_direction(place, call.module, ahead=bool(first[..., past + 1 :].any()))
+        return place, output, weights
 
     def note_direction(self, place: Place, module: nn.Module, *, ahead: bool) -> None:
         """Note whether a layer's first query attends to later keys; refuse what differs from earlier layers."""

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from captum_norm.attr.frozen.rules import ACTIVATIONS, DECOMPX, AttentionRules, FusedAttentionRules, RuleSet, with_rules
 from captum_norm.errors import NonFiniteError, UnsupportedModelError
-from captum_norm.forward.record import attended_part, parts_of
+from captum_norm.forward.record import attended_keys, parts_of
 from captum_norm.functional import Normalization, apply_linear, inverse_scale
 from captum_norm.functional.feed_forward import Elementwise, Use
 from captum_norm.memory import MemoryBudget
@@ -258,35 +258,35 @@ class FrozenNetwork(TorchFunctionMode):
     def attention(self, call: AttentionCall) -> Tensor:
         """Replace attention, before the output projection."""
         self._attended += 1
-        self.place = self.stacks.enter(call)
         with torch.no_grad():
             output = call.output()
+            self.place, _, _ = self.stacks.attend(call, call.part(Part(rows=slice(1))))
         if call.own is not None:
             call.own.weights = None  # which may be large, and are made again in parts
-        line = self._attention_line(call)
+        line, read = self._attention_line(call)
         if self.rules.temperature is not None:
             # Where attention weights come in place of the queries, they do in place of the keys.
             self.scored_apart |= call.key is call.value
             line = line.view_as(line)
             self._keep(line, line)
+            for tensor in read:
+                self._keep(tensor, tensor, -1)
         real = self.call.positions_of(self.place.role)[0].real
         self._note(str(self.place), line, output, None if real is None else real.to(output.device))
         return output + (line - line.detach()).to(output.dtype)
 
-    def _attention_line(self, call: AttentionCall) -> Tensor:
-        """Compute attention's output, (B, Q, H, d), by the rules, without all its weights at a time where it can be.
+    def _attention_line(self, call: AttentionCall) -> tuple[Tensor, Sequence[Tensor]]:
+        """Compute attention's output, (B, Q, H, d), by the rules; return it, and views of the queries, keys and values.
 
-        The backward pass makes them again: torch's own function does, and we do where there are several parts.
+        No layer's weights are kept for the backward pass where this is possible, which makes them again: by torch's own
+        function, or part by part.
         """
         if call.eager is scaled_dot_product and call.own is not None:
-            with FusedAttentionRules(self.rules, self._attended_from) as fused:
+            with FusedAttentionRules(self.rules) as fused:
                 line, _ = call.own.run()
-            if fused.applied:
-                with torch.no_grad():
-                    _, weights = call.part(Part(slice(None), slice(1))).run()
-                self.stacks.see(self.place, call.module, weights[:, :, 0])
-                return line
-        query, key, value = map(self._attended_from, (call.query, call.key, call.value))
+            if fused.read:
+                return line, fused.read
+        query, key, value = read = [tensor.view_as(tensor) for tensor in (call.query, call.key, call.value)]
         call = replace(call, query=query, key=key, value=value)
         with torch.no_grad():
             parts = list(parts_of(call, self.modules.budget))
@@ -294,32 +294,22 @@ class FrozenNetwork(TorchFunctionMode):
         for part in parts:
             run = partial(self._attention_part, call, part)
             again = len(parts) > 1 and torch.is_grad_enabled()
-            output, first = checkpoint(run, use_reentrant=False, preserve_rng_state=False) if again else run()
-            if part.rows.start == 0:
-                self.stacks.see(self.place, call.module, first)
+            output = checkpoint(run, use_reentrant=False, preserve_rng_state=False) if again else run()
             rows.setdefault(part.examples.start, []).append(output)
-        return torch.cat([torch.cat(some, 1) for some in rows.values()])
+        return torch.cat([torch.cat(some, 1) for some in rows.values()]), read
 
-    def _attention_part(self, call: AttentionCall, part: Part) -> tuple[Tensor, Tensor]:
-        """Compute a part of attention's output by the rules, and the weights of its first query, (B, H, K)."""
+    def _attention_part(self, call: AttentionCall, part: Part) -> Tensor:
+        """Compute a part of attention's output by the rules."""
         # Its parameters (sinks) may have been offloaded since.
         with loaded(call.module) if call.module._parameters else nullcontext():
-            _, some = attended_part(call, part)
+            some = call.part(part)
+            some = some.part(Part(keys=attended_keys(call, part, some.mask).keys))
             if self.rules.temperature is not None:
                 with AttentionRules(self.rules):
-                    output, weights = some.run()
-            else:
-                with torch.no_grad():
-                    _, weights = some.run()
-                output = (weights @ some.values_by_head.to(weights.dtype)).transpose(1, 2)
-        return output, weights[:, :, 0].detach()
-
-    def _attended_from(self, tensor: Tensor) -> Tensor:
-        """View queries, keys or values, of whose relevance the softmax keeps a share."""
-        if self.rules.temperature is not None:
-            tensor = tensor.view_as(tensor)
-            self._keep(tensor, tensor, -1)
-        return tensor
+                    return some.run()[0]
+            with torch.no_grad():
+                _, weights = some.run()
+            return (weights @ some.values_by_head.to(weights.dtype)).transpose(1, 2)
 
     def norm(self, norm: Normalization, inputs: Tensor, output: Tensor) -> Tensor:
         """Replace a normalisation."""

@@ -236,10 +236,10 @@ class FusedAttentionRules(TorchFunctionMode):
     and keys alone at scores divided by a temperature; of its values alone.
     """
 
-    def __init__(self, rules: RuleSet, read: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, rules: RuleSet) -> None:
         super().__init__()
-        self._rules, self._read = rules, read  # what to call with queries, keys and values
-        self.applied = False
+        self._rules = rules
+        self.read: list[Tensor] = []  # views of queries, keys and values, once the function was called
 
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -247,10 +247,9 @@ class FusedAttentionRules(TorchFunctionMode):
         """Run in place of every torch function."""
         if func is not F.scaled_dot_product_attention:
             return func(*args, **kwargs or {})
-        self.applied = True
         named = dict(zip(SDPA_ARGUMENTS, args, strict=False)) | (kwargs or {})
-        query, key, value = (self._read(named.pop(name)) for name in ("query", "key", "value"))
-        dtype, temperature = accumulation_dtype(value.dtype), self._rules.temperature
+        query, key, value = self.read = [given.view_as(given) for given in map(named.pop, SDPA_ARGUMENTS[:3])]
+        dtype, temperature = torch.promote_types(value.dtype, torch.float32), self._rules.temperature
         query, key, heads = (tensor.to(dtype).view_as(tensor) for tensor in (query, key, value))
         if self._rules.halved and temperature is not None:
             for tensor, times in ((query, 2), (key, 2), (heads, 1)):
