@@ -204,6 +204,7 @@ def test_commands_print_through_the_terminal_alone() -> None:
     streams = {
         "captum_norm/commands/program.py": 2,  # where standard output is opened and flushed, and complaints
         "alignment/commands/evaluate.py": 2,  # JSON and CSV
+        "alignment/commands/inspect.py": 2,  # rows of numbers
     }
     for path in [*ROOT.glob("captum_norm/**/*.py"), *ROOT.glob("alignment/**/*.py")]:
         name = str(path.relative_to(ROOT))
