@@ -219,7 +219,7 @@ class Element:
 
     @property
     def copyable(self) -> bool:
-        """Whether a pair may be written twice: it has no id, or is XLIFF 2's ``<pc>``, whose copies get new ones."""
+        """Whether a pair may be written twice, having no id, or as XLIFF 2's ``<pc>``, whose copies get new ones."""
         pair = self.closing and not self.block and self.content is None
         return bool(pair and (_COPIED.match(self.opening) or not _IDENTIFIED.search(self.opening + self.closing)))
 

@@ -185,7 +185,7 @@ def encoder_sweep(
     n_bootstrap: int = 1000,
     max_tokens: int = 4096,
 ) -> Sweep:
-    """Align a corpus by similarity of an encoder's states, at each layer by each recipe of :data:`OF_ENCODERS`.
+    """Align a corpus by similarity of an encoder's states, at each layer by recipes of pieces and ``hmm``.
 
     Arguments and errors are those of :class:`alignment.EncoderAligner` and :func:`sweep`.
     """
