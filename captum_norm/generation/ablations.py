@@ -2,12 +2,13 @@
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from captum.attr import Attribution
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicLayer
 
 from captum_norm.bars import bar
 from captum_norm.checks import check_count
@@ -76,6 +77,7 @@ class SourceAblations:
         self.numbers = tuple(with_space(read, numbers))
         self._read, self._prompt, self._sources = read, torch.tensor(read.ids), torch.tensor(self.numbers)
         self._batch_tokens = check_count("batch_tokens", batch_tokens)
+        self._shares = forcing.continued  # whether texts that begin alike share the model's cache of their beginning
         self.inputs = forcing.inputs(read.ids, self.answer)
 
     @property
@@ -107,11 +109,10 @@ class SourceAblations:
                 "without these sources no token is left in the prompt; leave some text, such as the question, outside "
                 "of the sources"
             )
-        lengths = stays.sum(1)
         found = torch.empty(len(rows), len(self.answer), dtype=torch.float64)
         with torch.no_grad(), evaluating(self._forcing.model), bar("ablating", len(rows), "prompts") as shown:
-            for batch in self._batches(lengths):
-                found[batch] = self._run([self._prompt[row] for row in stays[batch]])
+            for batch in self._batches(stays):
+                found[batch] = self._run([self._prompt[row] for row in stays[batch]], _shared(stays[batch]))
                 shown.update(len(batch))
         return found[places]
 
@@ -141,27 +142,36 @@ class SourceAblations:
             segment_attr=scores,
         )
 
-    def _batches(self, lengths: Tensor) -> Iterator[list[int]]:
-        """Yield rows of similar lengths, which need little padding."""
-        order = lengths.argsort(descending=True, stable=True)
-        longest = int(lengths.max()) + len(self.answer)
-        yield from map(Tensor.tolist, order.split(max(1, self._batch_tokens // longest)))
+    def _batches(self, stays: Tensor) -> Sequence[Tensor]:
+        """Divide prompts by their lengths, or by how they begin: whichever has the model run on fewer tokens."""
+        lengths = stays.sum(1)
+        rows = max(1, self._batch_tokens // (int(lengths.max()) + len(self.answer)))
 
-    def _run(self, prompts: Sequence[Tensor]) -> Tensor:
-        """Run the model on prompts and answer, (N, T)."""
+        def tokens(batches: Sequence[Tensor]) -> int:
+            return sum(
+                len(batch) * int(lengths[batch].max()) - (len(batch) - 1) * _shared(stays[batch]) for batch in batches
+            )
+
+        by_length = lengths.argsort(descending=True, stable=True).split(rows)
+        return min(by_length, torch.arange(len(stays)).split(rows), key=tokens) if self._shares else by_length
+
+    def _run(self, prompts: Sequence[Tensor], shared: int) -> Tensor:
+        """Run the model on prompts, of which so many first tokens are shared, and the answer, (N, T)."""
         forcing, answer, count = self._forcing, torch.tensor(self.answer), len(self.answer)
         device = forcing.tensor([0]).device
+        begun = self._begun(prompts[0][:shared], len(prompts)) if self._shares and shared else {}
         texts = [torch.cat([prompt, answer[:-1]]) if forcing.continued else prompt for prompt in prompts]
+        if begun:
+            texts = [text[shared:] for text in texts]
         lengths = torch.tensor([len(text) for text in texts])
         ids = nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=self.answer[-1])
-        arguments: dict[str, Any] = {"input_ids": ids.to(device), "use_cache": False}
+        arguments: dict[str, Any] = {"input_ids": ids.to(device), "use_cache": bool(begun), **begun}
         # No token of a causal model sees the padding behind it, so it needs no mask.
         if not forcing.continued:
             mask = torch.arange(ids.shape[1]) < lengths[:, None]
             decoder = forcing.inputs(prompts[0].tolist(), self.answer)["decoder_input_ids"]
             arguments |= {"attention_mask": mask.long().to(device), "decoder_input_ids": decoder.expand(len(ids), -1)}
-        elif "logits_to_keep" in inspect.signature(forcing.model.forward).parameters:
-            arguments["logits_to_keep"] = ids.shape[1] - int(lengths.min()) + count
+        arguments |= self._last(ids.shape[1] - int(lengths.min()) + count)
         logits = forcing.model(**arguments).logits
         padding = ids.shape[1] - lengths if forcing.continued else torch.zeros_like(lengths)
         places = logits.shape[1] - count - padding[:, None] + torch.arange(count)
@@ -170,6 +180,34 @@ class SourceAblations:
         target = answer.to(chosen.device).expand(len(ids), -1)[..., None]
         found: Tensor = chosen.double().log_softmax(-1).gather(2, target)[..., 0].cpu()
         return found
+
+    def _begun(self, tokens: Tensor, rows: int) -> dict[str, Any]:
+        """Run the model on what so many texts begin with; return the arguments that go on from there, if it can."""
+        forcing = self._forcing
+        found = forcing.model(forcing.tensor(tokens.tolist()), use_cache=True, **self._last(1))
+        cache = getattr(found, "past_key_values", None)
+        # Sliding windows, states of scans and virtual tokens go other ways than keys and values of these tokens alone.
+        layers = getattr(cache, "layers", [None])
+        self._shares = all(type(layer) is DynamicLayer and layer.get_seq_length() == len(tokens) for layer in layers)
+        if cache is None or not self._shares:
+            return {}
+        cache.batch_repeat_interleave(rows)
+        return {"past_key_values": cache}
+
+    def _last(self, positions: int) -> dict[str, int]:
+        """Return the argument by which a language model computes logits of the last positions alone, if it has one."""
+        takes = (
+            self._forcing.continued and "logits_to_keep" in inspect.signature(self._forcing.model.forward).parameters
+        )
+        return {"logits_to_keep": positions} if takes else {}
+
+
+def _shared(stays: Tensor) -> int:
+    """Count the first tokens that all rows share, but for the last one of a row, which predicts the answer."""
+    if len(stays) == 1:
+        return 0
+    alike = (stays == stays[0]).all(0).cumprod(0).bool()
+    return min(int((alike & stays[0]).sum()), int(stays.sum(1).min()) - 1)
 
 
 class SourceAttribution(Attribution):

@@ -90,6 +90,21 @@ def test_probabilities_are_those_of_each_text_alone(name: str, batch_tokens: int
     assert ablations.answer_text.endswith(ANSWER)
 
 
+@pytest.mark.parametrize(("name", "shares"), [("llama", True), ("gemma2", False)])
+def test_what_texts_begin_with_is_run_once_where_the_cache_has_all_of_it(name: str, shares: bool) -> None:
+    model, seen = double(name), list[tuple[int, ...]]()
+    model.register_forward_pre_hook(
+        lambda _, args, given: seen.append(tuple((args[0] if args else given["input_ids"]).shape)), with_kwargs=True
+    )
+    ablations = SourceAblations(model, tokenizer(), PROMPT, ANSWER, segments=PASSAGES)
+    # Both texts begin with <s> and the first two passages, and lack the third one or the fourth.
+    ablations.log_probabilities(~torch.eye(4, dtype=torch.bool)[2:])
+    begin = 1 + sum(map(ablations.numbers.count, (0, 1)))
+    rest = max(map(ablations.numbers.count, (2, 3))) + len(tokenizer()(QUESTION + ANSWER)["input_ids"]) - 2
+    assert seen[-1] == (2, rest if shares else begin + rest)
+    assert seen[:-1] == [(1, begin)]
+
+
 @pytest.mark.parametrize(("segments", "removed"), [("word", 6), ("sentence", 1)])
 def test_words_and_sentences(segments: SegmentKind, removed: int) -> None:
     text = f"{PASSAGES[0]} {PASSAGES[1]}\n{QUESTION}"
