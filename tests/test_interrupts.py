@@ -70,7 +70,7 @@ def test_an_interrupted_file_is_old_or_new(folder: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("suffixes", [(".json", ".csv", ".html"), pytest.param((".png",), marks=pytest.mark.long)])
+@pytest.mark.parametrize("suffixes", [(".json", ".csv", ".html"), (".png",)])
 def test_an_interrupted_command_says_one_line(
     suffixes: tuple[str, ...], folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +86,9 @@ def test_an_interrupted_command_says_one_line(
             file.write_bytes(b"old")
         capsys.readouterr()
         code, _ = at_line(line, command, ROOTS)
-        assert code == 0 or (code, capsys.readouterr().err) == (130, "captum-norm: interrupted\n"), line
+        # What was verified of the model may have been said before.
+        last = capsys.readouterr().err.splitlines()[-1:]
+        assert code == 0 or (code, last) == (130, ["captum-norm: interrupted"]), line
         assert set(tmp_path.iterdir()) == set(files)
         assert all(file.read_bytes() in (b"old", content) for file, content in whole.items()), line
     assert command() == 0
