@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from benchmarks.kept import kept, table
 from captum_norm import progress
@@ -32,7 +30,7 @@ from captum_norm.lab.prompts import KINDS, EvidencePrompt, PromptKind, evidence_
 from captum_norm.lab.surrogates import ContextCite, HeadFeatures, HeadWeighted
 from captum_norm.loading import load
 from captum_norm.methods import METHODS
-from captum_norm.show.plots import COLORS, INK
+from captum_norm.show.text import with_interval
 
 PART, MOST = 5, 20_000
 """Prompts of a kind in one part, and how many are drawn at most."""
@@ -42,8 +40,6 @@ CITING = 64
 TAUGHT, TAUGHT_BY = 1, 12
 """The seed of the prompts that heads learn from, and how many of each kind."""
 BASELINE = "weights"
-QUICK = 10
-"""Forward passes above which a method has another colour in the figure."""
 
 INTRODUCTION = """\
 # What an answer rests on: methods compared
@@ -138,8 +134,7 @@ def results(folder: Path, work: Path, count: int, passages: int, rounds: int | N
 
 def cell(row: Mapping[str, Any], measure: str, best: Mapping[str, set[str]]) -> str:
     """Format a mean ± half its interval, bold if no method is better by more than chance."""
-    half = (row[f"{measure}_high"] - row[f"{measure}_low"]) / 2
-    shown = f"{row[measure]:.2f} ± {half:.2f}"
+    shown = with_interval(row, measure)
     return f"**{shown}**" if row["method"] in best[measure] else shown
 
 
@@ -153,11 +148,11 @@ def headline(rows: Sequence[Mapping[str, Any]], best: Mapping[str, set[str]]) ->
     """Return the result in two sentences."""
     methods = [row for row in rows if row["method"] not in ("random", "leave one out")]
     behind = [row for row in methods if row["lds_p"] < 0.05 and row["lds"] < row_of(rows, BASELINE)["lds"]]
-    ahead = [row["method"] for row in methods if row["lds_p"] < 0.05 and row not in behind]
-    first = f"**By LDS, {methods[0]['method']} says best what an answer rests on**"
-    equal = sorted({row["method"] for row in methods[1:]} & best["lds"])
-    more = f", and {'; '.join(equal)} may be as good" if equal else ""
-    return f"{first}{more}. Better than attention weights (p < .05) are {'; '.join(ahead) or 'none'}."
+    ahead = [f"*{row['method']}*" for row in methods if row["lds_p"] < 0.05 and row not in behind]
+    first = f"By LDS, *{methods[0]['method']}* says best what an answer rests on"
+    equal = [f"*{row['method']}*" for row in methods[1:] if row["method"] in best["lds"]]
+    more = f"; {', '.join(equal)} may be as good" if equal else ""
+    return f"**{first}{more}.** Better than attention weights (p < .05) are {', '.join(ahead) or 'none'}."
 
 
 def row_of(rows: Sequence[Mapping[str, Any]], method: str) -> Mapping[str, Any]:
@@ -207,20 +202,6 @@ def page(found: Mapping[PromptKind, AnswerComparison], passages: int, parameters
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw each method's LDS with its interval, by what it costs."""
-    drawn = Figure(figsize=(7, 4.6), layout="constrained")
-    axes: Axes = drawn.subplots()
-    for place, row in enumerate(rows):
-        low, high = (abs(row["lds"] - row[f"lds_{end}"]) for end in ("low", "high"))
-        axes.barh(place, row["lds"], xerr=[[low], [high]], color=INK if row["forward_ratio"] < QUICK else COLORS[0])
-        axes.text(0.01, place, f"{row['forward_ratio']:.1f} ×", color="white", va="center", fontsize=8)
-    axes.set(xlabel="LDS: agreement with random ablations", yticks=range(len(rows)), ylim=(len(rows) - 0.4, -0.6))
-    axes.set_yticklabels([row["method"] for row in rows])
-    axes.spines[["top", "right"]].set_visible(False)
-    return drawn
-
-
 def main() -> None:
     """Compare, and write the page and its figure."""
     parser = argparse.ArgumentParser(description="Write the page on what answers rest on.")
@@ -241,8 +222,8 @@ def main() -> None:
         print(text)
     else:
         given.out.write_text(text, encoding="utf-8")
-        shown = [row for row in AnswerComparison.concatenate(list(found.values())).records() if row["lds"] > -1]
-        figure(shown).savefig(given.out.parent / "_static" / f"{given.out.stem}.png", dpi=150)
+        figure = AnswerComparison.concatenate(list(found.values())).plot()
+        figure.savefig(given.out.parent / "_static" / f"{given.out.stem}.png")
 
 
 if __name__ == "__main__":

@@ -102,8 +102,6 @@ def _compare_answers(options: CompareOptions, prompts: Path) -> None:
     for name in ("examples", "target", "against", "position", "removal"):
         if getattr(options, name) is not None:
             raise InvalidInputError(f"got --prompts and {name}, which is of texts without an answer; leave it out")
-    if any(path.suffix.lower() in (".html", ".png") for path in options.out):
-        raise InvalidInputError("answers have no page and no figure; write .json or .csv")
     read = read_prompts(read_text(prompts).split("\n"))[: options.limit]
     if options.model == DEFAULT_MODEL:  # it has no output
         options = replace(options, model=LANGUAGE_MODEL)

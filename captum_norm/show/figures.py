@@ -26,6 +26,7 @@ from captum_norm.checks import quoted
 from captum_norm.errors import InvalidInputError
 from captum_norm.explanation import Explanation
 from captum_norm.generation.result import GenerationResult
+from captum_norm.lab.answers import AnswerComparison
 from captum_norm.lab.comparison import Comparison
 from captum_norm.results import make_figure, make_file
 from captum_norm.results.components import NUMBERED, ComponentScores, edge_ends
@@ -294,6 +295,22 @@ def _draw_comparison(comparison: Comparison) -> Figure:
     count = f"{len(comparison)} example{'s' * (len(comparison) != 1)}"
     gain.set_title(f"relevance gain, mean of {count}", fontsize="medium")
     figure.supxlabel(comparison.signature, fontsize=6, color="0.4", parse_math=False)
+    return figure
+
+
+@make_figure.register
+def _draw_answer_comparison(comparison: AnswerComparison) -> Figure:
+    """Draw each method's LDS with its interval, and beside it what it costs."""
+    rows = [row for row in comparison.records() if not np.isnan(row["lds"])]
+    figure = StandaloneFigure(figsize=(7, max(_ROW * len(rows), 1.4) + 1), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    values = np.array([[row["lds"], row["lds"] - row["lds_low"], row["lds_high"] - row["lds"]] for row in rows]).T
+    axes.barh(range(len(rows)), values[0], xerr=np.abs(values[1:]), color=BLUE, height=0.7)
+    axes.axvline(0, color="0.5", linewidth=0.8)
+    name_ticks(axes.yaxis, [f"{row['method']} ({text.decimal(row['forward_ratio'], 1)} ×)" for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlabel("LDS: agreement with random ablations")
+    axes.set_ylabel("method, and its time ÷ that of forward passes")
     return figure
 
 

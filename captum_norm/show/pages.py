@@ -17,7 +17,8 @@ from captum_norm.errors import InvalidInputError
 from captum_norm.explanation import Explanation
 from captum_norm.generation.result import GenerationResult
 from captum_norm.lab.analysis.results import RESULTS, AnalysisResult, Table, number_files
-from captum_norm.lab.comparison import MEASURES, Comparison
+from captum_norm.lab.answers import ANSWER_MEASURES, AnswerComparison
+from captum_norm.lab.comparison import MEASURES, Comparison, Measure
 from captum_norm.results import make_page
 from captum_norm.results.components import NUMBERED, Component, ComponentScores, edge_ends
 from captum_norm.results.maps import AttributionMaps, Patches
@@ -369,12 +370,9 @@ def _compared_example(comparison: Comparison, example: int) -> page.Example:
 
 def _measure_table(comparison: Comparison) -> page.Table:
     measures, means, best = text.shown_measures(comparison), comparison.means(), comparison.best()
-    columns = [page.Column("method")]
-    for measure in measures:
-        meaning = f"{measure.meaning}; {'higher' if measure.higher else 'lower'} is better"
-        columns.append(page.Column(f"{measure.title} {measure.arrow}", "number", 3, meaning))
     time = "time ÷ that of the plain forward pass, one run after a warm-up"
-    columns += [page.Column("seconds", "number", 2), page.Column("× forward", "number", 1, time)]
+    columns = [page.Column("method"), *map(_measure_column, measures), page.Column("seconds", "number", 2)]
+    columns.append(page.Column("× forward", "number", 1, time))
     rows: list[list[page.Cell]] = []
     strong = []
     for place, name in enumerate(comparison.ranking):
@@ -384,6 +382,11 @@ def _measure_table(comparison: Comparison) -> page.Table:
     count = f"{len(comparison)} {'example' if len(comparison) == 1 else 'examples'}"
     note = f"Means over {count}, by descending gain. {text.BOLD}"
     return page.Table("Faithfulness and cost", columns, rows, note=note, strong=strong)
+
+
+def _measure_column(measure: Measure) -> page.Column:
+    meaning = f"{measure.meaning}; {'higher' if measure.higher else 'lower'} is better"
+    return page.Column(f"{measure.title} {measure.arrow}", "number", 3, meaning)
 
 
 def _agreement_table(comparison: Comparison) -> page.Table:
@@ -418,6 +421,46 @@ def _curves(comparison: Comparison) -> list[page.Figure]:
         )
         for name, (most, least) in curves.items()
     ]
+
+
+@make_page.register
+def answers_page(comparison: AnswerComparison) -> page.Page:
+    """Put a comparison on answers on a page: measures and cost, and each prompt's sources with their scores."""
+    rows, best = comparison.records(), comparison.best()
+    p = page.Column("p of LDS", "number", 3, f"paired permutation test against {comparison.baseline}")
+    cost = page.Column("× forward", "number", 1, "time ÷ that of plain forward passes")
+    columns = [page.Column("method"), *map(_measure_column, ANSWER_MEASURES), p, cost]
+    cells: list[list[page.Cell]] = []
+    strong = []
+    for place, row in enumerate(rows):
+        found = [text.with_interval(row, measure.name) for measure in ANSWER_MEASURES]
+        cells.append([row["method"], *found, row["lds_p"], row["forward_ratio"]])
+        strong += [(place, at) for at, one in enumerate(ANSWER_MEASURES, 1) if row["method"] in best[one.name]]
+    shown = min(len(comparison), _MOST_EXAMPLES)
+    note = f"Means over {len(comparison)} answers ± half the 95 % bootstrap interval, by descending LDS. {text.BOLD}"
+    first = f"{rows[0]['method']} ({text.decimal(rows[0]['lds'])})"
+    return page.Page(
+        f"Which method knows best what {comparison.model}’s answers rest on?",
+        facts=comparison.facts(),
+        answer=f"By LDS, {first} knows it best." if len(rows) > 1 else "",
+        examples=[_compared_answer(comparison, number, [row["method"] for row in rows]) for number in range(shown)],
+        tables=[page.Table("Measures and cost", columns, cells, note=note, strong=strong)],
+        notes=[f"Shown are the first {shown} of {len(comparison)} answers."] if shown < len(comparison) else [],
+    )
+
+
+def _compared_answer(comparison: AnswerComparison, number: int, methods: Sequence[str]) -> page.Example:
+    sources, evidence = comparison.sources[number], comparison.evidence[number]
+    kept = [name for name in methods if not comparison.results[name].refused[number]]
+    scores = {name: comparison.results[name].scores[number, : len(sources)] for name in kept}
+    answer = comparison.answers[number].strip()
+    return page.Example(
+        text.shortened(answer, _TITLE),
+        page.Tokens(sources),
+        facts={"evidence": " ".join(sources[place].strip() for place in evidence)} if evidence else {},
+        scores=[page.Scores(name, "score", values) for name, values in scores.items()],
+        answer=text.answer_of(f"By {kept[0]}, “{answer}”", sources, scores[kept[0]]) if kept else "",
+    )
 
 
 def write_report(result: AnalysisResult, directory: str | os.PathLike[str]) -> list[Path]:

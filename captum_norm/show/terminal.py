@@ -246,9 +246,8 @@ def _print_answer_comparison(comparison: AnswerComparison, console: Console) -> 
     for row in comparison.records():
         cells = []
         for name in (measure.name for measure in ANSWER_MEASURES):
-            half = text.decimal((row[f"{name}_high"] - row[f"{name}_low"]) / 2, 2)
             style = "bold" if row["method"] in best[name] else ""
-            cells.append(Text(f"{text.decimal(row[name], 2)} ± {half}".replace("– ± –", "–"), style=style))
+            cells.append(Text(text.with_interval(row, name), style=style))
         cost = [text.decimal(row["lds_p"]), f"{row['seconds']:.2f}", text.decimal(row["forward_ratio"], 1)]
         table.add_row(Text(row["method"]), *cells, *cost)
     console.print("", table, sep="\n")

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -154,6 +154,12 @@ def as_array(numbers: Numbers, what: str = "numbers") -> npt.NDArray[np.float64]
         raise InvalidInputError(
             f"got {what} {quoted(numbers)}; expected a tensor, an array or a list of numbers"
         ) from error
+
+
+def with_interval(row: Mapping[str, Any], measure: str) -> str:
+    """Format a measure of a row of :meth:`AnswerComparison.records` with half its interval."""
+    half = decimal((row[f"{measure}_high"] - row[f"{measure}_low"]) / 2, 2)
+    return f"{decimal(row[measure], 2)} ± {half}".replace("– ± –", "–")
 
 
 def shown_measures(comparison: Comparison) -> list[Measure]:

@@ -192,5 +192,4 @@ def test_prompts_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None
     assert refused(capsys, *some).startswith("line 2 of the prompts cannot be read; expected ")
     file.write_text('{"prompt": "a"}\n', encoding="utf-8")
     assert refused(capsys, *some, "--position", "1").startswith("got --prompts and position, which is of texts")
-    assert refused(capsys, *some, "--out", "a.html") == "answers have no page and no figure; write .json or .csv"
     assert refused(capsys, *some, "--baseline", "norn").endswith("did you mean norm?")

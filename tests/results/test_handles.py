@@ -124,7 +124,7 @@ of_words = pytest.mark.parametrize("kind", [kind for kind in CASES if kind not i
 
 
 def test_no_result_is_forgotten() -> None:
-    """A comparison on answers is a table alone: a notebook shows its repr."""
+    """A comparison on answers is of methods, not of parts: tests/lab/answers has its handles."""
     concrete = {kind for kind in every(Result) if kind not in (StackResult, AnswerComparison)}
     assert {kind for kind in concrete if kind.__module__.startswith(("captum_norm.", "alignment."))} == set(CASES)
 

@@ -161,6 +161,32 @@ def test_results_are_saved_and_joined(tmp_path: Path) -> None:
     assert whole.save(tmp_path / "found.csv").read_text().startswith("method,lds,")
 
 
+def test_a_page_and_a_figure_have_the_numbers() -> None:
+    length = tokenizer()(f"{PROMPTS[0].prompt}{ANSWER}", return_tensors="pt")["input_ids"].shape[1] - 1
+    found = compared(methods={"picky": Picky(llama(), length), "weights": "weights"}, baseline="weights")
+    page, rows = found.page(), found.records()
+    (table,) = page.tables
+    titles = [column.name.split()[0] for column in table.columns]
+    assert titles == ["method", *(measure.title for measure in ANSWER_MEASURES), "p", "×"]
+    for row, cells in zip(rows, table.rows, strict=True):
+        means = [float(str(cell).split(" ± ")[0]) for cell in cells[1 : 1 + len(ANSWER_MEASURES)]]
+        assert means == pytest.approx([row[measure.name] for measure in ANSWER_MEASURES], abs=5e-3)
+        assert cells[-2:] == [row["lds_p"], row["forward_ratio"]]
+    for at, measure in enumerate(ANSWER_MEASURES, 1):
+        assert {rows[place]["method"] for place, column in table.strong if column == at} == found.best()[measure.name]
+    assert f"By LDS, {rows[0]['method']} ({rows[0]['lds']:.3f})" in page.answer
+    for number, (example, prompt) in enumerate(zip(page.examples, PROMPTS, strict=True)):
+        assert list(example.inputs.texts) == list(prompt.segments or ())
+        assert example.facts["evidence"] == " ".join((prompt.segments or ())[place] for place in prompt.evidence)
+        scores = {one.method: one.values for one in example.scores}
+        assert ("picky" in scores) == (number > 0)
+        for name, values in scores.items():
+            assert list(values) == pytest.approx(found.results[name].scores[number, : len(example.inputs)].tolist())
+    axes: Any = found.plot().axes[0]
+    assert [label.get_text().rpartition(" (")[0] for label in axes.get_yticklabels()] == [row["method"] for row in rows]
+    assert [bar.get_width() for bar in axes.patches] == [row["lds"] for row in rows]
+
+
 def test_generated_prompts_and_their_evidence() -> None:
     (prompt,) = evidence_prompts("conflict", 1, passages=5)
     found = compare_answers(_roomy(), [prompt], methods=["weights"], ablations=4, tokenizer=tokenizer())
