@@ -175,7 +175,7 @@ ENCODER_DECODERS = {
         features="flattened_patches",
     ),
     "switch-transformers": EncoderDecoder(
-        new("SwitchTransformersForConditionalGeneration", "5.18", **SWITCH), **RELATIVE, special=("mixture of experts",)
+        new("SwitchTransformersForConditionalGeneration", **SWITCH), **RELATIVE, special=("mixture of experts",)
     ),
 }
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from packaging.version import Version
+
 from captum_norm.commands.models import supported_models
 from captum_norm.models.model import refusals
 from tests import feed_forwards
@@ -17,6 +19,7 @@ from tests.encoder_decoders import ENCODER_DECODERS, EncoderDecoder
 from tests.families import EVERY, FURTHER, KINDS, Family
 from tests.families.images import VISION_LANGUAGE
 from tests.test_matrix import SCOPES
+from tests.versions import SINCE, pinned
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "captum_norm" / "models" / "supported.json"
@@ -33,6 +36,9 @@ precision is close; and with every method, for a model of each kind, that batchi
 *special* are active: windows are shorter than the inputs, sinks and layer scales have random values. After the
 feed-forward block, every vector is formed independently in {formed} of them; in the others, the vectors are checked
 to add up to what the model computed.
+
+{later}
+
 `captum-norm models` prints this list; [below](#verified-checkpoints) are pretrained checkpoints that were verified.
 
 Other models are found by their structure or refused with a reason; `captum-norm models --check NAME_OR_PATH` checks
@@ -74,6 +80,10 @@ checks itself.
 | checkpoint | class | precision | layers | largest error | positions | versions | by, date |
 | --- | --- | --- | --- | --- | --- | --- | --- |
 """
+LATER = (
+    "They run with transformers {lowest}, but for these, whose code came or took its present form later: {later}. "
+    "`make test-lowest` holds both."
+)
 COLUMNS = ("model type", "tested class", "layout", "positions", "special", "scopes")
 
 
@@ -113,7 +123,15 @@ def data(models: list[dict[str, Any]]) -> str:
 def page(models: list[dict[str, Any]]) -> str:
     """As a page of the documentation."""
     full = len(models) - len(FURTHER | VISION_LANGUAGE)
-    parts = [HEAD.format(count=len(models), full=full, formed=len(feed_forwards.PARTS))]
+    since = {model["model_type"]: SINCE[model["model_class"]] for model in models if model["model_class"] in SINCE}
+    ordered = sorted(since.items(), key=lambda pair: Version(pair[1]))
+    groups = (
+        f"from {version} on {', '.join(f'`{name}`' for name, _ in group)}"
+        for version, group in groupby(ordered, key=lambda pair: pair[1])
+    )
+    later = LATER.format(lowest=pinned("constraints-lowest.txt")["transformers"], later="; ".join(groups))
+    counts = {"count": len(models), "full": full, "formed": len(feed_forwards.PARTS)}
+    parts = [HEAD.format(**counts, later=fill(later, 120, break_on_hyphens=False))]
     for kind, group in groupby(models, key=lambda model: model["kind"]):
         rows = [COLUMNS, ("---",) * len(COLUMNS), *map(_row, group)]
         parts.append(f"\n## {kind}\n\n{NOTES.get(kind, '')}" + "".join(f"| {' | '.join(row)} |\n" for row in rows))

@@ -14,18 +14,17 @@ import transformers as hf
 from torch import Tensor, nn
 
 from tests.oracle import DirectNorm
-from tests.versions import older, pinned
+from tests.versions import SINCE, older
 
 
-def new(name: str, since: str = "0", /, **settings: Any) -> Callable[[], nn.Module]:
+def new(name: str, /, **settings: Any) -> Callable[[], nn.Module]:
     """Makes a model of transformers, named by its class, with these settings of its configuration.
 
-    Its tests are skipped where transformers is older than ``since``, from which on its file is as the tests describe
-    it, or older than that of the checks and has no such class.
+    Its tests are skipped where transformers is older than ``SINCE`` says.
     """
 
     def make() -> nn.Module:
-        if older(since if hasattr(hf, name) else str(pinned()["transformers"])):
+        if older(SINCE.get(name, "0")):
             pytest.skip(f"transformers {hf.__version__} has another {name}, or none")
         kind = getattr(hf, name)
         model: nn.Module = kind(kind.config_class(**deepcopy(settings)))

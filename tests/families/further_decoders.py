@@ -57,8 +57,8 @@ ERNIE: dict[str, Any] = EAGER | {"moe_num_experts": 4, "moe_k": 2, "moe_num_shar
 HALF: dict[str, Any] = {"vocab_size": VOCABULARY, "d_model": 32, "max_position_embeddings": 64}
 HALF |= {"decoder_ffn_dim": 48, "decoder_layers": 2, "decoder_attention_heads": HEADS}
 FURTHER_DECODERS = {
-    "qwen3-next": Family(new("Qwen3NextForCausalLM", "5.13", **LINEAR_ATTENTION | SHARED_EXPERT), **LLAMA | GATED),
-    "qwen3-5": Family(new("Qwen3_5ForCausalLM", "5.13", **LINEAR_ATTENTION), **LLAMA | GATED),
+    "qwen3-next": Family(new("Qwen3NextForCausalLM", **LINEAR_ATTENTION | SHARED_EXPERT), **LLAMA | GATED),
+    "qwen3-5": Family(new("Qwen3_5ForCausalLM", **LINEAR_ATTENTION), **LLAMA | GATED),
     "afmoe": Family(
         new("AfmoeForCausalLM", **ALTERNATING, **EXPERTS, num_shared_experts=1, num_dense_layers=1, head_dim=8),
         **also("sliding window", "mixture of experts", "gated attention")

@@ -89,10 +89,10 @@ LLAMAS = {
         **also("residual multiplier") | {"branch_factor": "residual_multiplier"},
     ),
     "granite-moe": Family(
-        new("GraniteMoeForCausalLM", "5.13", **GROUPED, **LOCAL_EXPERTS, residual_multiplier=0.4),
+        new("GraniteMoeForCausalLM", **GROUPED, **LOCAL_EXPERTS, residual_multiplier=0.4),
         **also("residual multiplier", "mixture of experts") | {"branch_factor": "residual_multiplier"},
     ),
-    "nemotron": Family(new("NemotronForCausalLM", "5.13", **GROUPED), **LLAMA),
+    "nemotron": Family(new("NemotronForCausalLM", **GROUPED), **LLAMA),
     "smollm3": Family(
         new("SmolLM3ForCausalLM", **GROUPED, no_rope_layers=[1, 0]), **LLAMA | {"positions": "rotary in some layers"}
     ),
@@ -108,7 +108,7 @@ LLAMAS = {
     "llama4": Family(
         new("Llama4ForCausalLM", **GROUPED, head_dim=8, intermediate_size_mlp=48, **LOCAL_EXPERTS), **MIXTURE
     ),
-    "deepseek-v2": Family(new("DeepseekV2ForCausalLM", "5.13", **LATENT), **MLA),
+    "deepseek-v2": Family(new("DeepseekV2ForCausalLM", **LATENT), **MLA),
     "deepseek-v3": Family(new("DeepseekV3ForCausalLM", **LATENT), **MLA),
     "gpt-oss": Family(
         new("GptOssForCausalLM", **WINDOWED, **LOCAL_EXPERTS, head_dim=8),

@@ -34,8 +34,8 @@ VISION = {
         new("Data2VecVisionModel", **SCALED, **EAGER, use_shared_relative_position_bias=True),
         **DPT | LAMBDA | {"positions": "relative"},
     ),
-    "dinov2": Family(new("Dinov2Model", "5.18", **IMAGE, layerscale_value=0.5), **DINO),
-    "dinov2-with-registers": Family(new("Dinov2WithRegistersModel", "5.18", **IMAGE, layerscale_value=0.5), **DINO),
+    "dinov2": Family(new("Dinov2Model", **IMAGE, layerscale_value=0.5), **DINO),
+    "dinov2-with-registers": Family(new("Dinov2WithRegistersModel", **IMAGE, layerscale_value=0.5), **DINO),
     "dinov3-vit": Family(
         new("DINOv3ViTModel", **IMAGE, layerscale_value=0.5),
         **DINO | {"layer": "model.layer.{}", "positions": "rotary"},
