@@ -80,7 +80,8 @@ docs: $(INSTALLED) ## Build the documentation into docs/_build/html
 pictures: $(INSTALLED) ## Take the pictures of the documentation's gallery
 	$(BIN)/python -m benchmarks.pictures
 
-bench: $(INSTALLED) ## Time norms, methods, faithfulness scores, analyses and pages
+bench: $(INSTALLED) ## Time the first minute, norms, methods, faithfulness scores, analyses and pages
+	$(BIN)/python -m benchmarks.first_minutes
 	$(BIN)/python -m benchmarks.norms
 	$(BIN)/python -m benchmarks.methods
 	$(BIN)/python -m benchmarks.analysis
