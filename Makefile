@@ -18,7 +18,7 @@ help: ## List these targets
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[cluster,demo,serve,subword-nmt,tables]' --group dev
+	$(BIN)/python -m pip install --quiet --editable ./captum_norm_models --editable '.[cluster,demo,serve,subword-nmt,tables]' --group dev
 	touch $@
 
 demo: $(INSTALLED) ## Explain a sentence with a small model; align a story with another
@@ -54,7 +54,7 @@ $(LOWEST)/.installed: PIP_BUILD_CONSTRAINT := constraints-lowest.txt
 $(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --upgrade pip
-	$(LOWEST)/bin/python -m pip install --quiet --editable '.[cluster,demo,serve,subword-nmt,tables]' --group docs --group ecosystem --group test
+	$(LOWEST)/bin/python -m pip install --quiet --editable ./captum_norm_models --editable '.[cluster,demo,serve,subword-nmt,tables]' --group docs --group ecosystem --group test
 	touch $@
 
 test-lowest: $(LOWEST)/.installed ## Run the tests on the lowest versions that pyproject.toml admits
@@ -88,16 +88,19 @@ bench: $(INSTALLED) ## Time the first minute, norms, methods, faithfulness score
 	$(BIN)/python -m benchmarks.page
 
 # Run once the version is in pyproject.toml, CITATION.cff and CHANGELOG.md. dist/ must be empty: what it then has is what
-# was checked. The archives' times are those of the commit, so that they can be built again, bit for bit.
+# was checked. The archives' times are those of the commit, so that they can be built again, bit for bit; those of the
+# models have hatchling's own, so that the same version is the same bits in every release.
 release-check: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct)
 release-check: $(INSTALLED) ## Build a release into dist/, install it elsewhere and run it there (TAG=v1.2.3)
 	test -z "$$(ls dist 2>/dev/null)"
 	$(BIN)/python .ci/release.py $(TAG)
 	$(BIN)/python -m build --outdir dist
+	env -u SOURCE_DATE_EPOCH $(BIN)/python -m build --outdir dist captum_norm_models
 	$(BIN)/python .ci/release.py $(TAG)
 	$(BIN)/python -m twine check --strict dist/*
 	$(PYTHON) -m venv --clear $(RELEASE)
-	$(RELEASE)/bin/python -m pip install --quiet "captum-norm[demo] @ file://$$(ls $(CURDIR)/dist/*.whl)"
+	$(RELEASE)/bin/python -m pip install --quiet $(CURDIR)/dist/captum_norm_models-*.whl \
+		"captum-norm[demo] @ file://$$(ls $(CURDIR)/dist/captum_norm-*.whl)"
 	cd $(RELEASE) && bin/captum-norm doctor && bin/captum-norm demo && bin/norm-align sweep --corpus alibi=blue-beard
 
 # torch stays at the version of which CI has a CPU build: any other brings gigabytes of CUDA libraries.
@@ -106,7 +109,7 @@ constraints: PIP_BUILD_CONSTRAINT :=
 constraints: ## Resolve all dependencies afresh and pin them in constraints.txt
 	$(PYTHON) -m venv --clear build/venv
 	build/venv/bin/python -m pip install --quiet --upgrade pip
-	build/venv/bin/python -m pip install --quiet --editable '.[cluster,demo,serve,subword-nmt,tables]' --group dev hatchling editables torch==2.13.0
+	build/venv/bin/python -m pip install --quiet --editable ./captum_norm_models --editable '.[cluster,demo,serve,subword-nmt,tables]' --group dev hatchling editables torch==2.13.0
 	build/venv/bin/python -m pip freeze --all --exclude-editable | sed 's/+.*//' > constraints.txt
 
 constraints-lowest: PIP_CONSTRAINT := build/lowest.txt
@@ -116,9 +119,9 @@ constraints-lowest: ## Resolve anew with every lower bound of pyproject.toml, in
 	$(PYTHON) -m tests.lowest_versions > build/lowest.txt
 	$(PYTHON) -m venv --clear build/venv
 	build/venv/bin/python -m pip install --quiet --upgrade pip
-	build/venv/bin/python -m pip install --quiet --editable '.[cluster,demo,serve,subword-nmt,tables]' --group docs --group ecosystem --group test hatchling editables
+	build/venv/bin/python -m pip install --quiet --editable ./captum_norm_models --editable '.[cluster,demo,serve,subword-nmt,tables]' --group docs --group ecosystem --group test hatchling editables
 	build/venv/bin/python -m pip freeze --all --exclude-editable | sed 's/+.*//' > constraints-lowest.txt
 
 clean: ## Remove everything that was installed, built or cached here
 	rm -rf .venv $(LOWEST) $(SCRIPT)/node_modules .mypy_cache .pytest_cache .ruff_cache build dist docs/_build
-	find alignment benchmarks captum_norm docs tests -name __pycache__ -prune -exec rm -rf {} +
+	find alignment benchmarks captum_norm captum_norm_models docs tests -name __pycache__ -prune -exec rm -rf {} +

@@ -54,7 +54,7 @@ def main(tag: str | None) -> None:
     expect(tag in (None, f"v{version}"), f"the tag is {tag}, the version {version}")
     commit = commit_of("HEAD")
     expect(tag is None or commit_of(tag) == commit, f"{tag} is not the commit that is checked out, {commit}")
-    archives = sorted((ROOT / "dist").glob("captum_norm-*"))
+    archives = sorted((ROOT / "dist").glob("captum_norm*"))
     if not archives:
         return
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in archives}
@@ -65,7 +65,7 @@ def main(tag: str | None) -> None:
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {
             "buildDefinition": {
-                "buildType": "https://captum-norm.readthedocs.io/en/latest/contributing#releases",
+                "buildType": "https://github.com/captum-norm/captum-norm/blob/main/CONTRIBUTING.md#releases",
                 "externalParameters": {"tag": tag, "version": version},
                 "resolvedDependencies": [
                     {"name": "source", "digest": {"gitCommit": commit}},
@@ -78,7 +78,7 @@ def main(tag: str | None) -> None:
     folder = ROOT / "build" / "provenance"
     folder.mkdir(parents=True, exist_ok=True)
     sums = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
-    source = next(digest for name, digest in digests.items() if name.endswith(".tar.gz"))
+    source = next(digest for name, digest in digests.items() if name == f"captum_norm-{version}.tar.gz")
     filled = recipe.replace("VERSION", version).replace("SHA256", source)
     files = {
         "SHA256SUMS": sums,

@@ -35,7 +35,7 @@ SIGNIFICANT = 0.05
 
 INTRODUCTION = """\
 This page shows how error rates by norms and by weights develop while a translation model is trained: AER in %, ± half
-the 95 % bootstrap interval. The models in the package have 3 layers in the encoder and in the decoder and width 256;
+the 95 % bootstrap interval. The shipped models have 3 layers in the encoder and in the decoder and width 256;
 they were trained for 4,000 updates with batches of at most 4,096 pieces. The other models differ in layers and width,
 and were trained with batches of half that size:
 

@@ -23,7 +23,7 @@ from alignment.sweep import AttentionMethod, Method, attention_word_maps, maps_t
 from alignment.word_maps import WordMap
 from captum_norm.text.files import write_whole
 
-MODELS = Path(__file__).parents[1] / "alignment" / "models"
+MODELS = Path(__file__).parents[1] / "captum_norm_models"
 SHIPPED = "shipped"
 SHIPPED_UPDATES = 4000
 DIRECTIONS = ("fr-en", "en-fr")

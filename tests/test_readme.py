@@ -67,7 +67,7 @@ def those_with(language: str) -> list[Any]:
 
 def make_fairseq_files(folder: Path) -> None:
     """What the page on fairseq speaks of: a checkpoint and its data folder, sentences and their alignments by hand."""
-    models, data = ROOT / "alignment" / "models", folder / "data-bin"
+    models, data = ROOT / "captum_norm_models", folder / "data-bin"
     data.mkdir()
     for language in ("fr", "en"):
         shutil.copy(models / "dictionary.txt", data / f"dict.{language}.txt")
@@ -78,7 +78,7 @@ def make_fairseq_files(folder: Path) -> None:
 
 def save_checkpoint(path: Path, seed: int | None = None) -> None:
     """The French–English model of the package, with noise if there is a seed, as fairseq saves it."""
-    with safe_open(ROOT / "alignment" / "models" / "fr-en" / "model.safetensors", framework="pt") as file:
+    with safe_open(ROOT / "captum_norm_models" / "fr-en" / "model.safetensors", framework="pt") as file:
         metadata: dict[str, str] = file.metadata()
         weights = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 - no mapping
     if seed is not None:
@@ -159,7 +159,7 @@ def test_readme_shows_the_commands_of_a_fresh_clone() -> None:
     made = re.findall(r"`make ([a-z-]+)`", text)
     assert {"demo", "test"} <= set(made) <= set(targets)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert re.findall(r"`pip install '\.\[(\w+)\]'`", text) == ["demo"]
+    assert re.findall(r"`pip install \./captum_norm_models '\.\[(\w+)\]'`", text) == ["demo"]
     assert "demo" in extras
 
 
@@ -180,8 +180,9 @@ def test_readmes_blocks_run_on_a_fresh_installation(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     programs = environment / "bin"
     python = str(programs / "python")
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", str(ROOT)]
-    done = subprocess.run(pip, capture_output=True, text=True, check=False)
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
+    projects = [str(ROOT), str(ROOT / "captum_norm_models")]
+    done = subprocess.run([*pip, *projects], capture_output=True, text=True, check=False)
     if not os.environ.get("CI") and any(reason in done.stderr for reason in OFFLINE):
         pytest.skip("pip reaches no index, from which it takes what builds the package")
     assert done.returncode == 0, done.stderr

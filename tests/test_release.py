@@ -54,17 +54,21 @@ def change(file: Path, old: str, new: str) -> None:
 def test_archives_have_a_statement_of_what_they_were_built_from(clone: Path) -> None:
     check(clone, f"v{VERSION}")
     (clone / "dist").mkdir()
-    for end in (".tar.gz", "-py3-none-any.whl"):
-        (clone / "dist" / f"captum_norm-{VERSION}{end}").write_text(end)
+    for start in (f"captum_norm-{VERSION}", "captum_norm_models-1.0"):
+        for end in (".tar.gz", "-py3-none-any.whl"):
+            (clone / "dist" / f"{start}{end}").write_text(start + end)
     check(clone, f"v{VERSION}")
     folder = clone / "build" / "provenance"
     subprocess.run(["sha256sum", "--check", "--quiet", folder / "SHA256SUMS"], cwd=clone / "dist", check=True)
     statement = json.loads((folder / "provenance.intoto.json").read_bytes())
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=clone, capture_output=True, text=True, check=True).stdout
-    source, _ = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    build = statement["predicate"]["buildDefinition"]
+    file, _, anchor = build["buildType"].partition("/blob/main/")[2].partition("#")
+    assert f"\n## {anchor.capitalize()}\n" in (ROOT / file).read_text(encoding="utf-8")
+    source, _ = build["resolvedDependencies"]
     assert source["digest"]["gitCommit"] == commit.strip()
     digests = {entry["name"]: entry["digest"]["sha256"] for entry in statement["subject"]}
-    assert len(digests) == 2
+    assert len(digests) == 4
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8"))
     assert recipe["context"]["version"] == VERSION
     assert recipe["source"]["sha256"] == digests[f"captum_norm-{VERSION}.tar.gz"]
@@ -108,6 +112,10 @@ def test_a_tag_is_built_checked_and_published_without_a_token() -> None:
     assert jobs["publish"]["needs"] == "build"
     assert jobs["publish"]["permissions"] == {"id-token": "write", "attestations": "write"}
     assert "secrets." not in text
+
+
+def test_both_distributions_have_the_licence() -> None:
+    assert (ROOT / "captum_norm_models" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 def test_the_page_for_programs_and_the_paper_name_what_exists() -> None:

@@ -62,7 +62,7 @@ class ModelOptions(Options, title="the translation model"):
     """The translation model."""
 
     model: str = option(
-        "fr-en or en-fr, which come with this package, a .pt file of fairseq, or a Hugging Face folder or name; "
+        "fr-en or en-fr, of the package captum-norm-models, a .pt file of fairseq, or a Hugging Face folder or name; "
         "either may be a PEFT adapter; extract, transfer-tags and sweep take an encoder, too, such as mBERT",
         "fr-en",
         metavar="NAME_OR_PATH",

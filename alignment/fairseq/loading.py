@@ -1,6 +1,7 @@
-"""Loads a model and its tokenizer: from a fairseq checkpoint and its data folder, or one shipped with this package."""
+"""Loads a model and its tokenizer: from a fairseq checkpoint and its data folder, or one of captum-norm-models."""
 
 import ast
+import importlib.resources
 import os
 import re
 from pathlib import Path
@@ -95,21 +96,21 @@ def _side(
     return language, dictionary, find_segmenter(data, language, dictionary, codes)
 
 
-_MODELS = Path(__file__).parents[1] / "models"
+_SHIPPED = ["en-fr", "fr-en"]
 _TIED = "tied."
 
 
 def shipped_models() -> list[str]:
-    """The names of the translation models shipped with this package.
+    """The names of the translation models of the package ``captum-norm-models``, which the extra ``demo`` brings.
 
     >>> "fr-en" in shipped_models()
     True
     """
-    return sorted(path.parent.name for path in _MODELS.glob("*/model.safetensors"))
+    return [*_SHIPPED]
 
 
 def load_shipped_model(name: str = "fr-en") -> tuple[TranslationModel, NormalizedWords]:
-    """Load a translation model shipped with this package.
+    """Load a translation model of the package ``captum-norm-models``, which the extra ``demo`` brings.
 
     The models read and write words in normal form (:func:`alignment.normalization.normalize_word`): lower case, no
     elisions, hyphens separated. The tokenizer normalises its input.
@@ -121,24 +122,28 @@ def load_shipped_model(name: str = "fr-en") -> tuple[TranslationModel, Normalize
         The model, in float32 and in ``eval()`` mode, and its tokenizer.
 
     Raises:
-        InvalidInputError: the model is unknown.
+        InvalidInputError: the model is unknown, or the package is not installed.
 
     >>> model, tokenizer = load_shipped_model("fr-en")
     >>> tokenizer.encode_source([["l'", "heure"]])[0].word_ids
     [0, 1, None]
     """
-    if name not in shipped_models():
-        known = shipped_models()
+    if name not in _SHIPPED:
         raise InvalidInputError(
-            f"got the model {name!r}, expected one of {', '.join(known)}{did_you_mean(name, known)}"
+            f"got the model {name!r}, expected one of {', '.join(_SHIPPED)}{did_you_mean(name, _SHIPPED)}"
         )
-    with safe_open(_MODELS / name / "model.safetensors", framework="pt") as file:
+    try:
+        folder = Path(str(importlib.resources.files("captum_norm_models")))
+    except ModuleNotFoundError as error:
+        install = "pip install captum-norm-models, or name another model"
+        raise InvalidInputError(f"the translation model {name} is not installed: {install}") from error
+    with safe_open(folder / name / "model.safetensors", framework="pt") as file:
         metadata: dict[str, str] = file.metadata()
         weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
     ties = {key.removeprefix(_TIED): origin for key, origin in metadata.items() if key.startswith(_TIED)}
     weights |= {key: weights[origin] for key, origin in ties.items()}
     settings = {key: _parsed(text) for key, text in metadata.items()}
-    model, tokenizer = assemble(Checkpoint(settings, weights), _MODELS)
+    model, tokenizer = assemble(Checkpoint(settings, weights), folder)
     source, target = (cast(Language, code) for code in (tokenizer.source_language, tokenizer.target_language))
     return model, NormalizedWords(tokenizer, source, target)
 

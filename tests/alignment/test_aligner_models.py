@@ -1,5 +1,6 @@
 """The aligner on real models, a random Marian model and a shipped one; the shipped models are whole."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import alignment
+import captum_norm_models
 from alignment.aer import AER
 from alignment.aligner import WordAligner, without_head
+from alignment.cli import main
 from alignment.corpora import load_alibi
 from alignment.decoding import argmax
 from alignment.fairseq.loading import load_shipped_model, shipped_models
@@ -94,7 +96,7 @@ def test_norms_find_the_words_of_the_story_better_than_weights(story: Any) -> No
     assert [round(score, 1) for score in scores] == [32.1, 34.7]
 
 
-MODELS = Path(alignment.__file__).parent / "models"
+MODELS = Path(captum_norm_models.__file__).parent
 
 
 @pytest.mark.parametrize("name", shipped_models())
@@ -106,6 +108,13 @@ def test_the_weights_are_those_of_the_file(name: str) -> None:
     embedding = weights["encoder.embed_tokens.weight"].float()
     assert torch.equal(state["lm_head.weight"], embedding)
     assert torch.equal(state["model.decoder.embed_tokens.weight"], embedding)
+
+
+def test_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "captum_norm_models", None)
+    assert main(["sweep", "--corpus", "alibi=blue-beard"]) == 2
+    told = "the translation model fr-en is not installed: pip install captum-norm-models, or name another model\n"
+    assert capsys.readouterr().err.endswith(told)
 
 
 def test_other_names_are_refused() -> None:
