@@ -57,7 +57,7 @@ stages of `python -m benchmarks.context_model`. A source is a passage;
 MEANING = """\
 Means over prompts ± half the 95 % bootstrap interval; bold: no method is better by more than chance (paired permutation
 test, p < .05). p compares the LDS with that of {baseline}, in either direction. {ablations} ablations a prompt for the
-LDS, {steps} for π-Soft-NC (of {soft} prompts) and steps of a curve, one source taken out for the drop. *Learned*
+LDS, {steps} for π-Soft-NC and steps of a curve, one source taken out for the drop. *Learned*
 weights of heads ({{py:class}}`~captum_norm.lab.surrogates.HeadWeighted`) come from {taught} other prompts;
 {{py:class}}`~captum_norm.lab.surrogates.ContextCite` makes {citing} ablations of the very prompt. × forward is the time
 divided by that of a plain forward pass, seconds are those of one prompt, on one CPU core that other work shared.
@@ -172,7 +172,6 @@ def page(found: Mapping[PromptKind, AnswerComparison], passages: int, parameters
         + [f"{row['forward_ratio']:.1f}", f"{row['seconds'] / len(every):.2f}"]
         for row in rows
     ]
-    soft = int((~every.columns("soft_nc")[BASELINE].isnan()).sum())
     names = [row["method"] for row in rows]
     by_kind = {kind: {row["method"]: row for row in some.records()} for kind, some in found.items()}
     parts = [
@@ -186,7 +185,7 @@ def page(found: Mapping[PromptKind, AnswerComparison], passages: int, parameters
         "![LDS of each method, with its cost in forward passes](_static/contexts.png)",
         "## All kinds",
         table(["", titles[0], "p", *titles[1:], "× forward", "seconds"], whole),
-        MEANING.format(baseline=BASELINE, soft=soft, taught=TAUGHT_BY * len(KINDS), citing=CITING, **SIZES),
+        MEANING.format(baseline=BASELINE, taught=TAUGHT_BY * len(KINDS), citing=CITING, **SIZES),
     ]
     for measure in (ANSWER_MEASURES[0], ANSWER_MEASURES[-1]):
         bests = {kind: some.best() for kind, some in found.items()}

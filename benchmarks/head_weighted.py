@@ -36,7 +36,7 @@ MOST = 20_000
 """How many prompts of a kind are drawn at most."""
 TAUGHT, TESTED = 1, 2
 """Seeds of the prompts that heads learn from, and of those that they are measured on."""
-LEARNING, MEASURING, CITING = 32, 48, (32, 64)
+LEARNING, MEASURING, CITING = 32, 48, (32, 64, 256)
 """Ablations of a prompt to learn from, of one for the LDS, and of it for ContextCite."""
 BASELINE = "weights, learned"
 
