@@ -5,6 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -16,6 +17,8 @@ from tests.object_store import BUCKET, ObjectStore, environment, free_port
 POSIX = ("runs/*", "test_damaged_files.py", "test_hostile_folders.py", "test_interrupts.py", "commands/test_serve.py")
 """What needs signals, forks or pipes with names."""
 collect_ignore_glob = POSIX if os.name == "nt" else ()
+SLOWEST = ("test_docs.py", "test_readme.py")
+"""Files whose tests begin first, lest one process wait for another's at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,6 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in cases:
             if item not in short:
                 item.add_marker(pytest.mark.long)
+    items.sort(key=lambda item: item.path.name not in SLOWEST)
 
 
 @pytest.fixture(scope="session", name="fairseq_python")
@@ -90,9 +94,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session", name="ray")
 def two_workers(object_store_port: int) -> Iterator[RayBackend]:  # noqa: ARG001  # its workers know the port
-    """Two workers on a Ray that is started once."""
+    """Two workers on a Ray that is started once; by default they yield to all other processes, the tests' own, too."""
     import ray
 
-    ray.init("local", num_cpus=3, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
+    ray.init("local", num_cpus=3, _system_config={"worker_niceness": 0}, **quiet)
     yield RayBackend(workers=2)
     ray.shutdown()
