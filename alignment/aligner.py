@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -10,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from alignment import documents
 from alignment.alignments import Alignments
 from alignment.decoding import link_probabilities
+from alignment.documents import Section
 from alignment.lexicon import Languages, Lexicon
 from alignment.links import Alignment, ScoredAlignment
 from alignment.recipes import DEFAULT_RECIPE, RECIPES, Recipe, read_recipe
@@ -112,10 +115,31 @@ class TextAligner(ABC):
         return [answer if isinstance(answer, InvalidInputError) else answer.links for answer in answers]
 
     def read_each(self, pairs: Pairs) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
-        """Yield each pair's index and alignment, or an error, as soon as its batch is done.
+        """Yield each pair's index and alignment, or an error that says why there is none.
 
         If the text counts its own word pairs, all of ``pairs`` are counted first.
         """
+        sections = self.cut(pairs)
+        for index, answers in documents.gathered(sections, self._read_each([section.words for section in sections])):
+            if isinstance(answers, InvalidInputError):
+                yield index, answers
+            else:
+                yield index, documents.joined(*pairs[index], answers)
+
+    def cut(self, pairs: Pairs) -> list[Section]:
+        """The pairs; sections of those with more than :data:`alignment.documents.WINDOW` words on a side."""
+
+        def links_of(source: Words, target: Words) -> Alignment | None:
+            if not self.directions:
+                return None
+            forward, _ = self.directions[0]
+            forward.choose(pairs)
+            [(_, word_map)] = forward.map_each([(source, target)])
+            return None if isinstance(word_map, InvalidInputError) else forward.read(word_map, source, target).links
+
+        return list(documents.cut(pairs, links_of))
+
+    def _read_each(self, pairs: Pairs) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
         maps, lexicon = self.map_each(pairs), self.lexicon
         counted: dict[int, WordMap] = {}
         if self.count_text:
@@ -269,7 +293,7 @@ class WordAligner(TextAligner):
             InvalidInputError: none of the pairs can be used, or the model has no such layer or head.
         """
         if self.choice is None:
-            self.choice = self._decide(pairs[:SAMPLE])
+            self.choice = self._decide(list(islice(documents.in_proportion(pairs), SAMPLE)))
         return self.choice
 
     def _decide(self, pairs: Pairs) -> Choice:
@@ -409,10 +433,9 @@ class BidirectionalAligner(TextAligner):
                 rows = [both[0], normalize_rows(both[1].T, null=False)]
                 yield index, sinkhorn(smoothed_product(*rows, null=False), null=False)
 
-    def read_each(self, pairs: Pairs) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
-        """Yield each pair's index and its scored alignment, or an error that says why there is none."""
+    def _read_each(self, pairs: Pairs) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
         if self.combine in MAP_COMBINATIONS:
-            yield from super().read_each(pairs)
+            yield from super()._read_each(pairs)
             return
         for index, both in self._both(pairs):
             if isinstance(both, InvalidInputError):

@@ -42,7 +42,7 @@ LAYERS = {
     "alignment": (
         {"identity", "tokenization", "word_maps"},
         {"inspection", "lexicon", "links", "markup", "normalization", "subwords"},
-        {"alignments", "decoding", "formats", "symmetrization", "tags"},
+        {"alignments", "decoding", "documents", "formats", "symmetrization", "tags"},
         {"aer", "corpora", "fairseq", "huggingface", "pipeline", "selection"},
         {"recipes", "teacher_forcing"},
         {"aligner", "translation"},
@@ -73,6 +73,7 @@ THIRD_PARTY: dict[str, dict[str, set[str]]] = {
         "aer": {"sacrebleu"},
         "corpora": set(),
         "decoding": {"numpy"},
+        "documents": {"numpy"},
         "formats": {"numpy"},
         "huggingface": {"transformers"},
         "inspection": {"numpy"},

@@ -267,9 +267,10 @@ def choose(aligner: "TextAligner", pairs: "Pairs", report: Callable[[str], None]
 def check_sides(aligner: "TextAligner", pairs: "Pairs") -> None:
     """Refuse sentence pairs whose sides look exchanged: words agree far better when the models read them so."""
     from alignment.decoding import mutual_argmax
+    from alignment.documents import in_proportion
     from alignment.selection import consistency
 
-    sample = [pair for pair in pairs if all(pair)][:CHECKED]
+    sample = [pair for pair in in_proportion(pairs) if all(pair)][:CHECKED]
     exchanged = [(target, source) for source, target in sample]
     if len(sample) < CHECKED // 2:
         return
@@ -292,8 +293,9 @@ def check_sides(aligner: "TextAligner", pairs: "Pairs") -> None:
 
 
 def page(aligner: "TextAligner", pairs: "Pairs", facts: Mapping[str, str], **settings: Any) -> bytes:
-    """Render the page of the first sentence pairs; see :func:`alignment.pages.aligner_page`."""
+    """Render the page of the first sentence pairs, or sections of them; see :func:`alignment.pages.aligner_page`."""
     from alignment.pages import aligner_page
     from captum_norm.show import render_page
 
-    return render_page(aligner_page(aligner, pairs, facts=facts, **settings)).encode()
+    sections = [section.words for section in aligner.cut(pairs)]
+    return render_page(aligner_page(aligner, sections, facts=facts, **settings)).encode()

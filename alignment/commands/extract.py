@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from captum_norm.versions import versions
 
 if TYPE_CHECKING:
     from alignment.aligner import TextAligner
+    from alignment.documents import Section
     from alignment.lexicon import Lexicon
     from alignment.links import ScoredAlignment
     from alignment.word_maps import WordMap
@@ -161,6 +162,7 @@ class _Deferred:
     def __init__(self, aligner: "TextAligner", device: str, report: Callable[[str], None] | None) -> None:
         self._aligner, self._device, self._report = aligner, device, report
         self.count_text, self.scored = aligner.count_text, aligner.scored
+        self.corpus_statistics = aligner.corpus_statistics
         self.counted, self.read = aligner.counted, aligner.read
         self.counts: Lexicon | None = None
 
@@ -169,6 +171,9 @@ class _Deferred:
 
     def map_each(self, pairs: Pairs) -> "Iterator[tuple[int, WordMap | InvalidInputError]]":
         return self._ready(pairs).map_each(pairs)
+
+    def cut(self, pairs: Pairs) -> "list[Section]":
+        return self._ready(pairs).cut(pairs)
 
     def begun_lexicon(self) -> "Lexicon":
         """The lexicon to which the pairs of the text are added, which is kept."""
@@ -213,33 +218,44 @@ def _run(options: ExtractOptions) -> None:
         deferred = _Deferred(aligner, device, report if undecided else None)
         identity |= aligners.identity(options, aligner) | {"output": str(form)}
         page = options.page and options.page.absolute()  # workers may be in other folders
-        counts = extract(
-            inputs[0],
-            inputs[1] if len(inputs) > 1 else None,
-            deferred,
-            sys.stdout.buffer if options.out is None else options.out,
-            settings={**versions(), **identity, "tokenize": options.tokenize},
-            block_lines=block_lines,
-            max_words=options.max_words,
-            bad_lines=options.bad_lines,
-            overwrite=options.overwrite,
-            restart=options.restart,
-            backend=backend,
-            report=report,
-            progress=False if options.quiet else None,
-            splits=splits,
-            form=form,
-            save_lexicon=options.save_lexicon,
-            at_end=None if page is None else partial(deferred.write_page, page, options, first),
-        )
+        at_end = None if page is None else partial(deferred.write_page, page, options, first)
+        identity["tokenize"] = options.tokenize
+        further: dict[str, Any] = {"splits": splits, "backend": backend, "at_end": at_end}
+        _extract(options, inputs, deferred, identity, report, form=form, **further)
         if page is not None and not page.exists():
             raise InvalidInputError(
                 f"{options.out} is complete, but {page} is not there; give a folder that all workers reach, or align "
                 "the text anew with --overwrite"
             )
-        if aligner.corpus_statistics:
-            report(_STATISTICS)
-        report(str(counts))
+
+
+def _extract(
+    options: "ExtractOptions | DecodeOptions",
+    inputs: Sequence[TextSource],
+    aligner: Any,
+    settings: Mapping[str, str | int | None],
+    report: Callable[[str], None],
+    **further: Any,
+) -> None:
+    counts = extract(
+        inputs[0],
+        inputs[1] if len(inputs) > 1 else None,
+        aligner,
+        sys.stdout.buffer if options.out is None else options.out,
+        settings={**versions(), **settings},
+        block_lines=options.block_lines or _BLOCK_LINES,
+        max_words=options.max_words,
+        bad_lines=options.bad_lines,
+        overwrite=options.overwrite,
+        restart=options.restart,
+        report=report,
+        progress=False if options.quiet else None,
+        save_lexicon=options.save_lexicon,
+        **further,
+    )
+    if aligner.corpus_statistics:
+        report(_STATISTICS)
+    report(str(counts))
 
 
 def _output(options: _TextOptions) -> Output:
@@ -293,26 +309,10 @@ def _decode(options: DecodeOptions) -> None:
     with models.set_up(options) as report:
         aligner = MatrixAligner(recipe, lexicon, count_text=count_text, languages=(None, None))
         aligner.setting = options.setting
-        identity = {"recipe": str(recipe), "setting": options.setting, "output": str(form)}
-        counts = extract(
-            models.text_source(options.matrices),
-            None if options.text is None else models.text_source(options.text),
-            aligner,
-            sys.stdout.buffer if options.out is None else options.out,
-            settings={**versions(), **identity, "lexicon": aligners.counts(aligner, options.use_lexicon)},
-            block_lines=options.block_lines or _BLOCK_LINES,
-            max_words=options.max_words,
-            bad_lines=options.bad_lines,
-            overwrite=options.overwrite,
-            restart=options.restart,
-            report=report,
-            progress=False if options.quiet else None,
-            form=form,
-            save_lexicon=options.save_lexicon,
-        )
-        if aligner.corpus_statistics:
-            report(_STATISTICS)
-        report(str(counts))
+        identity: dict[str, str | int | None] = {"recipe": str(recipe), "setting": options.setting, "output": str(form)}
+        inputs = [models.text_source(name) for name in (options.matrices, options.text) if name is not None]
+        identity["lexicon"] = aligners.counts(aligner, options.use_lexicon)
+        _extract(options, inputs, aligner, identity, report, form=form)
 
 
 COMMAND = Command(

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from alignment.commands import aligners, models
 from alignment.commands.aligners import AlignerOptions
+from alignment.documents import Section
 from alignment.formats import TextSource, split_words
 from alignment.formats.text import write_text
 from alignment.links import Alignment, Link
@@ -36,16 +37,6 @@ class _Line:
 
     source: Markup
     target: str | None = None
-
-
-class _Part(NamedTuple):
-    """A block and its translation, or a whole line, and where they start."""
-
-    line: int
-    start: int
-    target_start: int
-    source: Sequence[TextWord]
-    target: Sequence[TextWord]
 
 
 _Answers = dict[int, str | InvalidInputError]
@@ -213,23 +204,24 @@ class _Transfer:
             texts, targets = self._translations(lines, sources, languages[1], answers)
         counts = {number: sum(map(len, parts)) for number, parts in targets.items()}
         self._leave_out_long(counts, targets, answers, "target")
-        parts: list[_Part] = []
+        parts: list[Section] = []
         for number, translations in targets.items():
             begin, words = 0, sources[number]
             # The blocks of a given translation are not known before its links.
             blocks = lines[number].source.blocks(words) if self.options.target is None else [(0, len(words))]
             for (start, end), translation in zip(blocks, translations, strict=True):
-                parts.append(_Part(number, start, begin, words[start:end], translation))
+                parts.append(Section(number, (start, begin), (words[start:end], translation)))
                 begin += len(translation)
-        self._start([(part.source, part.target) for part in parts if part.source and part.target])
-        parts = [part for part in parts if part.source and part.target and lines[part.line].source.elements]
-        alignments = self.aligner.align_pairs([(part.source, part.target) for part in parts])
+        parts = [part for part in parts if all(part.words)]
+        self._start([part.words for part in parts])
+        parts = [part for part in parts if lines[part.pair].source.elements]
+        alignments = self.aligner.align_pairs([part.words for part in parts])
         links: dict[int, list[Link]] = {number: [] for number in targets}
         for part, alignment in zip(parts, alignments, strict=True):
             if isinstance(alignment, InvalidInputError):
-                answers.setdefault(part.line, alignment)
+                answers.setdefault(part.pair, alignment)
             else:
-                links[part.line] += [(part.start + left, part.target_start + right) for left, right in alignment]
+                links[part.pair] += [(part.begin[0] + left, part.begin[1] + right) for left, right in alignment]
         for number in targets.keys() - answers.keys():
             cuts = list(accumulate(map(len, targets[number][:-1]))) if self.options.target is None else None
             pair = sources[number], list(chain.from_iterable(targets[number]))

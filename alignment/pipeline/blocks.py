@@ -7,6 +7,7 @@ from io import BytesIO
 from os import PathLike
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
+from alignment.documents import Section, gathered, joined
 from alignment.formats import read_parallel, split_words
 from alignment.formats.output import Output, decoded, encoded
 from alignment.links import Alignment, ScoredAlignment
@@ -166,14 +167,15 @@ class Counting:
     ) -> Iterator[tuple[int, Written | InvalidInputError]]:
         """Yield each pair's words, map and probabilities to count, as a line of JSON."""
         del align, numbers
-        for index, word_map in self.align.map_each(pairs):
-            if isinstance(word_map, InvalidInputError):
-                yield index, word_map
+        sections = self.align.cut(pairs)
+        for index, maps in gathered(sections, self.align.map_each([section.words for section in sections])):
+            if isinstance(maps, InvalidInputError):
+                yield index, maps
             else:
-                source, target = pairs[index]
-                arrays = {"map": encoded(word_map), "counted": encoded(self.align.counted(word_map))}
-                line = json.dumps({"source": source, "target": target, **arrays}, ensure_ascii=False)
-                yield index, Written(f"{line}\n", 0)
+                arrays = [
+                    (section.begin, own.shape, encoded(own), encoded(self.align.counted(own))) for section, own in maps
+                ]
+                yield index, Written(f"{json.dumps([*pairs[index], arrays], ensure_ascii=False)}\n", 0)
 
     def nothing(self, number: int) -> str:
         """Return an empty line."""
@@ -185,17 +187,19 @@ class Counting:
         lexicon = self.align.begun_lexicon()
         for record in records():
             for line in filter(None, record.content.split(b"\n")):
-                source, target, _, counted = _parsed(line)
-                lexicon.count(source, target, counted)
+                for section, _, counted in _parsed(line)[2]:
+                    lexicon.count(*section.words, counted)
         number = 0
         for record in records():
             texts, links = [], 0
             for line in record.content.split(b"\n")[:-1]:
                 number += 1
                 if line:
-                    source, target, word_map, counted = _parsed(line)
-                    alignment = self.align.read(word_map, source, target, lexicon, counted)
-                    text, more = self.links.written(number, source, target, alignment)
+                    source, target, maps = _parsed(line)
+                    answers = [
+                        (part, self.align.read(own, *part.words, lexicon, counted)) for part, own, counted in maps
+                    ]
+                    text, more = self.links.written(number, source, target, joined(source, target, answers))
                     texts.append(text)
                     links += more
                 else:
@@ -206,10 +210,14 @@ class Counting:
             lexicon.save(self.save_lexicon)
 
 
-def _parsed(line: bytes) -> tuple[list[str], list[str], WordMap, WordMap]:
-    entry = json.loads(line)
-    shape = len(entry["target"]), len(entry["source"])
-    return entry["source"], entry["target"], decoded(entry["map"], shape), decoded(entry["counted"], shape)
+def _parsed(line: bytes) -> tuple[list[str], list[str], list[tuple[Section, WordMap, WordMap]]]:
+    source, target, entries = json.loads(line)
+    maps = []
+    for (first, second), (rows, columns), *arrays in entries:
+        words = source[first : first + columns], target[second : second + rows]
+        word_map, counted = (decoded(array, (rows, columns)) for array in arrays)
+        maps.append((Section(0, (first, second), words), word_map, counted))
+    return source, target, maps
 
 
 def read_lines(block: Block) -> list[Line]:

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from alignment import Alignment, Lexicon
 from alignment.decoding import argmax
+from alignment.documents import Section
 from alignment.links import ScoredAlignment
 from alignment.pipeline import extract
 from alignment.word_maps import WordMap
@@ -55,6 +56,9 @@ class CountingAligner:
     """Links each target word by a map of letters and by what the whole text links."""
 
     count_text = scored = True
+
+    def cut(self, pairs: Batch) -> list[Section]:
+        return [Section(index, (0, 0), pair) for index, pair in enumerate(pairs)]
 
     def map_each(self, pairs: Batch) -> Iterator[tuple[int, WordMap]]:
         for index, (source, target) in enumerate(pairs):

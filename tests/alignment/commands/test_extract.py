@@ -246,6 +246,23 @@ def test_raw_text_in_small_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--tokenize is for the shipped models" in capsys.readouterr().err
 
 
+def test_a_document_is_aligned_in_sections() -> None:
+    story = load_alibi("master-cat")
+    sides = [[word for words in side[:12] for word in words] for side in (story.sources, story.targets)]
+    write("documents", [" ||| ".join(map(" ".join, sides)), PAIRS[0]])
+    forward, reverse = (WordAligner(*load_shipped_model(name), layer=0, head=0) for name in ("fr-en", "en-fr"))
+    aligner = BidirectionalAligner(forward, reverse)
+    pairs = [(sides[0], sides[1]), (FRENCH[0].split(), ENGLISH[0].split())]
+    found = aligner.align(*zip(*pairs, strict=True))
+    assert len(aligner.cut(pairs)) > 10
+    options = ["--layer=0", "--head=0", "--max-words=1000", "--quiet"]
+    assert cli.main(["extract", "documents", *options, "--out=links", "--page=links.html"]) == 0
+    assert lines("links") == [format_pharaoh(alignment) for alignment in found]
+    examples = content_of(Path("links.html").read_text(encoding="utf-8"))["examples"]
+    shown = [list(section.words[0]) for section in aligner.cut(pairs)]
+    assert [example["inputs"]["texts"] for example in examples] == shown
+
+
 def test_scores_and_formats(capsys: pytest.CaptureFixture[str]) -> None:
     sources, targets = ([line.split() for line in text] for text in (FRENCH, ENGLISH))
     aligner = WordAligner(*load_shipped_model("fr-en"), layer=0, head=2, recipe="hmm")
