@@ -15,10 +15,11 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# Modules are compiled as they are imported, which most of them never are.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ./captum_norm_models --editable '.[cluster,demo,serve,subword-nmt,tables]' --group dev
+	$(BIN)/python -m pip install --quiet --no-compile --editable ./captum_norm_models --editable '.[cluster,demo,serve,subword-nmt,tables]' --group dev
 	touch $@
 
 demo: $(INSTALLED) ## Explain a sentence with a small model; align a story with another
