@@ -81,3 +81,26 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
         if not out.exists():
             run(source, out)
         check_result(source, out, pairs)
+
+
+@pytest.mark.long
+def test_an_interrupted_decode_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    matrices, out, before = tmp_path / "matrices", tmp_path / "out", {"matrices", "out", "out.parts"}
+    matrices.write_text("a b ||| 0.9,0.1 0.2,0.8 0,1\nc ||| 1 1\n" * 5, encoding="utf-8")
+    text = tmp_path / "matrices.text"
+    text.write_text("A B\nC\n" * 5, encoding="utf-8")
+    words = ["decode", str(matrices), str(text), f"--out={out}", "--block-lines=3", "--quiet"]
+    _, left = at_line(10**9, lambda: cli.main(words), ROOTS)
+    lines, whole = 10**9 - left, out.read_bytes()
+    assert len(whole.split(b"\n")) == 11
+    codes = []
+    for number in random.Random(0).sample(range(1, lines + 1), 30 * FACTOR):
+        out.unlink(missing_ok=True)
+        codes.append(at_line(number, lambda: cli.main(words), ROOTS)[0])
+        assert {path.name for path in tmp_path.iterdir()} <= before | {text.name}
+        if not out.exists():
+            assert cli.main(words) == 0
+        assert out.read_bytes() == whole
+    assert {0, 130} >= set(codes)
+    assert codes.count(130) > 20
+    assert "Traceback" not in capsys.readouterr().err
