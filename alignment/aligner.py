@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -100,22 +99,20 @@ class TextAligner(ABC):
         """Like :meth:`align`, with the probability of each link, and whether corpus statistics took part."""
         pairs = sentence_pairs(sources, targets)
         full = [index for index, pair in enumerate(pairs) if all(pair)]
-        results = dict(self.read_each([pairs[index] for index in full]))
         alignments = [ScoredAlignment(Alignment())] * len(pairs)
-        for place, index in enumerate(full):
-            result = results[place]
+        for place, result in self.read_each([pairs[index] for index in full]):
             if isinstance(result, InvalidInputError):
-                raise InvalidInputError(f"pair {index}: {result}")
-            alignments[index] = result
+                raise InvalidInputError(f"pair {full[place]}: {result}")
+            alignments[full[place]] = result
         return alignments
 
     def align_pairs(self, pairs: Pairs) -> list[Alignment | InvalidInputError]:
         """The alignment of each pair, or an error that says why it cannot be used, such as an empty side."""
-        answers = [answer for _, answer in sorted(self.read_each(pairs), key=itemgetter(0))]
+        answers = [answer for _, answer in self.read_each(pairs)]
         return [answer if isinstance(answer, InvalidInputError) else answer.links for answer in answers]
 
     def read_each(self, pairs: Pairs) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
-        """Yield each pair's index and alignment, or an error that says why there is none.
+        """Yield each pair's index and alignment, or an error that says why there is none, in order.
 
         If the text counts its own word pairs, all of ``pairs`` are counted first.
         """

@@ -52,9 +52,8 @@ class EncoderAligner(WordAligner):
         tokenizer: its tokenizer, ``HuggingFaceTokenizer(tokenizer)``; that of the direction from source to target.
         layer: as for :class:`alignment.WordAligner`. Layer 0 is the first: layer 7 is SimAlign's and awesome-align's 8.
         source: a name in :data:`alignment.encoder.SOURCES`, or a method made for :func:`alignment.encoder.encoder_of`.
-        head: as for :class:`alignment.WordAligner`, of joined sides.
+        head: as for :class:`alignment.WordAligner`, of joined sides; max_tokens, lexicon and count_text are, too.
         recipe: likewise, or a name in :data:`alignment.recipes.PIECE_RECIPES`, whose links have no probabilities.
-        max_tokens: likewise, as are lexicon and count_text.
 
     Raises:
         InvalidInputError: the model reads one way only; an unknown source, recipe, layer or head; or a lexicon and a
