@@ -15,11 +15,10 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Modules are compiled as they are imported, which most of them never are.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --no-compile --editable ./captum_norm_models --editable '.[cluster,demo,serve,subword-nmt,tables]' --group dev
+	$(BIN)/python -m pip install --quiet --editable ./captum_norm_models --editable '.[cluster,demo,serve,subword-nmt,tables]' --group dev
 	touch $@
 
 demo: $(INSTALLED) ## Explain a sentence with a small model; align a story with another
@@ -58,8 +57,8 @@ $(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
 	$(LOWEST)/bin/python -m pip install --quiet --editable ./captum_norm_models --editable '.[cluster,demo,serve,subword-nmt,tables]' --group docs --group ecosystem --group test
 	touch $@
 
-test-lowest: $(LOWEST)/.installed ## Run the tests on the lowest versions that pyproject.toml admits
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(LOWEST)/bin/pytest $(PARALLEL)
+test-lowest: $(LOWEST)/.installed ## Run the short tests on the lowest versions that pyproject.toml admits
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(LOWEST)/bin/pytest -m "not long" $(PARALLEL)
 
 # Cases per test are some hundreds in `make test`; here, FACTOR times as many.
 fuzz: FACTOR ?= 40
