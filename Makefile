@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo script test test-long test-lowest fuzz faults format docs pictures bench release-check constraints constraints-lowest clean
+.PHONY: help demo script test checks short-tests test-long test-lowest fuzz faults format docs pictures bench release-check constraints constraints-lowest clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,12 +38,16 @@ script: $(MODULES) ## Check the pages' script and bundle it into captum_norm/sho
 	$(NPM) test
 	$(NPM) run build
 
-test: $(INSTALLED) $(MODULES) ## Check style and types; run the short tests and the doctests (6 minutes on two cores)
+test: checks short-tests ## Check style and types; run the short tests and the doctests (9 minutes on two cores)
+
+checks: $(INSTALLED) $(MODULES)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(NPM) run check
 	$(NPM) test
+
+short-tests: $(INSTALLED) $(MODULES)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m "not long" $(PARALLEL)
 
 test-long: $(INSTALLED) ## Run the long tests: all families, kills, processes, fairseq, pages, documentation
