@@ -61,9 +61,17 @@ def _run(options: ServeOptions) -> None:
         raise InvalidInputError(f"cannot listen at {options.host}, port {options.port}: {error}") from error
     with listening:
         service = Service(options, token, web)
-        threading.Thread(target=lambda: asyncio.run(service.listen(listening)), daemon=True).start()
+        threading.Thread(target=_listen, args=(service, listening), daemon=True).start()
         Terminal().say(f"listening at http://{options.host}:{listening.getsockname()[1]}, see /openapi.json")
         service.work()
+
+
+def _listen(service: "Service", listening: socket.socket) -> None:
+    try:
+        asyncio.run(service.listen(listening))
+    except OSError:
+        if listening.fileno() >= 0:  # Ctrl-C has not closed it
+            raise
 
 
 class Service:

@@ -1,6 +1,7 @@
 """``captum-norm serve``: answers over a real socket, in order, whatever clients send."""
 
 import asyncio
+import errno
 import json
 import signal
 import socket
@@ -9,9 +10,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from http.client import HTTPConnection, RemoteDisconnected
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -302,6 +304,19 @@ def test_ctrl_c_ends_it(gpt2: str, busy: bool, processes: Processes) -> None:
         assert processes[0].communicate(timeout=60)[1] == "captum-norm: interrupted\n"
         assert processes[0].returncode == 130
         assert all(isinstance(one.exception(timeout=60), OSError | None) for one in found)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_nothing_is_said_of_a_socket_that_ctrl_c_closed_before_it_was_served(interrupted: bool) -> None:
+    class Starting:
+        async def listen(self, listening: socket.socket) -> None:
+            if interrupted:
+                listening.close()
+            raise OSError(errno.EBADF, "Bad file descriptor")
+
+    ends = nullcontext() if interrupted else pytest.raises(OSError, match="Bad file")
+    with socket.create_server(("127.0.0.1", 0)) as listening, ends:
+        serve._listen(cast(Service, Starting()), listening)
 
 
 def test_the_command_refuses_what_it_cannot_do(
