@@ -76,7 +76,11 @@ class SourceAblations:
         self.sources = tuple(names)
         self.numbers = tuple(with_space(read, numbers))
         self._read, self._prompt, self._sources = read, torch.tensor(read.ids), torch.tensor(self.numbers)
-        self._batch_tokens = check_count("batch_tokens", batch_tokens)
+        # Some rotary positions turn by the length of the longest text in a call, so each text is run alone.
+        kinds = [str(getattr(module, "rope_type", "")) for module in model.modules()]
+        alone = any("dynamic" in kind or "longrope" in kind for kind in kinds)
+        batch_tokens = check_count("batch_tokens", batch_tokens)
+        self._batch_tokens = 1 if alone else batch_tokens
         self._shares = forcing.continued  # whether texts that begin alike share the model's cache of their beginning
         self.inputs = forcing.inputs(read.ids, self.answer)
 

@@ -23,10 +23,16 @@ PROMPT = "\n".join([*PASSAGES, QUESTION])
 
 SIZES = {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 32, "max_position_embeddings": 90}
 LAYERS = SIZES | {"num_hidden_layers": 2, "pad_token_id": 1}
+# Other frequencies behind 30 tokens, which some ablated prompts have.
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 30, "factor": 3.0,
+    "short_factor": [1.0] * 3, "long_factor": [4.0] * 3,
+}  # fmt: skip
 HALVES = {"d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "decoder_start_token_id": 1, "pad_token_id": 1}
 MODELS: dict[str, Callable[[int], Any]] = {
     "gpt2": lambda words: new("GPT2LMHeadModel", vocab_size=words, n_positions=90, n_embd=24, n_layer=2, n_head=4)(),
     "llama": lambda words: new("LlamaForCausalLM", vocab_size=words, num_key_value_heads=2, **LAYERS)(),
+    "longrope": lambda words: new("LlamaForCausalLM", vocab_size=words, rope_parameters=LONGROPE, **LAYERS)(),
     "gemma2": lambda words: new("Gemma2ForCausalLM", vocab_size=words, sliding_window=9, head_dim=6, **LAYERS)(),
     "bloom": lambda words: new("BloomForCausalLM", vocab_size=words, hidden_size=24, n_layer=2, n_head=4)(),
     "opt": lambda words: new("OPTForCausalLM", vocab_size=words, ffn_dim=32, word_embed_proj_dim=24, **LAYERS)(),
