@@ -47,8 +47,9 @@ checks: $(INSTALLED) $(MODULES)
 	$(NPM) run check
 	$(NPM) test
 
+short-tests: TIER ?= -m "not long"
 short-tests: $(INSTALLED) $(MODULES)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m "not long" $(PARALLEL)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(TIER) $(PARALLEL)
 
 test-long: $(INSTALLED) ## Run the long tests: all families, kills, processes, fairseq, pages, documentation
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m long $(PARALLEL)

@@ -1,6 +1,7 @@
 """Every method × every arrangement of layers × the properties that hold for all of them.
 
-The long tier takes the other families, too; :mod:`tests.test_families` has all that depends on the family alone.
+The long tier compares maps with the other families, too; :mod:`tests.test_families` has all that depends on the family
+alone.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -39,14 +40,14 @@ EXAMPLES = ("bert", "llama", "vit")
 REFUSED: dict[str, set[str]] = {"value zeroing": {"xmod", "bloom", "falcon-rw"}, "decompx": {"esm", "deberta"}}
 
 
-def pairs(names: Iterable[str], *, without: Sequence[str] = ()) -> pytest.MarkDecorator:
-    """Every method with a family of each kind, unless it refuses it."""
+def pairs(names: Iterable[str], *, without: Sequence[str] = (), every_kind: bool = False) -> pytest.MarkDecorator:
+    """Every method with a family of each arrangement, or of each kind, unless it refuses it."""
     cases = [
         pytest.param(*case.values, method, marks=case.marks)
         for method in METHODS
         if method not in without
         for case in tiers((name for name in names if name not in REFUSED.get(method, ())), arrangement_of)
-        if case.values[0] in REPRESENTATIVES
+        if case.values[0] in REPRESENTATIVES and (every_kind or not case.marks)
     ]
     return pytest.mark.parametrize(("name", "method"), cases)
 
@@ -89,7 +90,7 @@ def test_without_maps_the_other_numbers_are_the_same(name: str) -> None:
 
 
 @pytest.mark.few
-@pairs(FAMILIES)
+@pairs(FAMILIES, every_kind=True)
 def test_maps_and_attributions_agree(name: str, method: str) -> None:
     model, inputs = families.build(name), families.inputs(name)
     with torch.no_grad():

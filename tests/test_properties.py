@@ -67,6 +67,10 @@ SLOW = {"decompx": 15, "cp-lrp": 15, "attnlrp": 20, "gim": 20, "lime": 15}
 CALLS = math.ceil((600 - sum(SLOW.get(name, 0) for name, _ in CASES)) / sum(name not in SLOW for name, _ in CASES))
 
 
+def named(name: str, options: dict[str, Any]) -> str:
+    return "-".join([name, *map(str, options.values())])
+
+
 @cache
 def built(name: str, dtype: torch.dtype, scale: float) -> Any:
     """A model whose matrices are multiplied by ``scale``."""
@@ -231,17 +235,17 @@ def check_maps(call: Call, maps: AttributionMaps) -> None:
         assert (maps.convergence_delta <= TOLERANCE[call.precision]).all()
 
 
-@pytest.mark.few(cases=8)
 @pytest.mark.fuzz
 @pytest.mark.filterwarnings(
     "ignore:Setting forward, backward hooks", "ignore:Objective did not converge", "ignore:The PyTorch API of nested"
 )
 @pytest.mark.parametrize(
-    ("name", "options"),
-    CASES,
-    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
+    ("name", "options", "share"),
+    [
+        *(pytest.param(*case, 0.15, id=f"some {named(*case)}") for case in CASES[::5]),
+        *(pytest.param(*case, 1, id=named(*case), marks=pytest.mark.long) for case in CASES),
+    ],
 )
-@pytest.mark.parametrize("share", [0.15, pytest.param(1, marks=pytest.mark.long)], ids=["some", "all"])
 def test_a_call_is_refused_or_its_numbers_are_right(name: str, options: dict[str, Any], share: float) -> None:
     if (requires := METHODS[name].requires) is not None:
         pytest.importorskip(str(requires), reason=f"{name} needs {requires}")
