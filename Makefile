@@ -19,6 +19,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable ./captum_norm_models --editable '.[cluster,demo,serve,subword-nmt,tables]' --group dev
+	$(BIN)/python -m pip install --quiet --no-deps --target .venv/hqq --group hqq
 	touch $@
 
 demo: $(INSTALLED) ## Explain a sentence with a small model; align a story with another
@@ -114,7 +115,7 @@ constraints: PIP_BUILD_CONSTRAINT :=
 constraints: ## Resolve all dependencies afresh and pin them in constraints.txt
 	$(PYTHON) -m venv --clear build/venv
 	build/venv/bin/python -m pip install --quiet --upgrade pip
-	build/venv/bin/python -m pip install --quiet --editable ./captum_norm_models --editable '.[cluster,demo,serve,subword-nmt,tables]' --group dev hatchling editables torch==2.13.0
+	build/venv/bin/python -m pip install --quiet --editable ./captum_norm_models --editable '.[cluster,demo,serve,subword-nmt,tables]' --group dev --group hqq hatchling editables torch==2.13.0
 	build/venv/bin/python -m pip freeze --all --exclude-editable | sed 's/+.*//' > constraints.txt
 
 constraints-lowest: PIP_CONSTRAINT := build/lowest.txt

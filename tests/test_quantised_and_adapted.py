@@ -1,6 +1,7 @@
 """Adapted and quantised models: every method gives what it gives for the merged or dequantised model."""
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -218,7 +219,9 @@ def with_torchao(model: Any, config: str, **options: Any) -> Any:
 
 
 def with_hqq(model: Any) -> Any:
-    hqq = pytest.importorskip("hqq.core.quantize", reason="needs hqq")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(f"{sys.prefix}/hqq")  # where `make` installs it
+        hqq = pytest.importorskip("hqq.core.quantize", reason="needs hqq")
     config = hqq.BaseQuantizeConfig(nbits=4, group_size=32)
     return replaced(model, lambda module: hqq.HQQLinear(module, config, compute_dtype=torch.float32, device="cpu"))
 
