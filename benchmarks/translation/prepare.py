@@ -9,6 +9,7 @@ import argparse
 import lzma
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ from alignment.normalization import Language, normalize_words, tokenize
 LANGUAGES: tuple[Language, Language] = ("en", "fr")
 SPLITS = ("train", "valid", "test")
 LOST = "\ufffd"
+TAGS = {"en": "madeupword0000", "fr": "madeupword0001"}
+"""The first piece of a joint model's source, by the language of its target: padding of fairseq's dictionaries."""
+COPIED = 0.25
+"""How many sentences are copied per translation."""
 
 
 def main() -> None:
@@ -47,6 +52,11 @@ def main() -> None:
                 _cut(out / f"{split}.{language}", pieces, model)
     if not (out / "binary").exists():
         _binarize(out, arguments.workers)
+    if arguments.joint and not (out / "joint" / "binary").exists():
+        (out / "joint").mkdir(exist_ok=True)
+        for split in SPLITS:
+            _mix(out, split)
+        _binarize(out / "joint", arguments.workers, out / "binary" / "dict.en.txt", ("source", "target"))
 
 
 def _arguments() -> argparse.Namespace:
@@ -56,6 +66,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--pieces", type=int, default=8000, help="size of the joint SentencePiece vocabulary")
     parser.add_argument("--max-words", type=int, default=80, help="longest sentence to train on, in normalised words")
     parser.add_argument("--max-ratio", type=float, default=3.0, help="most words of one side per word of the other")
+    parser.add_argument("--joint", action="store_true", help="also mix both directions for one model")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     return parser.parse_args()
 
@@ -121,11 +132,28 @@ def _cut(text: Path, pieces: Path, model: Path) -> None:
             cut.write(" ".join(processor.encode(line.rstrip("\n"), out_type=str)) + "\n")
 
 
-def _binarize(out: Path, workers: int) -> None:
-    """Have fairseq count the joint dictionary and binarise; the result serves both directions."""
+def _mix(out: Path, split: str) -> None:
+    """Write translations in both directions and, to train on, copies, whose source lacks some of the pieces."""
+    generator = random.Random(1)
+    texts = [(out / f"{split}.pieces.{language}").read_text(encoding="utf-8").splitlines() for language in LANGUAGES]
+    pairs = list[tuple[str, str]]()
+    for sides in zip(*texts, strict=True):
+        for language, line, other in zip(LANGUAGES, sides, reversed(sides), strict=True):
+            pairs.append((f"{TAGS[language]} {other}", line))
+            if split == "train" and generator.random() < COPIED:
+                kept = " ".join(piece for piece in line.split() if generator.random() < 0.9)
+                pairs.append((f"{TAGS[language]} {kept}", line))
+    for side, lines in zip(("source", "target"), zip(*pairs, strict=True), strict=True):
+        with _atomic(out / "joint" / f"{split}.pieces.{side}") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+
+def _binarize(out: Path, workers: int, dictionary: Path | None = None, sides: tuple[str, str] = LANGUAGES) -> None:
+    """Have fairseq binarise and, unless one is given, count the joint dictionary; the result serves both directions."""
     unfinished = out / "partial-binary"
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--source-lang=en", "--target-lang=fr"]
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", f"--source-lang={sides[0]}", f"--target-lang={sides[1]}"]
     command += [f"--{split}pref={out / split}.pieces" for split in SPLITS]
+    command += [f"--srcdict={dictionary}"] if dictionary else []
     command += ["--joined-dictionary", f"--workers={workers}", f"--destdir={unfinished}"]
     subprocess.run(command, check=True)
     unfinished.replace(out / "binary")

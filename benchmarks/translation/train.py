@@ -35,7 +35,7 @@ HOUSEKEEPING = shlex.split("""
 
 def main() -> None:
     """Train one direction; the log of losses goes to ``train.log`` beside the checkpoints."""
-    arguments = _arguments()
+    arguments, others = _arguments()
     arguments.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(arguments.threads)
     # float32 matrices are multiplied in bfloat16 and summed in float32: much faster on CPUs that can do it.
@@ -52,23 +52,24 @@ def main() -> None:
         command += [f"--{part}-ffn-embed-dim={4 * arguments.width}"]
     command += [f"--seed={arguments.seed}", f"--max-update={arguments.updates}", f"--max-tokens={arguments.batch}"]
     command += [f"--save-dir={arguments.out}", f"--log-file={arguments.out / 'train.log'}"]
-    sys.argv = [*command, *RECIPE, *HOUSEKEEPING]
+    sys.argv = [*command, *RECIPE, *HOUSEKEEPING, *others]
     runpy.run_module("fairseq_cli.train", run_name="__main__", alter_sys=False)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+def _arguments() -> tuple[argparse.Namespace, list[str]]:
+    epilog = "Other options are fairseq-train's and replace those of the recipe."
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0], epilog=epilog)
     parser.add_argument("--data", type=Path, required=True, help="what benchmarks.translation.prepare wrote")
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and the log")
-    parser.add_argument("--source", choices=("en", "fr"), required=True)
-    parser.add_argument("--target", choices=("en", "fr"), required=True)
+    parser.add_argument("--source", required=True, help="en or fr; source of a joint model")
+    parser.add_argument("--target", required=True, help="fr or en; target of a joint model")
     parser.add_argument("--updates", type=int, default=4000)
     parser.add_argument("--layers", type=int, default=3, help="of the encoder, and as many of the decoder")
     parser.add_argument("--width", type=int, default=256, help="of the model; feed-forward: 4 times")
     parser.add_argument("--batch", type=int, default=4096, help="pieces on the longer side of a batch")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
-    return parser.parse_args()
+    return parser.parse_known_args()
 
 
 if __name__ == "__main__":
