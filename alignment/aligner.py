@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal
 
@@ -12,12 +12,12 @@ from torch import nn
 
 from alignment import documents
 from alignment.alignments import Alignments
-from alignment.decoding import link_probabilities
+from alignment.decoding import link_probabilities, mutual_argmax
 from alignment.documents import Section
 from alignment.lexicon import Languages, Lexicon
 from alignment.links import Alignment, ScoredAlignment
 from alignment.recipes import DEFAULT_RECIPE, RECIPES, Recipe, read_recipe
-from alignment.selection import SETTINGS, Choice, Setting, highest_norm, most_consistent
+from alignment.selection import SETTINGS, Choice, Setting, consistency, highest_norm, most_consistent
 from alignment.symmetrization import COMBINATIONS, MAP_COMBINATIONS, SYMMETRIZATIONS
 from alignment.teacher_forcing import MapMethod, OnError, WordMaps, attention_maps, word_maps
 from alignment.tokenization import TranslationTokenizer, check_words, languages_of
@@ -178,7 +178,10 @@ class TextAligner(ABC):
 Layer = int | Literal["auto", "highest-norm"]
 
 SAMPLE = 500
-"""How many sentence pairs, the first ones, decide on layer, setting and head."""
+"""How many sentence pairs, the first ones, decide on layer, setting, head and the similarity's weight."""
+
+WEIGHTS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+"""The weights of a similarity that are tried; the norms have the rest to 1."""
 
 
 class WordAligner(TextAligner):
@@ -207,9 +210,17 @@ class WordAligner(TextAligner):
             recipe must have no null column, as ``hmm`` and ``product``. Links then hold statistics of other sentences.
         count_text: whether the pairs given to :meth:`align` are their own lexicon: a first pass counts their word
             pairs, beside those of ``lexicon``.
+        similarity: an aligner with the same recipe, such as an :class:`alignment.EncoderAligner` of this model, whose
+            map is added with the weight of :data:`WEIGHTS` that makes the mutual links of the first :data:`SAMPLE`
+            pairs most consistent (:func:`alignment.selection.consistency`).
+
+    Attributes:
+        choice: setting, layer and head; None until they are chosen.
+        weight: that of the similarity; None until it is chosen.
 
     Raises:
-        InvalidInputError: an unknown recipe, layer, setting or head; or a lexicon and a recipe with a null column.
+        InvalidInputError: an unknown recipe, layer, setting or head; a lexicon and a recipe with a null column; or a
+            similarity with another recipe.
 
     Example:
         >>> from alignment import load_shipped_model
@@ -233,6 +244,7 @@ class WordAligner(TextAligner):
         max_tokens: int = 4096,
         lexicon: Lexicon | None = None,
         count_text: bool = False,
+        similarity: TextAligner | None = None,
     ) -> None:
         if isinstance(layer, str) and layer not in ("auto", "highest-norm"):
             raise InvalidInputError(f'got the layer {layer!r}, expected an index, "auto" or "highest-norm"')
@@ -260,6 +272,10 @@ class WordAligner(TextAligner):
             self.choice = Choice(setting, layer, head)
         self._layer, self._setting, self._head = layer, setting, head
         self._max_tokens = max_tokens
+        if similarity is not None and similarity.recipe != self.recipe:
+            raise InvalidInputError("got a similarity with another recipe; give both aligners the same recipe")
+        self.similarity = similarity
+        self.weight: float | None = None
 
     @property
     def directions(self) -> Sequence[tuple["WordAligner", bool]]:
@@ -271,6 +287,22 @@ class WordAligner(TextAligner):
         if not pairs:
             return
         choice = self.choose(pairs)
+        others = dict(self.similarity.map_each(pairs)) if self.similarity and self.weight else {}
+        for index, word_map in self._own_maps(pairs, choice):
+            other = others.get(index)
+            if other is None or isinstance(word_map, InvalidInputError):
+                yield index, word_map
+            elif isinstance(other, InvalidInputError):
+                yield index, other
+            else:
+                yield index, self._added(word_map, other, self.weight or 0.0)
+
+    def _added(self, word_map: WordMap, similarity: WordMap, weight: float) -> WordMap:
+        first, second = (normalize_rows(one, null=self.recipe.null) for one in (word_map, similarity))
+        added: WordMap = (1 - weight) * first + weight * second
+        return added
+
+    def _own_maps(self, pairs: Pairs, choice: Choice) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
         refused: dict[int, InvalidInputError] = {}
         needed = self.recipe.settings(choice.setting)
         other_layer, other_head = (choice.layer, choice.head) if self._of_encoder else (-1, None)
@@ -291,7 +323,25 @@ class WordAligner(TextAligner):
         """
         if self.choice is None:
             self.choice = self._decide(list(islice(documents.in_proportion(pairs), SAMPLE)))
+        if self.similarity and self.weight is None:
+            sample = list(islice(documents.in_proportion(pairs), SAMPLE))
+            self.weight = self._weigh(sample, self.choice, dict(self.similarity.map_each(sample)))
         return self.choice
+
+    def _weigh(self, pairs: Pairs, choice: Choice, others: Mapping[int, WordMap | InvalidInputError]) -> float:
+        """The weight that makes mutual links most consistent, the lowest of equals."""
+        maps = dict[int, tuple[WordMap, WordMap]]()
+        for index, word_map in self._own_maps(pairs, choice):
+            other = others[index]
+            if not (isinstance(word_map, InvalidInputError) or isinstance(other, InvalidInputError)):
+                maps[index] = word_map, other
+        sources, targets = ([pairs[index][side] for index in maps] for side in (0, 1))
+
+        def rate(weight: float) -> float:
+            added = (self._added(*both, weight) for both in maps.values())
+            return consistency([mutual_argmax(one, null=self.recipe.null) for one in added], sources, targets)
+
+        return max(WEIGHTS, key=rate)
 
     def _decide(self, pairs: Pairs) -> Choice:
         layers = None if isinstance(self._layer, str) else [self._layer]

@@ -19,7 +19,7 @@ from alignment.links import ScoredAlignment
 from alignment.recipes import DEFAULT_RECIPE, Recipe
 from alignment.selection import Setting
 from alignment.teacher_forcing import MapMethod, OnError, WordIds, WordMaps
-from alignment.tokenization import EncodedSentence
+from alignment.tokenization import EncodedSentence, TranslationTokenizer
 from alignment.word_maps import WordMap, normalize_rows
 from captum_norm import InvalidInputError, UnsupportedModelError
 from captum_norm.checks import check_choice
@@ -28,7 +28,7 @@ from captum_norm.models import evaluating, explained_module, input_device, longe
 
 _CPU_TOKENS = 512  # pieces of a batch on a CPU; more leave its caches, and need more padding
 
-SOURCES = ("similarity", "norm", "alti", "value-zeroing", "weights")
+SOURCES = ("similarity", "embeddings", "norm", "alti", "value-zeroing", "weights")
 """What :class:`alignment.EncoderAligner` makes maps of, by name."""
 
 
@@ -36,8 +36,11 @@ class EncoderAligner(WordAligner):
     """Word alignments from an encoder that knows both languages, such as mBERT, XLM-R, LaBSE or that of NLLB.
 
     ``"similarity"`` runs both sides apart: a piece's row is the softmax of the dot products of its state and those of
-    the other side's pieces [Dou & Neubig 2021]. Other sources run both sides joined, as the tokenizer joins two texts,
-    ``[CLS] source [SEP] target [SEP]``: a piece's row is what it takes from the other side's pieces.
+    the other side's pieces [Dou & Neubig 2021]. ``"embeddings"`` does so with the input embeddings, one layer: the
+    products are their cosines times the square root of the width, as of queries and keys of unit variance. Both read
+    translation models with one vocabulary for both languages, too. Other sources run both sides joined, as the
+    tokenizer joins two texts, ``[CLS] source [SEP] target [SEP]``: a piece's row is what it takes from the other side's
+    pieces.
 
     So there are rows of target pieces and rows of source pieces. Where recipes speak of settings, the former are AWI,
     the latter AWO, here of the same layer and head. Pieces become words as for :class:`alignment.WordAligner`; special
@@ -49,7 +52,8 @@ class EncoderAligner(WordAligner):
     Args:
         model: a Hugging Face encoder or encoder–decoder model, with or without its head, or a SentenceTransformer; left
             unchanged.
-        tokenizer: its tokenizer, ``HuggingFaceTokenizer(tokenizer)``; that of the direction from source to target.
+        tokenizer: its tokenizer, ``HuggingFaceTokenizer(tokenizer)`` or that of a fairseq checkpoint; that of the
+            direction from source to target.
         layer: as for :class:`alignment.WordAligner`. Layer 0 is the first: layer 7 is SimAlign's and awesome-align's 8.
         source: a name in :data:`alignment.encoder.SOURCES`, or a method made for :func:`alignment.encoder.encoder_of`.
         head: as for :class:`alignment.WordAligner`, of joined sides; max_tokens, lexicon and count_text are, too.
@@ -73,7 +77,7 @@ class EncoderAligner(WordAligner):
     def __init__(
         self,
         model: nn.Module,
-        tokenizer: HuggingFaceTokenizer,
+        tokenizer: TranslationTokenizer,
         layer: Layer = "auto",
         source: str | MapMethod = "similarity",
         *,
@@ -83,20 +87,25 @@ class EncoderAligner(WordAligner):
         lexicon: Lexicon | None = None,
         count_text: bool = False,
     ) -> None:
-        if not isinstance(tokenizer, HuggingFaceTokenizer):
+        similar = source in ("similarity", "embeddings")
+        if not isinstance(tokenizer, HuggingFaceTokenizer) and not (similar and hasattr(tokenizer, "encode_source")):
             raise InvalidInputError(f"got a {type(tokenizer).__name__}; wrap it: HuggingFaceTokenizer(tokenizer)")
-        encoder = encoder_of(model)
+        encoder: Any = encoder_of(model)
+        if source == "embeddings" or not isinstance(tokenizer, HuggingFaceTokenizer):
+            _check_one_vocabulary(explained_module(model), encoder)
         method: Any = source
         if isinstance(source, str):
             check_choice("source", source, SOURCES)
-            method = None if source == "similarity" else METHODS[source].load()(encoder)
+            method = None if similar else METHODS[source].load()(encoder)
         if method is None and (head not in (None, "all") or layer == "highest-norm"):
             expected = 'similarities are of whole layers: give an index or "auto", and no head'
             raise InvalidInputError(f"got layer={layer!r} and head={head!r}; {expected}")
         options: Any = {"head": head, "recipe": recipe, "max_tokens": max_tokens, "lexicon": lexicon}
         super().__init__(encoder, tokenizer, method, layer, count_text=count_text, **options)
-        self._ends = self._named_ends()
-        self._refuse_one_way()
+        self._embeddings: Any = encoder.get_input_embeddings() if source == "embeddings" else None
+        self._ends = self._named_ends() if self._embeddings is None else {}
+        if self._embeddings is None:
+            self._refuse_one_way()
 
     def map_each(self, pairs: Pairs) -> Iterator[tuple[int, WordMap | InvalidInputError]]:
         """Yield each pair's index and map, or why the pair cannot be used.
@@ -197,7 +206,7 @@ class EncoderAligner(WordAligner):
 
     def _run(self, inputs: dict[str, Tensor], layers: Sequence[int] | None) -> Tensor:
         try:
-            states = getattr(self.model(**inputs, output_hidden_states=True), "hidden_states", None)
+            states = self._all_states(inputs)
         except _StopError as stopped:
             return stopped.args[0].unsqueeze(2)  # type: ignore[no-any-return]
         if not states:
@@ -207,6 +216,13 @@ class EncoderAligner(WordAligner):
         if outside := [layer for layer in chosen if not -count <= layer < count]:
             raise InvalidInputError(f"got layer {outside[0]}; the model has {count}: 0 to {count - 1}")
         return torch.stack([states[1:][layer] for layer in chosen], 2)
+
+    def _all_states(self, inputs: dict[str, Tensor]) -> Sequence[Tensor] | None:
+        """The states before and behind each layer, (B, N, D), or the scaled embeddings as those of one layer."""
+        if self._embeddings is None:
+            return getattr(self.model(**inputs, output_hidden_states=True), "hidden_states", None)
+        vectors = normalize(self._embeddings(inputs["input_ids"]), dim=-1)
+        return vectors, vectors * vectors.shape[-1] ** 0.25
 
     def _named_ends(self) -> dict[int, str]:
         """The module that returns each layer's states and nothing else; ALBERT's is called more than once."""
@@ -250,6 +266,15 @@ def encoder_of(model: nn.Module) -> nn.Module:
     if not hasattr(encoder, "config"):
         raise InvalidInputError(f"got a {type(encoder).__name__}; expected an encoder of Hugging Face")
     return encoder  # type: ignore[no-any-return]
+
+
+def _check_one_vocabulary(model: Any, encoder: Any) -> None:
+    """Refuse a translation model whose encoder has no embeddings of the target's pieces."""
+    if model is not encoder and getattr(model.config, "is_encoder_decoder", False):
+        source, target = (part.get_input_embeddings() for part in (encoder, model.get_decoder()))
+        if source.weight is not target.weight:
+            message = f"got a {type(model).__name__} with a vocabulary for each language"
+            raise InvalidInputError(f"{message}; expected the same embeddings in encoder and decoder")
 
 
 class _StopError(Exception):

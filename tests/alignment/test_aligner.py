@@ -1,7 +1,7 @@
 """Sentence pairs to alignments, by one model or two opposite ones: what is read, chosen, combined and refused."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, cast
 
@@ -275,6 +275,56 @@ def test_combinations_by_their_definitions(combine: str) -> None:
     assert aligner.scored == (combine not in SYMMETRIZATIONS)
     assert not aligner.corpus_statistics
     assert len({tuple(links) for links in found}) > 1
+
+
+def most_consistent_by_hand(maps: Mapping[float, Sequence[WordMap]]) -> float:
+    """The weight whose mutual links have the highest sum of 1 and Dice over the other links, link by link."""
+
+    def rate(weight: float) -> float:
+        links = [
+            (source[j].lower(), target[i].lower())
+            for matrix, (source, target) in zip(maps[weight], PAIRS, strict=True)
+            for i, j in np.ndindex(*matrix.shape)
+            if matrix[i, j] == matrix[i].max() == matrix[:, j].max()
+        ]
+        return sum(
+            1
+            + 2
+            * (links.count((source, target)) - 1)
+            / (sum(source == one for one, _ in links) + sum(target == one for _, one in links) - 1)
+            for source, target in links
+        )
+
+    return max(maps, key=rate)
+
+
+def test_a_similarity_is_added_with_the_most_consistent_weight() -> None:
+    chosen = set()
+    for seed in range(6):
+        norms, similarities = (cast(Any, dict(one(number).map_each(PAIRS))) for number in (seed, seed + 7))
+        by_weight = {
+            weight: [
+                (1 - weight) * first / first.sum(1)[:, None] + weight * second / second.sum(1)[:, None]
+                for first, second in ((norms[index], similarities[index]) for index in range(len(PAIRS)))
+            ]
+            for weight in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+        }
+        added = one(seed, similarity=one(seed + 7))
+        found = cast(Any, dict(added.map_each(PAIRS)))
+        assert added.weight == most_consistent_by_hand(by_weight)
+        for index, expected_map in enumerate(by_weight[added.weight]):
+            np.testing.assert_allclose(found[index], expected_map, rtol=0, atol=1e-11)
+        chosen.add(added.weight)
+    assert len(chosen) > 2
+
+
+def test_a_similarity_refuses_pairs_and_other_recipes() -> None:
+    similarity = WordAligner(ToyModel(longest=20), ToyTokenizer(), noisy(7), 0)
+    *others, last = one(0, similarity=similarity).align_pairs([*PAIRS, (["a"] * 19, ["a"] * 19)])
+    assert all(isinstance(answer, Alignment) for answer in others)
+    assert str(last).startswith("got a source side of 21 pieces, expected at most 20")
+    with pytest.raises(InvalidInputError, match="got a similarity with another recipe"):
+        one(1, similarity=one(2, "product"))
 
 
 @pytest.mark.parametrize("recipe", ["paper", "balanced"])

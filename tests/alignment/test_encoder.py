@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 import captum_norm as cn
 from alignment import EncoderAligner, HuggingFaceTokenizer, Lexicon, WordAligner
 from alignment.decoding import itermax, mutual_argmax
-from alignment.encoder import SOURCES, encoder_of
+from alignment.encoder import encoder_of
 from alignment.links import Alignment
 from alignment.recipes import RECIPES, Recipe
 from alignment.selection import Choice, consistency
@@ -165,6 +165,28 @@ def test_similarities_of_words(seed: int) -> None:
             assert not word_map[:, -1].any()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_similarities_of_embeddings(seed: int) -> None:
+    model, pairs = bert(seed), sentences(seed)
+    table = model.embeddings.word_embeddings.weight.detach().numpy()
+    found = maps_of(aligner(model, source="embeddings", recipe=AWO), pairs)
+    for (source, target), least in zip(pairs, found, strict=True):
+        vectors = [
+            [table[VOCABULARY.index(piece)] for piece in tokenizer().tokenize(" ".join(words))]
+            for words in (source, target)
+        ]
+        similarity = np.array(
+            [
+                [first @ second / np.sqrt(first @ first * (second @ second)) * 24**0.5 for second in vectors[0]]
+                for first in vectors[1]
+            ]
+        )
+        words, counts = (pieces_of(target), pieces_of(source)), (len(target), len(source))
+        of_target = summed(softmax(similarity, 1), words, counts)
+        of_source = summed(softmax(similarity, 0).T, words[::-1], counts[::-1]).T
+        np.testing.assert_allclose(least[:, :-1], np.minimum(of_target, of_source), rtol=0, atol=2e-6)
+
+
 METHODS = {
     "norm": cn.NormAttribution,
     "alti": cn.ALTI,
@@ -196,7 +218,7 @@ def test_maps_of_joined_sides(source: str) -> None:
         np.testing.assert_allclose(least[:, :-1], np.minimum(of_target, of_source), rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", ["similarity", *METHODS])
 def test_the_layer_is_the_most_consistent_one(source: str) -> None:
     model, pairs = bert(3), sentences(3)
     head = None if source == "similarity" else "all"
@@ -228,7 +250,7 @@ def test_one_head_of_both_directions() -> None:
     np.testing.assert_allclose(least[:, :-1], np.minimum(of_target, of_source), rtol=0, atol=1e-5 * matrix.max())
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", ["similarity", *METHODS])
 @pytest.mark.parametrize("recipe", ["hmm", "paper", "softmax", "itermax"])
 def test_batches_and_padding_change_nothing(source: str, recipe: str) -> None:
     model, pairs = bert(5), sentences(5)
@@ -308,6 +330,12 @@ def gpt2() -> Any:
     ).train(False)
 
 
+def two_vocabularies() -> Any:
+    layers: Any = {f"{side}_{name}": 1 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    config = hf.MarianConfig(vocab_size=40, d_model=8, pad_token_id=0, share_encoder_decoder_embeddings=False, **layers)
+    return hf.MarianMTModel(config)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -317,7 +345,11 @@ def gpt2() -> Any:
             lambda: EncoderAligner(bert(0), cast(Any, tokenizer())),
             r"got a BertTokenizer; wrap it: HuggingFaceTokenizer\(",
         ),
-        (lambda: aligner(bert(0), source="norms"), "got source='norms'; expected one of similarity, norm, alti"),
+        (lambda: aligner(bert(0), source="norms"), "got source='norms'; expected one of similarity, embeddings, norm"),
+        (
+            lambda: aligner(two_vocabularies(), source="embeddings"),
+            "got a MarianMTModel with a vocabulary for each language",
+        ),
         (lambda: aligner(bert(0), head=0), "got layer='auto' and head=0; similarities are of whole layers"),
         (lambda: aligner(bert(0), "highest-norm"), "got layer='highest-norm' and head=None; similarities are of whole"),
         (lambda: aligner(bert(0), recipe="itermax", lexicon=Lexicon()), "got a lexicon and a recipe .* or of pieces"),
