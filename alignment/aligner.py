@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -215,8 +216,7 @@ class WordAligner(TextAligner):
             pairs most consistent (:func:`alignment.selection.consistency`).
 
     Attributes:
-        choice: setting, layer and head; None until they are chosen.
-        weight: that of the similarity; None until it is chosen.
+        choice: setting, layer, head and the similarity's weight; None until they are chosen.
 
     Raises:
         InvalidInputError: an unknown recipe, layer, setting or head; a lexicon and a recipe with a null column; or a
@@ -268,14 +268,13 @@ class WordAligner(TextAligner):
         if head is None and recipe != RECIPES["paper"] and getattr(self.method, "scope", None) == "attn":
             head = "auto"
         head = None if head == "all" else head
-        if setting != "auto" and not isinstance(layer, str) and head != "auto":
+        if setting != "auto" and not isinstance(layer, str) and head != "auto" and similarity is None:
             self.choice = Choice(setting, layer, head)
         self._layer, self._setting, self._head = layer, setting, head
         self._max_tokens = max_tokens
         if similarity is not None and similarity.recipe != self.recipe:
             raise InvalidInputError("got a similarity with another recipe; give both aligners the same recipe")
         self.similarity = similarity
-        self.weight: float | None = None
 
     @property
     def directions(self) -> Sequence[tuple["WordAligner", bool]]:
@@ -287,7 +286,7 @@ class WordAligner(TextAligner):
         if not pairs:
             return
         choice = self.choose(pairs)
-        others = dict(self.similarity.map_each(pairs)) if self.similarity and self.weight else {}
+        others = dict(self.similarity.map_each(pairs)) if self.similarity and choice.weight else {}
         for index, word_map in self._own_maps(pairs, choice):
             other = others.get(index)
             if other is None or isinstance(word_map, InvalidInputError):
@@ -295,7 +294,7 @@ class WordAligner(TextAligner):
             elif isinstance(other, InvalidInputError):
                 yield index, other
             else:
-                yield index, self._added(word_map, other, self.weight or 0.0)
+                yield index, self._added(word_map, other, choice.weight)
 
     def _added(self, word_map: WordMap, similarity: WordMap, weight: float) -> WordMap:
         first, second = (normalize_rows(one, null=self.recipe.null) for one in (word_map, similarity))
@@ -316,16 +315,17 @@ class WordAligner(TextAligner):
         yield from refused.items()
 
     def choose(self, pairs: Pairs) -> Choice:
-        """Return the layer, setting and head to read; the first call decides those that were left open.
+        """Return layer, setting, head and weight to read; the first call decides those that were left open.
 
         Raises:
             InvalidInputError: none of the pairs can be used, or the model has no such layer or head.
         """
         if self.choice is None:
-            self.choice = self._decide(list(islice(documents.in_proportion(pairs), SAMPLE)))
-        if self.similarity and self.weight is None:
             sample = list(islice(documents.in_proportion(pairs), SAMPLE))
-            self.weight = self._weigh(sample, self.choice, dict(self.similarity.map_each(sample)))
+            choice = self._decide(sample)
+            if self.similarity:
+                choice = replace(choice, weight=self._weigh(sample, choice, dict(self.similarity.map_each(sample))))
+            self.choice = choice
         return self.choice
 
     def _weigh(self, pairs: Pairs, choice: Choice, others: Mapping[int, WordMap | InvalidInputError]) -> float:

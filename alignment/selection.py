@@ -35,14 +35,17 @@ class Choice:
         setting: which rows.
         layer: 0-based index.
         head: 0-based index, or None for all heads together.
+        weight: of a similarity that is added; 0 for none.
     """
 
     setting: Setting
     layer: int
     head: int | None = None
+    weight: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.setting} layer {self.layer}" + ("" if self.head is None else f" head {self.head}")
+        head = "" if self.head is None else f" head {self.head}"
+        return f"{self.setting} layer {self.layer}{head}" + (f" + {self.weight} similarity" if self.weight else "")
 
 
 def consistency(

@@ -41,7 +41,7 @@ def main() -> None:
             rates = [alignment_error_rate(links, corpus.gold).aer for links in (norms, both)]
             [p_value] = paired_significance(norms, [both], corpus.gold).p_values
             cells += [*(f"{rate:.2f}" for rate in rates), f"{p_value:.4f}"]
-        rows.append([corpus.name, *cells, " ".join(str(aligner.weight) for aligner in added)])
+        rows.append([corpus.name, *cells, " ".join(str(aligner.choose([]).weight) for aligner in added)])
         print(*rows[-1], flush=True)
     columns = ["norms", "added", "p"]
     print(table(["system", *columns, *columns, "weights"], rows))

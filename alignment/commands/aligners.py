@@ -62,6 +62,11 @@ class MapOptions(Options, title="the maps"):
         parse=HEAD,
         metavar="N|auto|all",
     )
+    add_similarity: bool = option(
+        "add the similarity of the model's input embeddings to its maps, with the weight that makes the alignments of "
+        "the first sentence pairs most consistent; for few sentences or without --lexicon",
+        False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +140,8 @@ def word_aligner(
 
     encoder = is_encoder(model, options)
     similar = encoder and options.method in (None, "similarity")
+    if encoder and options.add_similarity:
+        raise InvalidInputError("got --add-similarity for an encoder; give a translation model, or omit it")
     if encoder and (options.setting != "AWI" or (similar and options.scope is not None)):
         raise InvalidInputError("got --setting, or --scope of similarities, for an encoder, which has none; omit it")
     scope = {} if options.scope is None else {"scope": options.scope}
@@ -148,6 +155,9 @@ def word_aligner(
     if encoder:
         aligner: WordAligner = EncoderAligner(model, tokenizer, options.layer, method or "similarity", **further)
     else:
+        if options.add_similarity:
+            shared: Any = {"recipe": options.recipe, "max_tokens": options.max_tokens}
+            further["similarity"] = EncoderAligner(model, tokenizer, source="embeddings", **shared)
         aligner = WordAligner(model, tokenizer, method, options.layer, options.setting, **further)
     if aligner.choice is not None:
         dict(aligner.map_each([(["a"], ["a"])]))
@@ -247,7 +257,8 @@ def identity(options: AlignerOptions, aligner: "TextAligner") -> dict[str, str |
     (forward, _), *_ = aligner.directions
     chosen = [part.choice for part, _ in aligner.directions]
     return {
-        "method": options.method or ("norm" if forward.method is not None else "similarity"),
+        "method": (options.method or ("norm" if forward.method is not None else "similarity"))
+        + " + similarity" * options.add_similarity,
         "scope": getattr(forward.method, "scope", None),
         "maps": None if None in chosen else ", ".join(map(str, chosen)),
         "recipe": str(forward.recipe),

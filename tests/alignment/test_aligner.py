@@ -310,12 +310,12 @@ def test_a_similarity_is_added_with_the_most_consistent_weight() -> None:
             for weight in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
         }
         added = one(seed, similarity=one(seed + 7))
-        found = cast(Any, dict(added.map_each(PAIRS)))
-        assert added.weight == most_consistent_by_hand(by_weight)
-        for index, expected_map in enumerate(by_weight[added.weight]):
+        found, choice = cast(Any, dict(added.map_each(PAIRS))), added.choose([])
+        assert choice == Choice("AWI", 0, None, most_consistent_by_hand(by_weight))
+        for index, expected_map in enumerate(by_weight[choice.weight]):
             np.testing.assert_allclose(found[index], expected_map, rtol=0, atol=1e-11)
-        chosen.add(added.weight)
-    assert len(chosen) > 2
+        chosen.add(str(choice))
+    assert {"AWI layer 0", "AWI layer 0 + 0.3 similarity"} < chosen
 
 
 def test_a_similarity_refuses_pairs_and_other_recipes() -> None:

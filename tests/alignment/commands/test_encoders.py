@@ -76,6 +76,7 @@ def test_tags_by_an_encoder(files: Any, printed: Printed) -> None:
         ("--model=bert --layer=3", "got layer 3; the model has 3: 0 to 2"),
         ("--model=bert --layer=0 --head=1", "got layer=0 and head=1; similarities are of whole layers"),
         ("--model=bert --setting=AWO", "got --setting, or --scope of similarities, for an encoder, which has none"),
+        ("--model=bert --add-similarity", "got --add-similarity for an encoder; give a translation model, or omit it"),
         ("--model=bert --scope=attn", "got --setting, or --scope of similarities, for an encoder, which has none"),
         ("--model=bert --reverse-model=gpt2", "got bert, an encoder, which reads both sides; omit --reverse-model"),
         ("--model=bert --recipe=softmax --lexicon", "got a lexicon and a recipe with a null column or of pieces"),

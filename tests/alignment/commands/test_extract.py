@@ -12,6 +12,7 @@ from alignment import cli, pipeline
 from alignment.aligner import BidirectionalAligner, WordAligner, without_head
 from alignment.commands import aligners, extract
 from alignment.corpora import load_alibi
+from alignment.encoder import EncoderAligner
 from alignment.fairseq.loading import load_shipped_model
 from alignment.formats import Output, format_pharaoh
 from alignment.huggingface import HuggingFaceTokenizer
@@ -51,6 +52,7 @@ def _files() -> None:
             "norm",
             {"layer": 1, "recipe": "product,decoder=argmax"},
         ),
+        ("--recipe=product --reverse-model=none --add-similarity", "norm", {"recipe": "product"}),
         ("--layer=1 --head=2 --recipe=mutual", "norm", {"layer": 1, "head": 2, "recipe": "mutual"}),
         ("--layer=0 --scope=attn_res_ln --recipe=paper", "attn_res_ln", {"layer": 0, "recipe": "paper"}),
         ("--layer=0 --method=attention-block --recipe=mutual", "attention-block", {"layer": 0, "recipe": "mutual"}),
@@ -70,6 +72,8 @@ def test_options_are_those_of_the_api(words: str, method: str, options: dict[str
         "attention-block": AttentionBlockAttribution(base),
         "weights": AttentionWeights(base),
     }
+    if "--add-similarity" in words:
+        options = {**options, "similarity": EncoderAligner(model, tokenizer, source="embeddings", **options)}
     aligner = WordAligner(model, tokenizer, made[method], **options)
     expected = aligner.align([line.split() for line in FRENCH], [line.split() for line in ENGLISH])
     assert cli.main(["extract", "fr", "en", "--out=links", *words.split()]) == 0
