@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from alignment.aligner import Pairs, TextAligner, WordAligner
+    from alignment.lexicon import Lexicon
 
 CHECKED = 50
 """How many sentence pairs, the first ones, show whether the sides are exchanged."""
@@ -120,6 +121,12 @@ class LexiconOptions(Options, title="the lexicon: links then depend on other sen
         "use counts that extract --save-lexicon wrote for a text of this direction; also for streams", metavar="FILE"
     )
 
+    def load_lexicon(self) -> "Lexicon | None":
+        """Read the counts; None if there are none."""
+        from alignment.lexicon import Lexicon
+
+        return None if self.use_lexicon is None else Lexicon.load(self.use_lexicon)
+
 
 @dataclass(frozen=True, kw_only=True)
 class OneModelOptions(ModelOptions, MapOptions, LinkOptions, RunOptions):
@@ -178,12 +185,10 @@ def load(
     """
     from alignment.aligner import BidirectionalAligner
     from alignment.huggingface import HuggingFaceTokenizer
-    from alignment.lexicon import Lexicon
 
     reverse = None if options.method == "similarity" else _reverse_options(options)
     _check(options, reverse)
-    used = options.use_lexicon
-    lexicon = None if used is None else Lexicon.load(used)
+    used, lexicon = options.use_lexicon, options.load_lexicon()
     model, tokenizer = models.load(options, device, encoders=True)
     if reverse is not None and is_encoder(model, options):
         raise InvalidInputError(f"got {options.model}, an encoder, which reads both sides; omit --reverse-model")

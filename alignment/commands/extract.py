@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from alignment.commands import aligners, models
 from alignment.commands.aligners import AlignerOptions, LexiconOptions, LinkOptions
-from alignment.commands.models import LineOptions
+from alignment.commands.models import BlockOptions
 from alignment.formats import Output, OutputStyle, TextSource
 from alignment.formats.bitext import is_bitext
-from alignment.pipeline import extract
+from alignment.pipeline import BadLines
 from alignment.pipeline.blocks import Pairs, Splits, read_lines
 from alignment.pipeline.extraction import lexicon_file, output_file
 from captum_norm import InvalidInputError
 from captum_norm.commands.program import Command, Options, argument, option
-from captum_norm.commands.shared import number_of_threads, output_path, positive, share, write_outputs
+from captum_norm.commands.shared import number_of_threads, positive, share, write_outputs
 from captum_norm.loading import on_device
 from captum_norm.runs import Backend, Journal, RayBackend, cut
 from captum_norm.versions import versions
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from alignment.links import ScoredAlignment
     from alignment.word_maps import WordMap
 
-_BLOCK_LINES = 2048
 _STATISTICS = "the links hold corpus statistics: a lexicon counted from other sentences took part"
 
 
@@ -103,7 +102,7 @@ class _Workers(Options, title="the workers"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TextOptions(_Written, _Counted):
+class _TextOptions(_Written, _Counted, BlockOptions):
     """What ``extract`` and ``decode`` share."""
 
     out: str | None = option(
@@ -113,11 +112,6 @@ class _TextOptions(_Written, _Counted):
     )
     overwrite: bool = option("replace FILE if it exists", False)
     restart: bool = option("discard the work of an unfinished run", False)
-    block_lines: int | None = option(
-        f"the number of lines that are read, aligned and written together (default: {_BLOCK_LINES:,})",
-        parse=positive,
-        metavar="N",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,18 +120,12 @@ class ExtractOptions(_TextOptions, AlignerOptions, _Workers):
 
     source: str = argument(models.SOURCE, metavar="SOURCE")
     target: str | None = argument("the tokenised target sentences, one per line", metavar="TARGET", nargs="?")
-    page: Path | None = option(
-        "also write a page with the first sentence pairs; it has their maps, and lines between linked words",
-        parse=output_path(".html"),
-        metavar="FILE.html",
-    )
-    tokenize: bool = option(
-        "split raw text into words, for the shipped models; it works like Moses, and --format tsv shows them", False
-    )
+    page: Path | None = models.page_option()
+    tokenize: bool = models.tokenize_option()
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeOptions(_TextOptions, LinkOptions, LineOptions):
+class DecodeOptions(_TextOptions, LinkOptions):
     """The options of ``norm-align decode``."""
 
     matrices: str = argument(
@@ -151,9 +139,7 @@ class DecodeOptions(_TextOptions, LinkOptions, LineOptions):
         nargs="?",
     )
     setting: Literal["AWO", "AWI"] = option("whether a row is of the step that emits a piece, or that reads it", "AWO")
-    bad_lines: Literal["empty", "stop"] = option(
-        "what to do with an unusable line; write an empty line and report its number, or stop", "stop"
-    )
+    bad_lines: BadLines = models.bad_lines_option("stop")
 
 
 class _Deferred:
@@ -204,8 +190,7 @@ def _run(options: ExtractOptions) -> None:
         rereadable = not any(map(models.is_stream, inputs))
         _check_outputs(options, inputs, rereadable=rereadable)
         # A pipe can be read only once: its first pairs decide when they are aligned.
-        block_lines = options.block_lines or _BLOCK_LINES
-        first = _first_pairs(inputs, block_lines, options.max_words, splits) if rereadable else []
+        first = _first_pairs(inputs, options, splits) if rereadable else []
         # Workers take the models to their devices; this process may have none.
         count_text = options.lexicon
         if count_text is None and (options.save_lexicon is not None or not rereadable):
@@ -230,26 +215,21 @@ def _run(options: ExtractOptions) -> None:
 
 
 def _extract(
-    options: "ExtractOptions | DecodeOptions",
+    options: _TextOptions,
     inputs: Sequence[TextSource],
     aligner: Any,
     settings: Mapping[str, str | int | None],
     report: Callable[[str], None],
     **further: Any,
 ) -> None:
-    counts = extract(
-        inputs[0],
-        inputs[1] if len(inputs) > 1 else None,
+    counts = options.extract(
+        inputs,
         aligner,
         sys.stdout.buffer if options.out is None else options.out,
+        report,
         settings={**versions(), **settings},
-        block_lines=options.block_lines or _BLOCK_LINES,
-        max_words=options.max_words,
-        bad_lines=options.bad_lines,
         overwrite=options.overwrite,
         restart=options.restart,
-        report=report,
-        progress=False if options.quiet else None,
         save_lexicon=options.save_lexicon,
         **further,
     )
@@ -286,24 +266,23 @@ def _check_outputs(options: ExtractOptions, inputs: Sequence[TextSource], *, rer
 
 
 def _first_pairs(
-    inputs: Sequence[TextSource], block_lines: int, max_words: int, splits: Splits
+    inputs: Sequence[TextSource], options: BlockOptions, splits: Splits
 ) -> list[tuple[list[str], list[str]]]:
     """The usable pairs of the first block that has any."""
-    for block in cut(inputs, block_lines):
+    for block in cut(inputs, options.block_lines):
         lines = [line for line in read_lines(block) if not isinstance(line, InvalidInputError)]
         pairs = [(splits[0](source), splits[1](target)) for source, target in lines]
-        if usable := [pair for pair in pairs if all(0 < len(words) <= max_words for words in pair)]:
+        if usable := [pair for pair in pairs if all(0 < len(words) <= options.max_words for words in pair)]:
             return usable
     return []
 
 
 def _decode(options: DecodeOptions) -> None:
-    from alignment.lexicon import Lexicon
     from alignment.matrices import MatrixAligner
 
     form = _output(options)
     models.refuse_two_streams(options.matrices, options.text)
-    lexicon = None if options.use_lexicon is None else Lexicon.load(options.use_lexicon)
+    lexicon = options.load_lexicon()
     count_text = bool(options.lexicon) or options.save_lexicon is not None
     recipe = replace(options.recipe, combination=None)
     with models.set_up(options) as report:

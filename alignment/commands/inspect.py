@@ -13,9 +13,7 @@ import numpy as np
 
 from alignment.commands import aligners, models
 from alignment.inspection import COVERED, FLAGS, MEASURES, Inspection, coverage, link_entropy
-from alignment.lexicon import Lexicon
 from alignment.links import calibrated
-from alignment.pipeline import extract
 from alignment.pipeline.blocks import Aligner, Pairs, Written
 from alignment.recipes import RECIPES
 from captum_norm import InvalidInputError
@@ -50,7 +48,7 @@ class _Measures(Options, title="the measures"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectOptions(_Measures, models.ModelOptions, models.RunOptions):
+class InspectOptions(_Measures, models.ModelOptions, models.BlockOptions, models.RunOptions):
     """The options of ``norm-align inspect``."""
 
     source: str = argument(models.SOURCE, metavar="SOURCE")
@@ -60,12 +58,6 @@ class InspectOptions(_Measures, models.ModelOptions, models.RunOptions):
         "write only the lines that raise a flag; a negation or a single wrong word raises none", False
     )
     format: Literal["tsv", "json"] = option("a table with a header, or a line of JSON for each line of text", "tsv")
-    block_lines: int = option(
-        "the number of lines that are read and inspected together (default: %(default)s)",
-        2048,
-        parse=positive,
-        metavar="N",
-    )
 
 
 def _limit(text: str) -> tuple[str, float]:
@@ -106,19 +98,7 @@ def _run(options: InspectOptions) -> None:
         if not writing.as_json:
             sys.stdout.buffer.write(writing.row(_COLUMNS).encode())
             sys.stdout.buffer.flush()
-        counts = extract(
-            inputs[0],
-            inputs[1] if len(inputs) > 1 else None,
-            cast(Aligner, inspector),
-            sys.stdout.buffer,
-            block_lines=options.block_lines,
-            max_words=options.max_words,
-            bad_lines=options.bad_lines,
-            report=report,
-            progress=False if options.quiet else None,
-            splits=splits,
-            writing=writing,
-        )
+        counts = options.extract(inputs, inspector, sys.stdout.buffer, report, splits=splits, writing=writing)
         raised = ", ".join(f"{writing.raised[flag]:,} {flag}" for flag in FLAGS if writing.raised[flag])
         report(f"{counts.lines:,} lines, {writing.flagged_lines:,} flagged{raised and ': '}{raised}; {counts.bad}")
         if writing.raised["exchanged"] > max(_FEW, (counts.lines - counts.bad_lines) / 2):
@@ -194,7 +174,7 @@ COMMAND = Command(
 def _monitor(options: MonitorOptions) -> int:
     from alignment.matrices import MatrixAligner
 
-    lexicon = None if options.use_lexicon is None else Lexicon.load(options.use_lexicon)
+    lexicon = options.load_lexicon()
     if lexicon is None and "disagreement" in dict(options.limit):
         raise InvalidInputError("got a limit of disagreement without a lexicon; give one with --use-lexicon")
     reader = MatrixAligner(RECIPES["hmm"], None, count_text=False, languages=(None, None))

@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
 
 from alignment.formats import TextSource, split_words
 from alignment.formats.bitext import is_bitext, read_bitext
+from alignment.pipeline import Aligner, BadLines, ExtractionCounts, extract
 from alignment.pipeline.blocks import Splits
 from alignment.pipeline.extraction import output_file
 from alignment.tokenization import IdentifiedTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.bars import to_stderr
 from captum_norm.commands.program import Options, option
-from captum_norm.commands.shared import number_of_threads, positive, quantize_option
+from captum_norm.commands.shared import number_of_threads, output_path, positive, quantize_option
 from captum_norm.loading import Quantization
 from captum_norm.text.lines import is_regular_file
 
@@ -91,6 +92,19 @@ class ModelOptions(Options, title="the translation model"):
     device: str = option("where the model runs, such as cuda or cuda:1", "cpu")
 
 
+bad_lines_option = partial(
+    option,
+    "what to do with an unusable line; empty: write an empty line and report its number; stop: end the run",
+)
+tokenize_option = partial(option, "split raw text into words as Moses does, for the shipped models", False)
+page_option = partial(
+    option,
+    "also write a page with the first sentence pairs; it has their maps, and lines between linked words",
+    parse=output_path(".html"),
+    metavar="FILE.html",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LineOptions(Options, title="the run"):
     """A run over lines of text."""
@@ -101,9 +115,7 @@ class LineOptions(Options, title="the run"):
         parse=positive,
         metavar="N",
     )
-    bad_lines: Literal["empty", "stop"] = option(
-        "what to do with an unusable line; empty: write an empty line and report its number; stop: end the run", "empty"
-    )
+    bad_lines: BadLines = bad_lines_option("empty")
     threads: int | None = option(
         "the number of CPU threads (default: torch's choice)", parse=number_of_threads, metavar="N"
     )
@@ -115,6 +127,37 @@ class RunOptions(LineOptions, title="the run"):
     """A run of a model over text of any size."""
 
     max_tokens: int = option("the maximum batch size in pieces, padding included", 4096, parse=positive, metavar="N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockOptions(LineOptions, title="the run"):
+    """A run over blocks of parallel text."""
+
+    block_lines: int = option(
+        "the number of lines that are read and aligned together", 2048, parse=positive, metavar="N"
+    )
+
+    def extract(
+        self,
+        inputs: Sequence[TextSource],
+        align: Aligner,
+        out: str | IO[bytes],
+        report: Callable[[str], None],
+        **further: Any,
+    ) -> ExtractionCounts:
+        """Run :func:`alignment.pipeline.extract` on one file of both sides, or on two."""
+        return extract(
+            inputs[0],
+            inputs[1] if len(inputs) > 1 else None,
+            align,
+            out,
+            block_lines=self.block_lines,
+            max_words=self.max_words,
+            bad_lines=self.bad_lines,
+            report=report,
+            progress=False if self.quiet else None,
+            **further,
+        )
 
 
 def load(options: ModelOptions, device: str | None = None, *, encoders: bool = False) -> Loaded:
@@ -208,11 +251,6 @@ def identity(
         **{name: " ".join(value) if isinstance(value, list) else value for name, value in sorted(values.items())},
         "device": device.partition(":")[0],
     }
-
-
-def tokenize_option() -> bool:
-    """Declare ``--tokenize``."""
-    return cast(bool, option("split raw text into words as Moses does, for the shipped models", False))
 
 
 def splits(options: ModelOptions, *, tokenize: bool) -> Splits:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from alignment.commands import aligners, models
 from alignment.commands.aligners import AlignerOptions
@@ -16,7 +16,7 @@ from alignment.formats.text import write_text
 from alignment.links import Alignment, Link
 from alignment.markup import Markup, Syntax, TextWord, check_plain, parse_markup, split_text
 from alignment.normalization import NormalizedWords
-from alignment.pipeline.extraction import line_bar
+from alignment.pipeline.extraction import BadLines, line_bar
 from alignment.tags import transfer_tags
 from alignment.tokenization import languages_of
 from captum_norm import InvalidInputError
@@ -65,9 +65,7 @@ class TransferOptions(AlignerOptions):
     )
     out: str | None = option("the translations with tags (default: standard output)", metavar="FILE")
     overwrite: bool = option("replace FILE if it exists", False)
-    bad_lines: Literal["empty", "stop"] = option(
-        "what to do with an unusable line; write an empty line and report its number, or stop", "stop"
-    )
+    bad_lines: BadLines = models.bad_lines_option("stop")
 
 
 def _run(options: TransferOptions) -> None:

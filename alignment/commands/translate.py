@@ -3,20 +3,18 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alignment.commands import aligners, models
 from alignment.commands.aligners import OneModelOptions
-from alignment.formats import TextSource, format_pharaoh, split_words
-from alignment.normalization import NormalizedWords, tokenize
+from alignment.formats import TextSource, format_pharaoh
 from alignment.pipeline.extraction import line_bar
 from alignment.tokenization import TranslationTokenizer
 from captum_norm import InvalidInputError
 from captum_norm.commands.program import Command, argument, option
-from captum_norm.commands.shared import output_path, positive, write_outputs
+from captum_norm.commands.shared import positive, write_outputs
 from captum_norm.text.characters import spelled_lines
 from captum_norm.text.lines import error_at, scan_lines
 
@@ -45,20 +43,16 @@ class TranslateOptions(OneModelOptions):
     beam: int = option("the beam size", 5, parse=positive, metavar="N")
     max_length: int = option("the maximum number of pieces in a translation", 200, parse=positive, metavar="N")
     alignments: bool = option("also print the word alignment: translation ||| i-j ..., source first, from 0", False)
-    page: Path | None = option(
-        "also write a page with the first translations; it has their maps, and lines between linked words",
-        parse=output_path(".html"),
-        metavar="FILE.html",
-    )
+    page: Path | None = models.page_option()
 
 
 def _run(options: TranslateOptions) -> None:
+    words, _ = models.splits(options, tokenize=options.tokenize)
     with models.set_up(options) as report:
         source = models.text_source(options.source)
         blocks = _blocks(source)
         first = next(blocks, [])
         model, tokenizer = models.load(options)
-        words = _source_words(tokenizer, options)
         aligned = options.alignments or options.page is not None
         aligner = aligners.word_aligner(model, tokenizer, options) if aligned else None
         translator = _Translator(source, words, model, tokenizer, aligner, options, report)
@@ -157,15 +151,6 @@ def _blocks(source: TextSource) -> Iterator[list[_Line]]:
             raise errors[0]
         first = False
         yield block
-
-
-def _source_words(tokenizer: TranslationTokenizer, options: TranslateOptions) -> Callable[[str], list[str]]:
-    """The function that splits a line into words."""
-    if not options.tokenize:
-        return split_words
-    if not isinstance(tokenizer, NormalizedWords):
-        raise InvalidInputError("--tokenize is for the shipped models; give text tokenised as in the model's training")
-    return partial(tokenize, language=tokenizer.source_language)
 
 
 COMMAND = Command(

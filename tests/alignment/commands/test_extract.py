@@ -10,7 +10,7 @@ import torch
 
 from alignment import cli, pipeline
 from alignment.aligner import BidirectionalAligner, WordAligner, without_head
-from alignment.commands import aligners, extract
+from alignment.commands import aligners, extract, models
 from alignment.corpora import load_alibi
 from alignment.encoder import EncoderAligner
 from alignment.fairseq.loading import load_shipped_model
@@ -136,12 +136,11 @@ def test_the_first_block_with_a_usable_pair_decides(
         return choose(aligner, pairs)
 
     monkeypatch.setattr(WordAligner, "choose", watched)
-    monkeypatch.setattr(extract, "_BLOCK_LINES", 3)
     text = ["", "a a a a a a a a a ||| b", "a |||", "|||", PAIRS[0], PAIRS[1], *PAIRS]
     write("text", text)
-    assert cli.main(["extract", "text", "--max-words=8", "--out=links", PAPER]) == 0
+    assert cli.main(["extract", "text", "--max-words=8", "--block-lines=3", "--out=links", PAPER]) == 0
     set_stdin(monkeypatch, text)
-    assert cli.main(["extract", "-", "--max-words=8", PAPER]) == 0
+    assert cli.main(["extract", "-", "--max-words=8", "--block-lines=3", PAPER]) == 0
     assert capsys.readouterr().out == Path("links").read_text(encoding="ascii")
     assert seen == [[(FRENCH[i].split(), ENGLISH[i].split()) for i in (0, 1)]] * 2
 
@@ -150,8 +149,8 @@ def test_the_first_block_with_a_usable_pair_decides(
 def test_a_run_is_continued_only_as_it_was_begun(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(extract, "_BLOCK_LINES", 2)
-    assert cli.main(["extract", "pairs", "--out=whole", "--quiet", PAPER]) == 0
+    command = ["extract", "pairs", "--block-lines=2", PAPER]
+    assert cli.main([*command, "--out=whole", "--quiet"]) == 0
     align = WordAligner.read_each
     with monkeypatch.context() as patch:
         calls: list[int] = []
@@ -163,7 +162,7 @@ def test_a_run_is_continued_only_as_it_was_begun(
             return align(aligner, pairs)
 
         patch.setattr(WordAligner, "read_each", failing)
-        assert cli.main(["extract", "pairs", "--out=links", "--quiet", PAPER]) == 130
+        assert cli.main([*command, "--out=links", "--quiet"]) == 130
     assert capsys.readouterr().err == "norm-align: interrupted\n"
     assert not Path("links").exists()
     for words, name in (
@@ -174,11 +173,11 @@ def test_a_run_is_continued_only_as_it_was_begun(
         (["--max-tokens=100"], "max_tokens"),
         (["--max-words=9"], "max_words"),
     ):
-        assert cli.main(["extract", "pairs", "--out=links", "--quiet", PAPER, *words]) == 2
+        assert cli.main([*command, "--out=links", "--quiet", *words]) == 2
         error = capsys.readouterr().err
         assert error.startswith(f"norm-align: error: {Path.cwd() / 'links.parts'} holds an unfinished run with {name} ")
         assert error.count("\n") == 1
-    assert cli.main(["extract", "pairs", "--out=links", PAPER]) == 0
+    assert cli.main([*command, "--out=links"]) == 0
     assert "2 blocks are finished already" in capsys.readouterr().err
     assert lines("links") == lines("whole")
 
@@ -190,7 +189,6 @@ def test_workers_give_the_output_of_one_process(
     """Of a TMX file, too, whose lines workers get with their blocks, and with a page, which one of them writes."""
     write("text", PAIRS * 5)
     write_tmx("text.tmx", list(zip(FRENCH, ENGLISH, strict=True)) * 5)
-    monkeypatch.setattr(extract, "_BLOCK_LINES", 2)
     cut_lines = list[bool]()
 
     def watched(*inputs: Any, **given: Any) -> Any:
@@ -198,10 +196,10 @@ def test_workers_give_the_output_of_one_process(
         cut_lines.extend(part.content is not None for block in blocks for part in block.parts)
         return pipeline.extract(*inputs, **given)
 
-    monkeypatch.setattr(extract, "extract", watched)
+    monkeypatch.setattr(models, "extract", watched)
     for name, words in (("text", []), ("text.tmx", [f"--workers={ray.workers}"])):
         given = [f"{option}={name}.lexicon" if option == "--save-lexicon" else option for option in options]
-        written = [f"--out={name}.links", f"--page={name}.html", "--quiet"]
+        written = [f"--out={name}.links", f"--page={name}.html", "--block-lines=2", "--quiet"]
         assert cli.main(["extract", name, *words, *given, *written]) == 0
     assert lines("text.tmx.links") == lines("text.links")
     assert len(lines("text.links")) == 5 * len(PAIRS)
@@ -295,10 +293,10 @@ def test_scores_and_formats(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("lexicon", ["--lexicon", "--no-lexicon"])
-def test_a_page_has_the_links_of_the_file(lexicon: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extract, "_BLOCK_LINES", len(FRENCH))  # the page has the first block
+def test_a_page_has_the_links_of_the_file(lexicon: str) -> None:
     write("pairs", PAIRS * 2)
-    words = ["--layer=0", "--head=2", "--reverse-head=0", lexicon, "--quiet"]
+    blocks = f"--block-lines={len(FRENCH)}"  # the page has the first block
+    words = ["--layer=0", "--head=2", "--reverse-head=0", lexicon, blocks, "--quiet"]
     assert cli.main(["extract", "pairs", *words, "--min-score=0.95", "--out=links", "--page=links.html"]) == 0
     assert cli.main(["extract", "pairs", *words, "--out=all", "--quiet"]) == 0
     examples = content_of(Path("links.html").read_text(encoding="utf-8"))["examples"]
@@ -316,8 +314,7 @@ def interrupted(*_: object, **__: object) -> None:
 def test_links_appear_when_their_page_is_there(
     options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(extract, "_BLOCK_LINES", 2)
-    words = ["extract", "pairs", *options]
+    words = ["extract", "pairs", "--block-lines=2", *options]
     assert cli.main([*words, "--out=whole", "--page=whole.html", "--quiet"]) == 0
     with monkeypatch.context() as patch:
         patch.setattr(aligners, "page", interrupted)
@@ -361,9 +358,9 @@ def test_two_directions_by_default_and_a_lexicon(
         assert output.splitlines() == list(map(format_pharaoh, each))
         assert "corpus statistics" not in error
     heads = [aligner.choice.head for aligner in (forward, reverse) if aligner.choice]
-    words = ["--layer=0", f"--head={heads[0]}", f"--reverse-head={heads[1]}"]
+    blocks = "--block-lines=4"  # the lexicon is of all of them
+    words = ["--layer=0", f"--head={heads[0]}", f"--reverse-head={heads[1]}", blocks]
     written = list(map(format_pharaoh, expected))
-    monkeypatch.setattr(extract, "_BLOCK_LINES", 4)  # the lexicon is of all blocks
     kept = ["--save-lexicon=counts"]
     finish = Lexicon.save
     with monkeypatch.context() as patch:
