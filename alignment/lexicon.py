@@ -108,8 +108,11 @@ class Lexicon:
             _by_form([side.setdefault(form, len(side)) for word in words for form in _forms(word)])
             for side, words in zip(self._sides, (source, target), strict=True)
         )
-        keys = (of_sources[:, columns] << _SIDE) | of_targets[:, rows]
-        self._add(keys.astype(np.uint64).ravel(), np.tile(matrix[rows, columns], len(LETTERS)))
+        keys = ((of_sources[:, columns] << _SIDE) | of_targets[:, rows]).astype(np.uint64).ravel()
+        self._added.append((keys, np.tile(matrix[rows, columns], len(LETTERS))))
+        self._waiting += len(keys)
+        if self._waiting >= _BUFFERED:
+            self._settle()
         self.sentence_pairs += 1
 
     def check_direction(self, languages: Languages) -> None:
@@ -236,29 +239,20 @@ class Lexicon:
         )
         return columns, rows
 
-    def _add(self, keys: NDArray[np.uint64], counts: NDArray[np.float64]) -> None:
-        self._added.append((keys, counts))
-        self._waiting += len(keys)
-        if self._waiting >= _BUFFERED:
-            self._settle()
-
     def _settle(self) -> None:
         """Take what was counted since the last time into the table and the totals."""
         if not self._added:
             return
         keys, counts = (np.concatenate(column) for column in zip(*self._added, strict=True))
         self._added, self._waiting = [], 0
-        self._grow_totals()
-        for total, words in zip(self._totals, (keys >> _SIDE, keys & _TARGET), strict=True):
-            np.add.at(total, words.astype(np.intp), counts)
-        self._merge(*_summed(keys, counts))
-
-    def _grow_totals(self) -> None:
         first, second = (
             np.append(total, np.zeros(len(side) - len(total)))
             for total, side in zip(self._totals, self._sides, strict=True)
         )
         self._totals = first, second
+        for total, words in zip(self._totals, (keys >> _SIDE, keys & _TARGET), strict=True):
+            np.add.at(total, words.astype(np.intp), counts)
+        self._merge(*_summed(keys, counts))
 
     def _merge(self, keys: NDArray[np.uint64], counts: NDArray[np.float64]) -> None:
         """Add sorted keys and their counts to the table, and prune it."""

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from io import BytesIO
 from typing import Any, cast
 
 import numpy as np
@@ -12,13 +11,14 @@ from alignment.aligner import Pairs, TextAligner, WordAligner, Words
 from alignment.decoding import probable_links
 from alignment.formats import split_words
 from alignment.links import ScoredAlignment
+from alignment.pipeline.blocks import read_rows
 from alignment.selection import Setting, row_word_ids
 from alignment.subwords import sentencepiece_text, word_ids_from_pieces
 from alignment.tokenization import EncodedSentence
 from alignment.word_maps import WordMap, checked_map
 from captum_norm import InvalidInputError
 from captum_norm.runs import Block
-from captum_norm.text.lines import error_at, scan_lines
+from captum_norm.text.lines import error_at
 
 _SPECIAL = re.compile(r"</?s>|<pad>|\[CLS\]|\[SEP\]")
 _LANGUAGE = re.compile(r">>.+<<|<2.+>|__\w+__|[a-z]{2,3}_[A-Z]\w+")
@@ -53,15 +53,12 @@ class MatrixAligner(TextAligner):
 
     def read_block(self, block: Block) -> Iterator[tuple[list[str], list[str]] | InvalidInputError]:
         """Yield the words of both sides of each line, or an error; the first part has the matrices."""
-        contents = zip(block.read(), block.parts, strict=True)
-        texts = [scan_lines(BytesIO(content), part.source, block.first) for content, part in contents]
-        for row in zip(*texts, strict=True):
-            errors = [text for _, text in row if isinstance(text, InvalidInputError)]
+        for number, texts in read_rows(block):
             try:
-                yield errors[0] if errors else self._pair(*(cast(str, text) for _, text in row))
+                yield texts if isinstance(texts, InvalidInputError) else self._pair(*texts)
             except (InvalidInputError, TypeError, ValueError, OverflowError, RecursionError) as error:
                 expected = "expected translation ||| rows, or a JSON object with source, target and attention"
-                yield error_at(block.parts[0].source, row[0][0], f"{error}; {expected}, for the pieces of TEXT")
+                yield error_at(block.parts[0].source, number, f"{error}; {expected}, for the pieces of TEXT")
 
     def _pair(self, line: str, text: str | None = None) -> tuple[list[str], list[str]]:
         source, target, rows, statistics = _json(line) if line == "null" or line[-1:] in ("", "}") else _marian(line)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import nan
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from alignment.commands import aligners, models
 from alignment.inspection import COVERED, FLAGS, MEASURES, Inspection, coverage, link_entropy
 from alignment.links import calibrated
-from alignment.pipeline.blocks import Aligner, Pairs, Written
+from alignment.pipeline.blocks import Pairs, Written
 from alignment.recipes import RECIPES
 from captum_norm import InvalidInputError
 from captum_norm.bars import to_stderr
@@ -112,19 +112,16 @@ class _Writing:
         self.as_json, self.only_flagged, self._report = as_json, flagged, report
         self.raised, self.flagged_lines = Counter[str](), 0
 
-    def each(
-        self, align: Aligner, pairs: Pairs, numbers: Sequence[int]
-    ) -> Iterator[tuple[int, Written | InvalidInputError]]:
-        """Inspect the pairs, and yield what is written."""
-        inspector = cast("Inspector", align)
-        aligners.choose(inspector.aligner, pairs, self._report)
-        for index, inspection in inspector.inspect_each(pairs):
-            if isinstance(inspection, InvalidInputError):
-                yield index, inspection
-            else:
-                self.raised.update(inspection.flags)
-                self.flagged_lines += bool(inspection.flags)
-                yield index, Written(self._text(numbers[index], *pairs[index], inspection), 0)
+    def answers(self, align: "Inspector", pairs: Pairs) -> Iterator[tuple[int, Inspection | InvalidInputError]]:
+        """Yield each pair's index and inspection."""
+        aligners.choose(align.aligner, pairs, self._report)
+        return align.inspect_each(pairs)
+
+    def written(self, number: int, source: Sequence[str], target: Sequence[str], answer: Inspection) -> Written:
+        """Count the flags of a pair, and return what is written."""
+        self.raised.update(answer.flags)
+        self.flagged_lines += bool(answer.flags)
+        return Written(self._text(number, source, target, answer), 0)
 
     def nothing(self, number: int) -> str:
         """Return what is written for a line that cannot be inspected."""

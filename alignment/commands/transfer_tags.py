@@ -4,7 +4,6 @@ import html
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from alignment.formats.text import write_text
 from alignment.links import Alignment, Link
 from alignment.markup import Markup, Syntax, TextWord, check_plain, parse_markup, split_text
 from alignment.normalization import NormalizedWords
+from alignment.pipeline.blocks import read_rows
 from alignment.pipeline.extraction import BadLines, line_bar
 from alignment.tags import transfer_tags
 from alignment.tokenization import languages_of
@@ -23,7 +23,7 @@ from captum_norm import InvalidInputError
 from captum_norm.commands.program import Command, argument, option
 from captum_norm.runs import Block, cut
 from captum_norm.text.characters import spelled_lines
-from captum_norm.text.lines import error_at, scan_lines
+from captum_norm.text.lines import error_at, located
 
 if TYPE_CHECKING:
     from alignment.aligner import Pairs, TextAligner
@@ -125,14 +125,11 @@ def _answers(block: Block, work: "_Transfer", *, stop: bool) -> _Answers:
     read = _read(block, work.options.syntax)
     if stop:
         _stop_at_first(read)
-    transferred = work({number: line for number, line in read.items() if isinstance(line, _Line)})
-    answers: _Answers = {}
-    file = block.parts[0].source
-    for number, line in read.items():
-        answer = line if isinstance(line, InvalidInputError) else transferred[number]
-        if number in transferred and isinstance(answer, InvalidInputError):
-            answer = error_at(file, number, str(answer))
-        answers[number] = answer
+    answers: _Answers = {number: line for number, line in read.items() if isinstance(line, InvalidInputError)}
+    for number, answer in work({number: line for number, line in read.items() if isinstance(line, _Line)}).items():
+        refused = isinstance(answer, InvalidInputError)
+        answers[number] = error_at(block.parts[0].source, number, str(answer)) if refused else answer
+    answers = {number: answers[number] for number in read}
     if stop:
         _stop_at_first(answers)
     return answers
@@ -147,34 +144,24 @@ def _stop_at_first(lines: Mapping[int, object]) -> None:
 
 def _read(block: Block, syntax: Syntax) -> dict[int, _Line | InvalidInputError]:
     """Read the lines of a block, by their numbers."""
-    sides = (
-        scan_lines(BytesIO(content), part.source, block.first)
-        for content, part in zip(block.read(), block.parts, strict=True)
-    )
-    lines: dict[int, _Line | InvalidInputError] = {}
-    for row in zip(*sides, strict=True):
-        number = row[0][0]
-        texts = [text for _, text in row if not isinstance(text, InvalidInputError)]
-        unreadable = [text for _, text in row if isinstance(text, InvalidInputError)]
-        lines[number] = unreadable[0] if unreadable else _parsed(texts, number, block, syntax)
-    return lines
+    return {
+        number: texts if isinstance(texts, InvalidInputError) else _parsed(texts, number, block, syntax)
+        for number, texts in read_rows(block)
+    }
 
 
 def _parsed(texts: Sequence[str], number: int, block: Block, syntax: Syntax) -> _Line | InvalidInputError:
-    """Parse the source of a line and, if it is given, its translation."""
-    values: list[Any] = []
-    parsers: tuple[Callable[[str, Syntax], Any], ...] = (parse_markup, _plain)
-    for text, part, parse in zip(texts, block.parts, parsers, strict=False):
-        try:
-            values.append(parse(text, syntax))
-        except InvalidInputError as error:
-            return error_at(part.source, number, str(error))
-    return _Line(*values)
-
-
-def _plain(text: str, syntax: Syntax) -> str:
-    check_plain(text, syntax)
-    return text
+    """Parse the source of a line, and check its translation if it is given."""
+    source, *target = texts
+    try:
+        with located(block.parts[0].source, number):
+            line = _Line(parse_markup(source, syntax), *target)
+        if line.target is not None:
+            with located(block.parts[1].source, number):
+                check_plain(line.target, syntax)
+    except InvalidInputError as error:
+        return error
+    return line
 
 
 @dataclass

@@ -111,35 +111,22 @@ class _Translator:
             max_tokens=self.options.max_tokens,
             on_error=refuse,
         )
-        texts = list(map(" ".join, translations))
-        columns = [texts]
+        pairs = list(zip(sentences, translations, strict=True))
+        rows = list(map(" ".join, translations))
         if self.aligner is not None and self.options.alignments:
-            columns.append(self._links(self.aligner, sentences, translations, refuse))
+            translated = [index for index, words in enumerate(translations) if words]
+            shown = [pairs[index] for index in translated]
+            aligners.choose(self.aligner, shown, self.report)
+            for index, answer in zip(translated, self.aligner.align_pairs(shown), strict=True):
+                if isinstance(answer, InvalidInputError):
+                    refuse(index, answer)
+                links = "" if isinstance(answer, InvalidInputError) else format_pharaoh(answer)
+                rows[index] += f" ||| {links}"
         for _, error in sorted(bad.items()):
             if self.options.bad_lines == "stop":
                 raise error
             self.report(str(error))
-        rows = [" ||| ".join(row) for row in zip(*columns, strict=True)]
-        pairs = list(zip(sentences, translations, strict=True))
-        return pairs, [row if text else "" for row, text in zip(rows, texts, strict=True)], len(bad)
-
-    def _links(
-        self,
-        aligner: "WordAligner",
-        sentences: Sequence[list[str]],
-        translations: Sequence[list[str]],
-        refuse: Callable[[int, InvalidInputError], None],
-    ) -> list[str]:
-        """The links of each pair, none without a translation."""
-        pairs = {index: (sentences[index], words) for index, words in enumerate(translations) if words}
-        aligners.choose(aligner, list(pairs.values()), self.report)
-        links = [""] * len(translations)
-        for index, answer in zip(pairs, aligner.align_pairs(list(pairs.values())), strict=True):
-            if isinstance(answer, InvalidInputError):
-                refuse(index, answer)
-            else:
-                links[index] = format_pharaoh(answer)
-        return links
+        return pairs, rows, len(bad)
 
 
 def _blocks(source: TextSource) -> Iterator[list[_Line]]:

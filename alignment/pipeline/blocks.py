@@ -1,7 +1,7 @@
 """Aligns the lines of a block of parallel text, and writes its links in a format or its maps for a second pass."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
 from io import BytesIO
 from os import PathLike
@@ -14,7 +14,7 @@ from alignment.links import Alignment, ScoredAlignment
 from alignment.word_maps import WordMap
 from captum_norm import InvalidInputError
 from captum_norm.runs import Block, Part, Record
-from captum_norm.text.lines import error_at
+from captum_norm.text.lines import error_at, scan_lines
 
 Pairs = Sequence[tuple[list[str], list[str]]]
 Answer = Alignment | InvalidInputError
@@ -100,16 +100,12 @@ class Written(NamedTuple):
 class Writing(Protocol):
     """What is written of each sentence pair."""
 
-    def each(
-        self, align: Aligner, pairs: Pairs, numbers: Sequence[int]
-    ) -> Iterator[tuple[int, Written | InvalidInputError]]:
-        """Yield each pair's index and what is written for it, or an error that says why there is nothing.
+    def answers(self, align: Aligner, pairs: Pairs) -> Iterator[tuple[int, Any]]:
+        """Yield each pair's index and what an aligner finds, or an error that says why it finds nothing."""
+        ...
 
-        Args:
-            align: the aligner.
-            pairs: (source words, target words).
-            numbers: the number of each pair's line.
-        """
+    def written(self, number: int, source: Sequence[str], target: Sequence[str], answer: Any) -> Written:
+        """Return what is written of a pair, on the line of this number, that was answered without an error."""
         ...
 
     def nothing(self, number: int) -> str:
@@ -123,29 +119,19 @@ class LinkWriting:
 
     form: Output
 
-    def each(
-        self, align: Aligner, pairs: Pairs, numbers: Sequence[int]
-    ) -> Iterator[tuple[int, Written | InvalidInputError]]:
-        """Align the pairs, and yield what is written."""
+    def answers(self, align: Aligner, pairs: Pairs) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
+        """Yield each pair's index and alignment."""
         if hasattr(align, "read_each"):
-            answers = align.read_each(pairs)
+            yield from align.read_each(pairs)
         elif self.form.scored:
             raise InvalidInputError(f"got a {type(align).__name__}, which has no scores; give a WordAligner")
         else:
-            plain = (answer for _, answer in zip(pairs, align(pairs), strict=True))
-            answers = enumerate(
-                answer if isinstance(answer, InvalidInputError) else ScoredAlignment(answer) for answer in plain
-            )
-        for index, answer in answers:
-            if isinstance(answer, InvalidInputError):
-                yield index, answer
-            else:
-                source, target = pairs[index]
-                yield index, self.written(numbers[index], source, target, answer)
+            for index, (_, answer) in enumerate(zip(pairs, align(pairs), strict=True)):
+                yield index, answer if isinstance(answer, InvalidInputError) else ScoredAlignment(answer)
 
-    def written(self, number: int, source: Sequence[str], target: Sequence[str], links: ScoredAlignment) -> Written:
-        """What is written of an alignment."""
-        probable = links.at_least(self.form.min_score)
+    def written(self, number: int, source: Sequence[str], target: Sequence[str], answer: ScoredAlignment) -> Written:
+        """Return the links of an alignment."""
+        probable = answer.at_least(self.form.min_score)
         return Written(self.form.text(number, source, target, probable), len(probable.links))
 
     def nothing(self, number: int) -> str:
@@ -162,20 +148,20 @@ class Counting:
     links: LinkWriting
     save_lexicon: str | PathLike[str] | None
 
-    def each(
-        self, align: Aligner, pairs: Pairs, numbers: Sequence[int]
-    ) -> Iterator[tuple[int, Written | InvalidInputError]]:
-        """Yield each pair's words, map and probabilities to count, as a line of JSON."""
-        del align, numbers
-        sections = self.align.cut(pairs)
-        for index, maps in gathered(sections, self.align.map_each([section.words for section in sections])):
-            if isinstance(maps, InvalidInputError):
-                yield index, maps
-            else:
-                arrays = [
-                    (section.begin, own.shape, encoded(own), encoded(self.align.counted(own))) for section, own in maps
-                ]
-                yield index, Written(f"{json.dumps([*pairs[index], arrays], ensure_ascii=False)}\n", 0)
+    def answers(
+        self, align: Any, pairs: Pairs
+    ) -> Iterator[tuple[int, list[tuple[Section, WordMap]] | InvalidInputError]]:
+        """Yield each pair's index and the maps of its sections."""
+        sections = align.cut(pairs)
+        return gathered(sections, align.map_each([section.words for section in sections]))
+
+    def written(
+        self, number: int, source: Sequence[str], target: Sequence[str], answer: list[tuple[Section, WordMap]]
+    ) -> Written:
+        """Return a pair's words, maps and probabilities to count, as a line of JSON."""
+        del number
+        arrays = [(section.begin, own.shape, encoded(own), encoded(self.align.counted(own))) for section, own in answer]
+        return Written(f"{json.dumps([source, target, arrays], ensure_ascii=False)}\n", 0)
 
     def nothing(self, number: int) -> str:
         """Return an empty line."""
@@ -230,6 +216,16 @@ def read_lines(block: Block) -> list[Line]:
     return lines
 
 
+def read_rows(block: Block) -> Iterator[tuple[int, list[str] | InvalidInputError]]:
+    """Yield the number of each line of a block, and its text in every file or the first error among these."""
+    contents = zip(block.read(), block.parts, strict=True)
+    sides = [scan_lines(BytesIO(content), part.source, block.first) for content, part in contents]
+    for row in zip(*sides, strict=True):
+        texts = [text for _, text in row if not isinstance(text, InvalidInputError)]
+        errors = [text for _, text in row if isinstance(text, InvalidInputError)]
+        yield row[0][0], errors[0] if errors else texts
+
+
 class _Stream(BytesIO):
     """The lines of a block in one file, with its name for messages."""
 
@@ -266,17 +262,19 @@ class BlockAligner:
                 batch[number] = pair
         self._stop_at_first(bad)
         written: dict[int, Written] = {}
-        for number, answer in zip(batch, self._answers(batch), strict=True):
+        numbers = list(batch)
+        for index, answer in self.writing.answers(self.align, list(batch.values())) if batch else ():
+            number = numbers[index]
             if isinstance(answer, InvalidInputError):
                 bad[number] = ("refused", error_at(block.parts[0].source, number, str(answer)))
             else:
-                written[number] = answer
+                written[number] = self.writing.written(number, *batch[number], answer)
         self._stop_at_first(bad)
         counts = ExtractionCounts(lines=block.lines, links=sum(links for _, links in written.values()))
         reasons = [bad[number] for number in sorted(bad)]
         counts = sum((ExtractionCounts(**{reason: 1}) for reason, _ in reasons), counts)
-        numbers = range(block.first, block.last + 1)
-        text = (written[number].text if number in written else self.writing.nothing(number) for number in numbers)
+        lines = range(block.first, block.last + 1)
+        text = (written[number].text if number in written else self.writing.nothing(number) for number in lines)
         return Record({"counts": asdict(counts)}, "".join(text).encode(), [str(error) for _, error in reasons])
 
     def _pairs(self, block: Block) -> Iterator[tuple[list[str], list[str]] | InvalidInputError]:
@@ -286,12 +284,6 @@ class BlockAligner:
             return
         for line in read_lines(block):
             yield line if isinstance(line, InvalidInputError) else (self.splits[0](line[0]), self.splits[1](line[1]))
-
-    def _answers(self, batch: Mapping[int, tuple[list[str], list[str]]]) -> Sequence[Written | InvalidInputError]:
-        if not batch:
-            return []
-        answers = dict(self.writing.each(self.align, list(batch.values()), list(batch)))
-        return [answers[index] for index in range(len(batch))]
 
     def _problem(
         self, block: Block, number: int, pair: tuple[list[str], list[str]]
