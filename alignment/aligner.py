@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal
@@ -138,20 +138,28 @@ class TextAligner(ABC):
         return list(documents.cut(pairs, links_of))
 
     def _read_each(self, pairs: Pairs) -> Iterator[tuple[int, ScoredAlignment | InvalidInputError]]:
-        maps, lexicon = self.map_each(pairs), self.lexicon
-        counted: dict[int, WordMap] = {}
+        maps: Iterable[tuple[int, WordMap | InvalidInputError]] = self.map_each(pairs)
         if self.count_text:
-            by_index = dict(maps)
-            maps, lexicon = iter(by_index.items()), self.begun_lexicon()
-            for index, word_map in sorted(by_index.items()):
-                if not isinstance(word_map, InvalidInputError):
-                    counted[index] = self.counted(word_map)
-                    lexicon.count(*pairs[index], counted[index])
+            maps = list(maps)
+        lexicon, counted = self.count(pairs, maps)
         for index, word_map in maps:
             if isinstance(word_map, InvalidInputError):
                 yield index, word_map
             else:
                 yield index, self.read(word_map, *pairs[index], lexicon, counted.get(index))
+
+    def count(
+        self, pairs: Pairs, maps: Iterable[tuple[int, WordMap | InvalidInputError]]
+    ) -> tuple[Lexicon | None, dict[int, WordMap]]:
+        """The lexicon to read maps with, and what it counted of each; nothing unless the text is its own lexicon."""
+        lexicon, counted = self.lexicon, dict[int, WordMap]()
+        if self.count_text:
+            lexicon = self.begun_lexicon()
+            for index, word_map in sorted(maps):
+                if not isinstance(word_map, InvalidInputError):
+                    counted[index] = self.counted(word_map)
+                    lexicon.count(*pairs[index], counted[index])
+        return lexicon, counted
 
     def begun_lexicon(self) -> Lexicon:
         """The lexicon that a text's own word pairs are added to: a copy of the given one, or an empty one."""

@@ -270,16 +270,14 @@ def word_runs(elements: Sequence[Element], words: Sequence[TextWord]) -> list[in
 
 
 def element_runs(elements: Sequence[Element]) -> list[int]:
-    """The number of tags of blocks before each element."""
+    """The number of tags of blocks before each element: two of each block before it, one of each around it."""
     runs: list[int] = []
-    opened: list[int] = []
-    run = 0
-    for index, element in enumerate(elements):
-        while opened and opened[-1] != element.parent:
-            run += elements[opened.pop()].block
-        runs.append(run)
-        run += element.block
-        opened.append(index)
+    around: list[int] = []  # for each element, how many blocks are
+    begun = 0
+    for element in elements:
+        around.append(0 if element.parent == SENTENCE else around[element.parent] + elements[element.parent].block)
+        runs.append(2 * begun - around[-1])
+        begun += element.block
     return runs
 
 

@@ -113,12 +113,8 @@ def aligner_page(
     shown = pairs if aligner.count_text and counts is None else pairs[:_MOST_PAIRS]
     answers = sorted(aligner.map_each(shown), key=lambda answer: answer[0])
     maps = {index: word_map for index, word_map in answers if not isinstance(word_map, InvalidInputError)}
-    owns = {index: aligner.counted(word_map) for index, word_map in maps.items()} if aligner.count_text else {}
-    lexicon = aligner.lexicon if counts is None else counts
-    if aligner.count_text and counts is None:
-        lexicon = aligner.begun_lexicon()
-        for index, own in owns.items():
-            lexicon.count(*pairs[index], own)
+    lexicon, owns = aligner.count(shown, maps.items())
+    lexicon = lexicon if counts is None else counts
     maps = {index: word_map for index, word_map in maps.items() if index < _MOST_PAIRS}
     return alignment_page(
         [shown[index][0] for index in maps],

@@ -223,7 +223,7 @@ def read_recipe(text: str) -> Recipe:
             expected = {bool: "true or false", str: "a name"}.get(_KINDS[key], "a number")
             raise InvalidInputError(f"got {key}={value} in the recipe {text}; expected {expected}")
     recipe = recipes[name]
-    numbers = {key: float(values.pop(key)) for key in ("jump_penalty", "min_probability") if key in values}
+    numbers = {key: float(values.pop(key)) for key in _NUMBERS if key in values}
     same = values.get("decoder", recipe.decoder) == recipe.decoder
     options, combined = ({**(given if same else {}), **numbers} for given in (recipe.options, recipe.combined_options))
     if values.get("combination") == "none":
@@ -231,16 +231,10 @@ def read_recipe(text: str) -> Recipe:
     return replace(recipe, **values, options=options, combined_options=combined)
 
 
+_NUMBERS = ("jump_penalty", "min_probability")
 _KINDS: Mapping[str, Any] = MappingProxyType(
-    {
-        "null": bool,
-        "combination": str,
-        "sinkhorn": bool,
-        "decoder": str,
-        "jump_penalty": int | float,
-        "min_probability": int | float,
-        "pieces": bool,
-    }
+    {"null": bool, "combination": str, "sinkhorn": bool, "decoder": str, "pieces": bool}
+    | dict.fromkeys(_NUMBERS, int | float)
 )
 
 

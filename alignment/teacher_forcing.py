@@ -200,17 +200,13 @@ class _Family(NamedTuple):
 
 
 def _huggingface_inputs(model: Any, source: list[list[int]], labels: Tensor) -> dict[str, Any]:
-    inputs = encoder_inputs(model, source)
     prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    read = (
-        _shifted(
-            labels, _token_id(model, "decoder_start_token_id"), _token_id(model, "pad_token_id")
-        )  # M2M100 has no such function
-        if prepare is None
-        else prepare(labels.clone())  # FSMT writes into its argument
-    )
+    if prepare is None:  # as for M2M100
+        read = _shifted(labels, _token_id(model, "decoder_start_token_id"), _token_id(model, "pad_token_id"))
+    else:
+        read = prepare(labels.clone())  # FSMT writes into its argument
     return {
-        **inputs,
+        **encoder_inputs(model, source),
         "decoder_input_ids": read,
         "decoder_attention_mask": (labels != NO_LABEL).long(),
         "use_cache": False,  # with a cache, FSMT's decoder drops its causal mask

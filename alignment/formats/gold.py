@@ -107,7 +107,10 @@ def scan_gold(
     targets: Sequence[str] | None = None,
 ) -> GoldFile:
     """Like :func:`read_gold`, with the sentences."""
-    base = _checked_base(path, format, base)
+    check_choice("format", format, _BASES)
+    base = _BASES[format] if base is None else base
+    if base is None:
+        raise InvalidInputError(f"{source_name(path)}: {format} files count from 0 or from 1; give base=0 or base=1")
     sides = (targets, sources) if swapped else (sources, targets)
     count = min((len(texts) for texts in sides if texts is not None), default=None)
     sentences = _naacl_pairs(path, base, count) if format == "naacl" else _line_pairs(path, format)
@@ -130,14 +133,6 @@ def scan_gold(
                 links.append((_link(raw, base, swapped, lengths), raw.sure))
         pairs.append(_gold(links))
     return GoldFile(pairs, *(sides[::-1] if swapped else sides))
-
-
-def _checked_base(path: TextSource, format: str, base: Literal[0, 1] | None) -> Literal[0, 1]:  # noqa: A002
-    check_choice("format", format, _BASES)
-    base = _BASES[format] if base is None else base
-    if base is None:
-        raise InvalidInputError(f"{source_name(path)}: {format} files count from 0 or from 1; give base=0 or base=1")
-    return base
 
 
 def _gold(links: list[tuple[Link, bool]]) -> GoldAlignment:

@@ -288,22 +288,19 @@ class BlockAligner:
     def _problem(
         self, block: Block, number: int, pair: tuple[list[str], list[str]]
     ) -> tuple[_Reason, InvalidInputError] | None:
+        advice = "allow more with --max-words (max_words=), or split the line"
         for side, (name, words) in enumerate(zip(("source", "target"), pair, strict=True)):
             file = block.parts[min(side, len(block.parts) - 1)].source
+            letters, most = sum(map(len, words)), WORD_LETTERS * self.max_words
             if not words:
-                message = f"got no word on the {name} side, expected at least one"
-                return "empty", error_at(file, number, message)
+                return "empty", error_at(file, number, f"got no word on the {name} side, expected at least one")
             if len(words) > self.max_words:
                 message = f"got {len(words)} words on the {name} side, expected at most {self.max_words}"
-                message += "; allow more with --max-words (max_words=), or split the line"
-                return "too_long", error_at(file, number, message)
-            letters, most = sum(map(len, words)), WORD_LETTERS * self.max_words
+                return "too_long", error_at(file, number, f"{message}; {advice}")
             if letters > most:
-                message = (
-                    f"got {letters} letters on the {name} side, expected at most {most}, {WORD_LETTERS} for each of "
-                )
-                message += f"{self.max_words} words; allow more with --max-words (max_words=), or split the line"
-                return "too_long", error_at(file, number, message)
+                message = f"got {letters} letters on the {name} side, expected at most {most}"
+                expected = f"{WORD_LETTERS} for each of {self.max_words} words"
+                return "too_long", error_at(file, number, f"{message}, {expected}; {advice}")
         return None
 
     def _stop_at_first(self, bad: dict[int, tuple[_Reason, InvalidInputError]]) -> None:
