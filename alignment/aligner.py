@@ -15,13 +15,13 @@ from alignment import documents
 from alignment.alignments import Alignments
 from alignment.decoding import link_probabilities, mutual_argmax
 from alignment.documents import Section
-from alignment.lexicon import Languages, Lexicon
+from alignment.lexicon import Lexicon
 from alignment.links import Alignment, ScoredAlignment
 from alignment.recipes import DEFAULT_RECIPE, RECIPES, Recipe, read_recipe
 from alignment.selection import SETTINGS, Choice, Setting, consistency, highest_norm, most_consistent
 from alignment.symmetrization import COMBINATIONS, MAP_COMBINATIONS, SYMMETRIZATIONS
 from alignment.teacher_forcing import MapMethod, OnError, WordMaps, attention_maps, word_maps
-from alignment.tokenization import TranslationTokenizer, check_words, languages_of
+from alignment.tokenization import Languages, TranslationTokenizer, check_words, languages_of
 from alignment.word_maps import WordMap, normalize_rows, sinkhorn, smoothed_product
 from captum_norm import InvalidInputError, NormAttribution
 from captum_norm.checks import check_choice, quoted
@@ -372,11 +372,7 @@ class WordAligner(TextAligner):
         return most_consistent(candidates, [pairs[index][0] for index in used], [pairs[index][1] for index in used])
 
     def _maps(
-        self,
-        pairs: Pairs,
-        layers: Sequence[int] | None,
-        settings: Sequence[Setting],
-        on_error: OnError,
+        self, pairs: Pairs, layers: Sequence[int] | None, settings: Sequence[Setting], on_error: OnError
     ) -> Iterator[tuple[int, WordMaps]]:
         piece_maps = attention_maps(self.method, layers=layers, per_head=self._head is not None)
         options: Any = {"max_tokens": self._max_tokens, "on_error": on_error}

@@ -20,6 +20,7 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from alignment.tokenization import Languages
 from alignment.word_maps import WordMap, checked_map, sinkhorn, smoothed_product
 from captum_norm import InvalidInputError
 from captum_norm.checks import quoted_name
@@ -50,9 +51,6 @@ _ARRAYS = ("keys", "counts", "source_totals", "target_totals")
 _MOST_COMPRESSED = 32
 _SMALL = 1 << 16
 """What may be compressed to any degree, in bytes; sorted keys and words come down to a tenth at most."""
-
-Languages = tuple[str | None, str | None]
-"""Source and target language; None for one that is unknown."""
 
 
 class Lexicon:

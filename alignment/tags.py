@@ -454,11 +454,7 @@ def _pieces(
 
 
 def _inserted(
-    source: Markup,
-    sources: Sequence[TextWord],
-    pieces: Sequence[_Piece],
-    target: str,
-    words: Sequence[TextWord],
+    source: Markup, sources: Sequence[TextWord], pieces: Sequence[_Piece], target: str, words: Sequence[TextWord]
 ) -> str:
     """The target with each element's tags around its words, as far from them as in the source."""
     # A place within a character reference is moved to its start.

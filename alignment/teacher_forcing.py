@@ -81,6 +81,7 @@ def teacher_forced_batches(
 
 
 _EncodedPair = tuple[EncodedSentence, EncodedSentence]
+_Encode = Callable[[Sequence[Sequence[str]]], list[EncodedSentence]]
 
 
 def encoded_pairs(
@@ -90,16 +91,37 @@ def encoded_pairs(
     report: OnError,
 ) -> dict[int, _EncodedPair]:
     """Encode the pairs that can be used, by their index; report the others."""
-    short = [index for index, pair in enumerate(pairs) if _is_short(index, pair, limits, report)]
-    sources = _encoded(tokenizer.encode_source, {index: pairs[index][0] for index in short}, report)
-    targets = _encoded(tokenizer.encode_target, {index: pairs[index][1] for index in sources}, report)
-    usable: dict[int, _EncodedPair] = {}
-    for index, target in targets.items():
-        problem = _problem((sources[index], target), limits)
-        if problem is None:
-            usable[index] = sources[index], target
+    first = {index: source for index, (source, _) in enumerate(pairs)}
+    sources = _encoded_side("source", tokenizer.encode_source, first, limits[0], report)
+    second = {index: pairs[index][1] for index in sources}
+    targets = _encoded_side("target", tokenizer.encode_target, second, limits[1], report)
+    return {index: (sources[index], target) for index, target in targets.items()}
+
+
+def _encoded_side(
+    side: str, encode: _Encode, sentences: Mapping[int, Sequence[str]], limit: int | None, report: OnError
+) -> dict[int, EncodedSentence]:
+    """Encode the sentences of a side that have words, and no more pieces than the model has positions."""
+    most = limit or MOST_PIECES
+    short: dict[int, Sequence[str]] = {}
+    for index, words in sentences.items():
+        letters = sum(map(len, words))
+        if letters <= _PIECE_LETTERS * most:  # some tokenizers take time by the square of a word's length
+            short[index] = words
         else:
-            report(index, InvalidInputError(problem))
+            message = f"got a {side} side of {letters} letters, expected at most {_PIECE_LETTERS * most}"
+            report(index, InvalidInputError(message))
+    usable: dict[int, EncodedSentence] = {}
+    for index, sentence in _encoded(encode, short, report).items():
+        if all(word is None for word in sentence.word_ids):
+            message = f"got a {side} side without a word, expected at least one that the tokenizer keeps"
+            report(index, InvalidInputError(message))
+        elif len(sentence.ids) > most:
+            message = f"got a {side} side of {len(sentence.ids)} pieces, expected at most {most}"
+            reason = "" if limit is None else ", the number of positions that the model has"
+            report(index, InvalidInputError(f"{message}{reason}"))
+        else:
+            usable[index] = sentence
     return usable
 
 
@@ -107,26 +129,7 @@ def _raise(index: int, error: InvalidInputError) -> None:
     raise InvalidInputError(f"pair {index}: {error}") from error
 
 
-def _is_short(
-    index: int,
-    pair: tuple[Sequence[str], Sequence[str]],
-    limits: tuple[int | None, int | None],
-    on_error: OnError,
-) -> bool:
-    """Whether a pair may fit in the model: some tokenizers take time by the square of a word's length."""
-    for side, words, limit in zip(("source", "target"), pair, limits, strict=True):
-        letters, most = sum(map(len, words)), _PIECE_LETTERS * (limit or MOST_PIECES)
-        if letters > most:
-            on_error(index, InvalidInputError(f"got a {side} side of {letters} letters, expected at most {most}"))
-            return False
-    return True
-
-
-def _encoded(
-    encode: Callable[[Sequence[Sequence[str]]], list[EncodedSentence]],
-    sentences: Mapping[int, Sequence[str]],
-    on_error: OnError,
-) -> dict[int, EncodedSentence]:
+def _encoded(encode: _Encode, sentences: Mapping[int, Sequence[str]], on_error: OnError) -> dict[int, EncodedSentence]:
     """Encode all sentences at once; on failure each half on its own, to find the sentences at fault."""
     indices = list(sentences)
     try:
@@ -138,17 +141,6 @@ def _encoded(
     halves = indices[: len(indices) // 2], indices[len(indices) // 2 :]
     first, second = (_encoded(encode, {index: sentences[index] for index in half}, on_error) for half in halves)
     return first | second
-
-
-def _problem(pair: _EncodedPair, limits: tuple[int | None, int | None]) -> str | None:
-    """Why a pair is unusable; None if it is usable."""
-    for side, sentence, limit in zip(("source", "target"), pair, limits, strict=True):
-        if all(index is None for index in sentence.word_ids):
-            return f"got a {side} side without a word, expected at least one that the tokenizer keeps"
-        if len(sentence.ids) > (limit or MOST_PIECES):
-            message = f"got a {side} side of {len(sentence.ids)} pieces, expected at most {limit or MOST_PIECES}"
-            return message if limit is None else f"{message}, the number of positions that the model has"
-    return None
 
 
 def buckets(lengths: Mapping[int, tuple[int, int]], max_tokens: int) -> Iterator[list[int]]:
@@ -200,13 +192,14 @@ class _Family(NamedTuple):
 
 
 def _huggingface_inputs(model: Any, source: list[list[int]], labels: Tensor) -> dict[str, Any]:
+    inputs = encoder_inputs(model, source)
     prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     if prepare is None:  # as for M2M100
         read = _shifted(labels, _token_id(model, "decoder_start_token_id"), _token_id(model, "pad_token_id"))
     else:
         read = prepare(labels.clone())  # FSMT writes into its argument
     return {
-        **encoder_inputs(model, source),
+        **inputs,
         "decoder_input_ids": read,
         "decoder_attention_mask": (labels != NO_LABEL).long(),
         "use_cache": False,  # with a cache, FSMT's decoder drops its causal mask

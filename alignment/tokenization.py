@@ -8,6 +8,9 @@ from typing import Protocol
 from captum_norm import InvalidInputError
 from captum_norm.checks import quoted
 
+Languages = tuple[str | None, str | None]
+"""Source and target language; None for one that is unknown."""
+
 
 @dataclass(frozen=True, slots=True)
 class EncodedSentence:
@@ -63,7 +66,7 @@ class IdentifiedTokenizer(TranslationTokenizer, Protocol):
         ...
 
 
-def languages_of(tokenizer: object) -> tuple[str | None, str | None]:
+def languages_of(tokenizer: object) -> Languages:
     """The source and target language that a tokenizer names; None for one that it does not know."""
     named: tuple[str, str] | None = getattr(tokenizer, "languages", None)
     return named or (getattr(tokenizer, "source_language", None), getattr(tokenizer, "target_language", None))

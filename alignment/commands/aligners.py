@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 CHECKED = 50
 """How many sentence pairs, the first ones, show whether the sides are exchanged."""
 
-LAYER = index_or("auto", "highest-norm")
+layer_option = partial(option, parse=index_or("auto", "highest-norm"), metavar="N|auto|highest-norm")
 HEAD = index_or("auto", "all")
 _FAR_BETTER = 1.15
 _PARTNERS = {"fr-en": "en-fr", "en-fr": "fr-en"}
@@ -45,12 +46,10 @@ class MapOptions(Options, title="the maps"):
         "how far through the layer to go: attn, attn_res or attn_res_ln for norm; attn or attn_res for weights "
         "(default: attn)"
     )
-    layer: int | Literal["auto", "highest-norm"] = option(
+    layer: int | Literal["auto", "highest-norm"] = layer_option(
         "the decoder layer, numbered from 0, or from -1 for the last; auto: the one with the most consistent "
         "alignments of the first sentence pairs; highest-norm: the one with the highest mean",
         "auto",
-        parse=LAYER,
-        metavar="N|auto|highest-norm",
     )
     setting: Literal["AWI", "AWO", "auto"] = option(
         "AWI: alignment with input, from the step that reads a word; AWO: with output, from the step that emits it; "
@@ -107,9 +106,7 @@ class DirectionOptions(Options, title="the second model, of the opposite directi
     )
     reverse_data: str | None = option("as --data, for the second model (default: --data)", metavar="DIR")
     reverse_source_prefix: str | None = option("as --source-prefix, for the second model", metavar="TEXT")
-    reverse_layer: int | Literal["auto", "highest-norm"] | None = option(
-        "as --layer (default: --layer)", parse=LAYER, metavar="N"
-    )
+    reverse_layer: int | Literal["auto", "highest-norm"] | None = layer_option("as --layer (default: --layer)")
     reverse_head: int | Literal["auto", "all"] | None = option("as --head (default: --head)", parse=HEAD, metavar="N")
 
 

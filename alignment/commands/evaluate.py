@@ -4,12 +4,11 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Any, Literal
 
 from alignment.aer import AER, AERScore, Change, find_correction, paired_significance
 from alignment.commands.models import print_whole, refuse_two_streams, regular_output, text_source
-from alignment.formats import GoldFormat, TextSource, format_pharaoh, read_pharaoh
+from alignment.formats import GoldFormat, TextSource, format_pharaoh, parse_pharaoh, read_parallel
 from alignment.formats.gold import GoldFile, scan_gold
 from alignment.formats.text import write_text
 from alignment.links import Alignment, GoldAlignment
@@ -20,7 +19,7 @@ from captum_norm.commands.program import Command, Options, argument, option
 from captum_norm.commands.shared import resamples
 from captum_norm.results.tables import csv_records, json_text
 from captum_norm.text.characters import spelled_out
-from captum_norm.text.lines import error_at, read_lines, source_name
+from captum_norm.text.lines import error_at, located, read_lines
 
 Sides = tuple[Sequence[str] | None, Sequence[str] | None]
 """The tokenised source and target sentences; None if unknown."""
@@ -335,27 +334,24 @@ def _run_symmetrize(options: SymmetrizeOptions) -> None:
         write_text(regular_output(options.out, sources, overwrite=options.overwrite), lines)
 
 
-def _pairs(
-    files: tuple[AlignmentFile, AlignmentFile], sources: list[TextSource]
-) -> Iterator[tuple[Alignment, Alignment]]:
+def _pairs(files: Sequence[AlignmentFile], sources: Sequence[TextSource]) -> Iterator[list[Alignment]]:
     """Yield the links of both files, source first, from 0."""
-    read = (_links(file, source) for file, source in zip(files, sources, strict=True))
-    for number, (forward, reverse) in enumerate(zip_longest(*read), 1):
-        if forward is None or reverse is None:
-            short, long = sources if forward is None else sources[::-1]
-            message = f"got no such line, but {source_name(long)} has one; expected equally many in both"
-            raise error_at(short, number, message)
-        yield forward, reverse
+    for number, lines in enumerate(read_parallel(*sources), 1):
+        pair = []
+        for file, source, line in zip(files, sources, lines, strict=True):
+            with located(source, number):
+                pair.append(_links(file, line))
+        yield pair
 
 
-def _links(file: AlignmentFile, source: TextSource) -> Iterator[Alignment]:
-    for number, alignment in enumerate(read_pharaoh(source), 1):
-        links = alignment.transposed() if file.swapped else alignment
-        if file.base:
-            if any(0 in link for link in links):
-                raise error_at(source, number, "got the index 0, expected indices from 1; leave out :base1")
-            links = Alignment((i - 1, j - 1) for i, j in links)
-        yield links
+def _links(file: AlignmentFile, line: str) -> Alignment:
+    alignment = parse_pharaoh(line)
+    links = alignment.transposed() if file.swapped else alignment
+    if not file.base:
+        return links
+    if any(0 in link for link in links):
+        raise InvalidInputError("got the index 0, expected indices from 1; leave out :base1")
+    return Alignment((i - 1, j - 1) for i, j in links)
 
 
 SYMMETRIZE = Command(

@@ -96,10 +96,6 @@ class _Workers(Options, title="the workers"):
             gpus_per_worker=self.gpus_per_worker,
         )
 
-    def worker_device(self, device: str) -> str:
-        """The device of the model: that of ``--device``, or cuda if each worker has a GPU."""
-        return "cuda" if self.gpus_per_worker and device == "cpu" else device
-
 
 @dataclass(frozen=True, kw_only=True)
 class _TextOptions(_Written, _Counted, BlockOptions):
@@ -185,7 +181,8 @@ def _run(options: ExtractOptions) -> None:
         raise InvalidInputError("got --pieces and --tokenize; give the words that the model to be trained reads")
     form = _output(options)
     splits = models.splits(options, tokenize=options.tokenize)
-    backend, device = options.backend(options.threads), options.worker_device(options.device)
+    backend = options.backend(options.threads)
+    device = "cuda" if options.gpus_per_worker and options.device == "cpu" else options.device
     with models.set_up(options) as report, models.text_sources(options, options.source, options.target) as inputs:
         rereadable = not any(map(models.is_stream, inputs))
         _check_outputs(options, inputs, rereadable=rereadable)
@@ -201,12 +198,10 @@ def _run(options: ExtractOptions) -> None:
             aligners.check_sides(aligner, first)
         undecided = any(part.choice is None for part, _ in aligner.directions)
         deferred = _Deferred(aligner, device, report if undecided else None)
-        identity |= aligners.identity(options, aligner) | {"output": str(form)}
+        identity |= aligners.identity(options, aligner) | {"output": str(form), "tokenize": options.tokenize}
         page = options.page and options.page.absolute()  # workers may be in other folders
         at_end = None if page is None else partial(deferred.write_page, page, options, first)
-        identity["tokenize"] = options.tokenize
-        further: dict[str, Any] = {"splits": splits, "backend": backend, "at_end": at_end}
-        _extract(options, inputs, deferred, identity, report, form=form, **further)
+        _extract(options, inputs, deferred, identity, report, form=form, splits=splits, backend=backend, at_end=at_end)
         if page is not None and not page.exists():
             raise InvalidInputError(
                 f"{options.out} is complete, but {page} is not there; give a folder that all workers reach, or align "

@@ -35,11 +35,8 @@ _MONITORED = ("entropy", "uncovered", "disagreement", "unusable")
 
 @dataclass(frozen=True, kw_only=True)
 class _Measures(Options, title="the measures"):
-    layer: int | Literal["auto", "highest-norm"] = option(
-        "the decoder layer whose links are read, as for extract",
-        "auto",
-        parse=aligners.LAYER,
-        metavar="N|auto|highest-norm",
+    layer: int | Literal["auto", "highest-norm"] = aligners.layer_option(
+        "the decoder layer whose links are read, as for extract", "auto"
     )
     head: int | Literal["auto"] = option("the head that is read", "auto", parse=index_or("auto"), metavar="N|auto")
     all_measures: bool = option(

@@ -80,33 +80,27 @@ def _run(options: TransferOptions) -> None:
             _stop_at_first(_read(block, options.syntax))
     with models.set_up(options) as report:
         aligner, _ = aligners.load(options, options.device)
-        _transfer(inputs, file, _Transfer(aligner, options, report), options, report)
+        _transfer(inputs, file, _Transfer(aligner, options, report))
 
 
-def _transfer(
-    inputs: Sequence[TextSource],
-    file: str | None,
-    work: "_Transfer",
-    options: TransferOptions,
-    report: Callable[[str], None],
-) -> None:
+def _transfer(inputs: Sequence[TextSource], file: str | None, work: "_Transfer") -> None:
     """Transfer the tags of all lines to a file or standard output."""
     lines = bad_lines = 0
 
     def parts() -> Iterator[bytes]:
         nonlocal lines, bad_lines
         for block in cut(inputs, _BLOCK_LINES):
-            answers = _answers(block, work, stop=options.bad_lines == "stop")
+            answers = _answers(block, work)
             errors = [answer for answer in answers.values() if isinstance(answer, InvalidInputError)]
             for error in errors:
-                report(str(error))
+                work.report(str(error))
             lines, bad_lines = lines + len(answers), bad_lines + len(errors)
             yield "".join(
                 "\n" if isinstance(answer, InvalidInputError) else f"{answer}\n" for answer in answers.values()
             ).encode()
             advance(len(answers), len(errors))
 
-    with line_bar("transferring tags", inputs[0], shown=sys.stderr.isatty() and not options.quiet) as advance:
+    with line_bar("transferring tags", inputs[0], shown=sys.stderr.isatty() and not work.options.quiet) as advance:
         if file is not None:
             write_text(file, parts())
         else:
@@ -117,12 +111,12 @@ def _transfer(
                     sys.stdout.buffer.flush()
             else:
                 models.print_whole(shown)
-    report(f"{lines:,} lines; {bad_lines:,} bad lines")
+    work.report(f"{lines:,} lines; {bad_lines:,} bad lines")
 
 
-def _answers(block: Block, work: "_Transfer", *, stop: bool) -> _Answers:
+def _answers(block: Block, work: "_Transfer") -> _Answers:
     """The translation of each line of a block, or the error that says why there is none, in order."""
-    read = _read(block, work.options.syntax)
+    read, stop = _read(block, work.options.syntax), work.options.bad_lines == "stop"
     if stop:
         _stop_at_first(read)
     answers: _Answers = {number: line for number, line in read.items() if isinstance(line, InvalidInputError)}

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from os import PathLike, fspath
 from xml.parsers import expat
 
+from alignment.tokenization import Languages
 from captum_norm import InvalidInputError
 from captum_norm.checks import quoted_name
 from captum_norm.text.lines import raw_lines
-
-Languages = tuple[str | None, str | None]
 
 SUFFIXES = (".tmx", ".xlf", ".xliff")
 

@@ -19,16 +19,7 @@ from alignment.formats.text import write_parts, write_text
 from alignment.pipeline.blocks import Aligner, BlockAligner, Counting, ExtractionCounts, LinkWriting, Splits, Writing
 from captum_norm import InvalidInputError, bars
 from captum_norm.checks import check_choice, quoted_name
-from captum_norm.runs import (
-    Backend,
-    Block,
-    Identity,
-    Job,
-    Journal,
-    Record,
-    cut,
-    run_job,
-)
+from captum_norm.runs import Backend, Block, Identity, Job, Journal, Record, cut, run_job
 from captum_norm.text.files import Local, check_file, place_of
 from captum_norm.text.lines import is_regular_file, suffix_of
 
