@@ -442,11 +442,7 @@ def head_figure(sweep: Sweep) -> "Figure":
 
 
 def _figure(
-    sweep: Sweep,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    place: Callable[[int, int], Choice],
-    note: str = "",
+    sweep: Sweep, rows: Sequence[str], columns: Sequence[str], place: Callable[[int, int], Choice], note: str = ""
 ) -> "Figure":
     from captum_norm.show import StandaloneFigure
 

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,10 +25,7 @@ from captum_norm.versions import versions
 
 if TYPE_CHECKING:
     from alignment.aligner import TextAligner
-    from alignment.documents import Section
     from alignment.lexicon import Lexicon
-    from alignment.links import ScoredAlignment
-    from alignment.word_maps import WordMap
 
 _STATISTICS = "the links hold corpus statistics: a lexicon counted from other sentences took part"
 
@@ -139,7 +136,7 @@ class DecodeOptions(_TextOptions, LinkOptions):
 
 
 class _Deferred:
-    """Moves an aligner's models to their device, and lets it choose what was left open, when the first pairs come."""
+    """An aligner whose models go to their device, and which chooses what was left open, when the first pairs come."""
 
     def __init__(self, aligner: "TextAligner", device: str, report: Callable[[str], None] | None) -> None:
         self._aligner, self._device, self._report = aligner, device, report
@@ -148,14 +145,12 @@ class _Deferred:
         self.counted, self.read = aligner.counted, aligner.read
         self.counts: Lexicon | None = None
 
-    def read_each(self, pairs: Pairs) -> "Iterator[tuple[int, ScoredAlignment | InvalidInputError]]":
-        return self._ready(pairs).read_each(pairs)
-
-    def map_each(self, pairs: Pairs) -> "Iterator[tuple[int, WordMap | InvalidInputError]]":
-        return self._ready(pairs).map_each(pairs)
-
-    def cut(self, pairs: Pairs) -> "list[Section]":
-        return self._ready(pairs).cut(pairs)
+    def ready(self, pairs: Pairs) -> "TextAligner":
+        """The aligner, ready for these pairs."""
+        for part, _ in self._aligner.directions:
+            on_device(part.model, self._device)
+        aligners.choose(self._aligner, pairs, self._report)
+        return self._aligner
 
     def begun_lexicon(self) -> "Lexicon":
         """The lexicon to which the pairs of the text are added, which is kept."""
@@ -168,12 +163,6 @@ class _Deferred:
         facts = {name: model for name, model in names.items() if model is not None}
         settings: dict[str, Any] = {"min_score": options.min_score, "counts": self.counts}
         write_outputs({page: aligners.page(self._aligner, pairs, facts, **settings)})
-
-    def _ready(self, pairs: Pairs) -> "TextAligner":
-        for part, _ in self._aligner.directions:
-            on_device(part.model, self._device)
-        aligners.choose(self._aligner, pairs, self._report)
-        return self._aligner
 
 
 def _run(options: ExtractOptions) -> None:

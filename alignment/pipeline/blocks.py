@@ -262,8 +262,9 @@ class BlockAligner:
                 batch[number] = pair
         self._stop_at_first(bad)
         written: dict[int, Written] = {}
-        numbers = list(batch)
-        for index, answer in self.writing.answers(self.align, list(batch.values())) if batch else ():
+        numbers, pairs = list(batch), list(batch.values())
+        align = self.align.ready(pairs) if hasattr(self.align, "ready") else self.align
+        for index, answer in self.writing.answers(align, pairs) if pairs else ():
             number = numbers[index]
             if isinstance(answer, InvalidInputError):
                 bad[number] = ("refused", error_at(block.parts[0].source, number, str(answer)))
