@@ -72,6 +72,7 @@ def project_spans(
         if start < end:
             around.append(len(nested))
         nested.append(NestedSpan(start, end, parent))
+    _check_links(links, source, target)
     projected = dict(zip(order, project_nested(nested, links, source, target), strict=True))
     return [projected[index][0] for index in range(len(spans))]
 
@@ -85,7 +86,6 @@ def project_nested(
 ) -> list[Sequence[Span]]:
     """Project a tree of spans, each after its parent; ``known`` are the targets of the first, all in the sentence."""
     # A place at an edge of its parent stays at that edge; one beside a word goes to that word's translation.
-    _check_links(links, source, target)
     linked: list[list[int]] = [[] for _ in target]
     for left, right in links:
         linked[right].append(left)
