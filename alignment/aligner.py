@@ -220,8 +220,8 @@ class WordAligner(TextAligner):
         count_text: whether the pairs given to :meth:`align` are their own lexicon: a first pass counts their word
             pairs, beside those of ``lexicon``.
         similarity: an aligner with the same recipe, such as an :class:`alignment.EncoderAligner` of this model, whose
-            map is added with the weight of :data:`WEIGHTS` that makes the mutual links of the first :data:`SAMPLE`
-            pairs most consistent (:func:`alignment.selection.consistency`).
+            map is added with the weight of :data:`~alignment.aligner.WEIGHTS` that makes the mutual links of the first
+            :data:`SAMPLE` pairs most consistent (:func:`alignment.selection.consistency`).
 
     Attributes:
         choice: setting, layer, head and the similarity's weight; None until they are chosen.
