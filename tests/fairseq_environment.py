@@ -66,7 +66,7 @@ def _make(environment: Path, python: Path) -> None:
         raise UnavailableError(f"fairseq must be compiled, and there is no {COMPILER}")
     _run(sys.executable, "-m", "venv", "--clear", str(environment))
     for packages in RECIPE:
-        _run(str(python), "-m", "pip", "install", "--quiet", "--retries", "2", *packages)
+        _run(str(python), "-m", "pip", "install", "--quiet", "--no-compile", "--retries", "2", *packages)
 
 
 def _run(*command: str) -> None:
