@@ -240,7 +240,7 @@ class Layer:
             error[queries] = torch.linalg.vector_norm(output - seen, dim=(2, 3))
             size[queries] = torch.linalg.vector_norm(seen, dim=(2, 3))
             if part.rows.start == 0 and self.first == 0:
-                ahead = weights[:, :, 0, self.past + 1 :].detach().any()
+                ahead = (weights[:, :, 0, self.past + 1 :].detach().abs() > 0).any()  # NaN says nothing of it
                 self.ahead = ahead if part.examples.start == 0 or self.ahead is None else self.ahead | ahead
             yield part, weights, gated
             if advancing:

@@ -191,7 +191,8 @@ def test_understanding_a_model_leaves_its_positions() -> None:
 def test_masks_of_flex_attention_are_the_models() -> None:
     sizes = families.GROUPED | {"hidden_size": 64, "head_dim": 16, "sliding_window": 6}
     model: Any = families.randomized(new("MistralForCausalLM", **sizes), 0, torch.float32)
-    inputs = families.inputs("llama", batch=1, length=40)
+    # At 24, 40 and 56 tokens, the kernel of torch 2.13 for processors reads memory that nobody has set.
+    inputs = families.inputs("llama", batch=1, length=64)
     model.set_attn_implementation("eager")
     with torch.no_grad():
         plain = model(inputs, output_attentions=True)
