@@ -182,10 +182,7 @@ def test_a_run_is_continued_only_as_it_was_begun(
     assert lines("links") == lines("whole")
 
 
-@pytest.mark.parametrize("options", [[PAPER], ["--save-lexicon"]], ids=["paper", "default"])
-def test_workers_give_the_output_of_one_process(
-    options: list[str], monkeypatch: pytest.MonkeyPatch, ray: RayBackend
-) -> None:
+def test_workers_give_the_output_of_one_process(monkeypatch: pytest.MonkeyPatch, ray: RayBackend) -> None:
     """Of a TMX file, too, whose lines workers get with their blocks, and with a page, which one of them writes."""
     write("text", PAIRS * 5)
     write_tmx("text.tmx", list(zip(FRENCH, ENGLISH, strict=True)) * 5)
@@ -198,13 +195,12 @@ def test_workers_give_the_output_of_one_process(
 
     monkeypatch.setattr(models, "extract", watched)
     for name, words in (("text", []), ("text.tmx", [f"--workers={ray.workers}"])):
-        given = [f"{option}={name}.lexicon" if option == "--save-lexicon" else option for option in options]
-        written = [f"--out={name}.links", f"--page={name}.html", "--block-lines=2", "--quiet"]
-        assert cli.main(["extract", name, *words, *given, *written]) == 0
+        written = [f"--out={name}.links", f"--page={name}.html", f"--save-lexicon={name}.lexicon"]
+        assert cli.main(["extract", name, *words, *written, "--block-lines=2", "--quiet"]) == 0
     assert lines("text.tmx.links") == lines("text.links")
     assert len(lines("text.links")) == 5 * len(PAIRS)
     assert Path("text.tmx.html").read_bytes() == Path("text.html").read_bytes()
-    assert Path("text.tmx.lexicon").exists() == (options != [PAPER])
+    assert Path("text.tmx.lexicon").exists()
     assert len(cut_lines) == 2 * 15
     assert all(cut_lines)
 
