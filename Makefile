@@ -48,7 +48,7 @@ checks: $(INSTALLED) $(MODULES)
 	$(NPM) run check
 	$(NPM) test
 
-short-tests: TIER ?= -m "not long"
+short-tests: TIER = -m "not long"
 short-tests: $(INSTALLED) $(MODULES)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(TIER) $(PARALLEL)
 

@@ -53,10 +53,7 @@ def main() -> None:
     if not (out / "binary").exists():
         _binarize(out, arguments.workers)
     if arguments.joint and not (out / "joint" / "binary").exists():
-        (out / "joint").mkdir(exist_ok=True)
-        for split in SPLITS:
-            _mix(out, split)
-        _binarize(out / "joint", arguments.workers, out / "binary" / "dict.en.txt", ("source", "target"))
+        _join(out, arguments.workers)
 
 
 def _arguments() -> argparse.Namespace:
@@ -130,6 +127,18 @@ def _cut(text: Path, pieces: Path, model: Path) -> None:
     with text.open(encoding="utf-8", newline="\n") as lines, _atomic(pieces) as cut:
         for line in lines:
             cut.write(" ".join(processor.encode(line.rstrip("\n"), out_type=str)) + "\n")
+
+
+def _join(out: Path, workers: int) -> None:
+    """Mix both directions for one model, whose tags must be in the dictionary: fairseq would read unknown words."""
+    dictionary = out / "binary" / "dict.en.txt"
+    known = {line.split(" ")[0] for line in dictionary.read_text(encoding="utf-8").splitlines()}
+    if missing := {*TAGS.values()} - known:
+        raise SystemExit(f"{dictionary} lacks {', '.join(sorted(missing))}, a tag; give another number of --pieces")
+    (out / "joint").mkdir(exist_ok=True)
+    for split in SPLITS:
+        _mix(out, split)
+    _binarize(out / "joint", workers, dictionary, ("source", "target"))
 
 
 def _mix(out: Path, split: str) -> None:
