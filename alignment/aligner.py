@@ -338,11 +338,17 @@ class WordAligner(TextAligner):
 
     def _weigh(self, pairs: Pairs, choice: Choice, others: Mapping[int, WordMap | InvalidInputError]) -> float:
         """The weight that makes mutual links most consistent, the lowest of equals."""
-        maps = dict[int, tuple[WordMap, WordMap]]()
+        maps, refused = dict[int, tuple[WordMap, WordMap]](), dict[int, InvalidInputError]()
         for index, word_map in self._own_maps(pairs, choice):
             other = others[index]
-            if not (isinstance(word_map, InvalidInputError) or isinstance(other, InvalidInputError)):
+            if isinstance(word_map, InvalidInputError):
+                refused[index] = word_map
+            elif isinstance(other, InvalidInputError):
+                refused[index] = other
+            else:
                 maps[index] = word_map, other
+        if not maps:
+            raise _unusable(pairs, "weigh the similarity", refused)
         sources, targets = ([pairs[index][side] for index in maps] for side in (0, 1))
 
         def rate(weight: float) -> float:
@@ -365,8 +371,7 @@ class WordAligner(TextAligner):
                     for head in heads:
                         candidates[Choice(setting, layer, head)].append(head_map(layer_map, head))
         if not used:
-            reason = f"; pair {min(refused)}: {refused[min(refused)]}" if refused else ""
-            raise InvalidInputError(f"got {len(pairs)} sentence pairs, none of them usable to choose a layer{reason}")
+            raise _unusable(pairs, "choose a layer", refused)
         if self._layer == "highest-norm":
             return highest_norm(candidates)
         return most_consistent(candidates, [pairs[index][0] for index in used], [pairs[index][1] for index in used])
@@ -377,6 +382,11 @@ class WordAligner(TextAligner):
         piece_maps = attention_maps(self.method, layers=layers, per_head=self._head is not None)
         options: Any = {"max_tokens": self._max_tokens, "on_error": on_error}
         return word_maps(self.model, self.tokenizer, pairs, piece_maps, settings=settings, **options)
+
+
+def _unusable(pairs: Pairs, purpose: str, refused: Mapping[int, InvalidInputError]) -> InvalidInputError:
+    reason = f"; pair {min(refused)}: {refused[min(refused)]}" if refused else ""
+    return InvalidInputError(f"got {len(pairs)} sentence pairs, none of them usable to {purpose}{reason}")
 
 
 def without_head(model: nn.Module) -> nn.Module:

@@ -323,6 +323,10 @@ def test_a_similarity_refuses_pairs_and_other_recipes() -> None:
     *others, last = one(0, similarity=similarity).align_pairs([*PAIRS, (["a"] * 19, ["a"] * 19)])
     assert all(isinstance(answer, Alignment) for answer in others)
     assert str(last).startswith("got a source side of 21 pieces, expected at most 20")
+    with pytest.raises(
+        InvalidInputError, match="none of them usable to weigh the similarity; pair 0: got a source side"
+    ):
+        one(0, similarity=similarity).align([["a"] * 19], [["a"] * 19])
     with pytest.raises(InvalidInputError, match="got a similarity with another recipe"):
         one(1, similarity=one(2, "product"))
 
