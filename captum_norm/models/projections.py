@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import product
+from itertools import chain, product
 from typing import Any, cast
 from weakref import WeakKeyDictionary, ref
 
@@ -262,7 +262,7 @@ def read_norm(module: nn.Module, inputs: Tensor, outputs: Tensor) -> NormReader 
     if inputs.shape != outputs.shape:
         return None
     dtype = accumulation_dtype(outputs.dtype)
-    for reader, test in (*_norm_readings(module, inputs), *_measured_readings(module, inputs)):
+    for reader, test in chain(_norm_readings(module, inputs), _measured_readings(module, inputs)):
         computed = normalize(reader.read(dtype, inputs.device), inputs.to(dtype))
         precision = _precision(computed, outputs)
         if precision is not None and test(reader, inputs):
