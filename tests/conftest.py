@@ -1,5 +1,6 @@
 """Fixtures of the whole test suite."""
 
+import gc
 import logging
 import os
 from collections import defaultdict
@@ -35,10 +36,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = cases[0].get_closest_marker("few")
         kept = marker.kwargs.get("cases", 3) if marker else len(cases)
         short = [cases[place * (len(cases) - 1) // (kept - 1)] for place in range(kept)]
-        for item in cases:
-            if item not in short:
-                item.add_marker(pytest.mark.long)
+        others = [item for item in cases if item not in short]
+        for place, item in enumerate(others):
+            item.add_marker(pytest.mark.long)
+            if place % 3:
+                item.add_marker(pytest.mark.rest)
     items.sort(key=lambda item: item.path.name not in SLOWEST)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what all packages and tests consist of."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", name="fairseq_python")

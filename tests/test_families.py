@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -68,12 +69,16 @@ def test_a_family(name: str) -> None:
     assert list(stacks) == ["decoder" if family.causal else "encoder"]
     expect_norms(name, exact, stacks, tolerance)
     expect_other_scopes_refused(name, meter, inputs)
-    expect_the_same_in_pieces(model, inputs, asked, stacks, 1e-5 if family.narrow else 1e-11)
+    if name in REPRESENTATIVES:
+        expect_the_same_in_pieces(model, inputs, asked, stacks, 1e-5 if family.narrow else 1e-11)
+    last = (*scopes, *behind)[-1]
+    methods = (AttentionBlockAttribution(model, last), NormAttribution(model), AttentionWeights(model))
     if not family.signal:
-        expect_the_same_if_padded(model, inputs, (*scopes, *behind)[-1], thorough=name in REPRESENTATIVES)
-        expect_the_last_rows(model, inputs, (*scopes, *behind)[-1], tolerance)
-    expect_gradients(name, model, inputs, (*scopes, *behind)[-1])
-    for method in (NormAttribution(model), AttentionBlockAttribution(model)):
+        lean = AttentionBlockAttribution(model, last, memory_budget=1) if name in REPRESENTATIVES else None
+        expect_the_same_if_padded(methods[0], lean, inputs)
+        expect_the_last_rows(methods, inputs, tolerance)
+    expect_gradients(name, model, inputs, last)
+    for method in methods[:2]:
         expect_an_interrupt(family, model, partial(method.maps, inputs))
     with torch.no_grad():
         assert torch.equal(model(inputs)[0], output)
@@ -152,17 +157,15 @@ def expect_the_same_in_pieces(model: Any, inputs: Tensor, asked: Any, stacks: An
     torch.testing.assert_close(alone.norms[scope][:, 0], whole.norms[scope][:, -1], **close)
 
 
-def expect_the_same_if_padded(model: Any, inputs: Tensor, scope: Any, *, thorough: bool) -> None:
+def expect_the_same_if_padded(method: Any, lean: Any, inputs: Tensor) -> None:
     """The second example is cut and padded on either side; both give what they give alone."""
-    method = AttentionBlockAttribution(model, scope)
     examples = [inputs[:1], inputs[1:, 3:]]
     alone = [(method.maps(example), method.attribute(example)[0]) for example in examples]
     for side in ("left", "right"):
         batch, mask = padded(examples, side)
         maps = method.maps({"input_ids": batch, "attention_mask": mask})
-        if thorough:  # some rows of padding come alone
-            lean = AttentionBlockAttribution(model, scope, memory_budget=1).maps(batch, mask)
-            torch.testing.assert_close(lean.self_attention, maps.self_attention, rtol=1e-5, atol=1e-6)
+        if lean:  # some rows of padding come alone
+            torch.testing.assert_close(lean.maps(batch, mask).self_attention, maps.self_attention, rtol=1e-5, atol=1e-6)
         scores = method.attribute(batch, additional_forward_args=mask)
         for row, (expected, expected_scores) in enumerate(alone):
             real = mask[row].bool()
@@ -175,9 +178,9 @@ def expect_the_same_if_padded(model: Any, inputs: Tensor, scope: Any, *, thoroug
                 assert not ratios[:, ~real].any()
 
 
-def expect_the_last_rows(model: Any, inputs: Tensor, scope: Any, tolerance: float) -> None:
+def expect_the_last_rows(methods: Iterable[Any], inputs: Tensor, tolerance: float) -> None:
     """Rows of the last positions alone are those of the whole maps."""
-    for method in (NormAttribution(model), AttentionBlockAttribution(model, scope), AttentionWeights(model)):
+    for method in methods:
         whole, rows = (method.maps(inputs, last=last) for last in (None, 3))
         error = (rows.self_attention - whole.self_attention[..., -3:, :]).abs().max()
         # Softmax in float32 rounds otherwise than the model's own function.

@@ -304,7 +304,7 @@ class _Nth:
 def test_killed_at_any_request_it_goes_on(object_store: ObjectStore, object_store_port: int) -> None:
     place, source, out = "s3://bucket", put_text("s3://bucket/text", PAIRS), "s3://bucket/out"
     context = multiprocessing.get_context("forkserver")
-    step = 1 if FACTOR > 1 else 11
+    step = 1 if FACTOR > 1 else 17
     for number in range(2, 1000, step):
         arguments = (dict(environment(object_store_port)), source, out)
         process = context.Process(target=_run_with, args=arguments)
