@@ -55,24 +55,28 @@ def test_first_pages_have_the_rows_of_their_tables() -> None:
     assert first == faithfulness.page(faithfulness.INTRODUCTION, text, measured, faithfulness.READ_ON)
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the site, built without a warning."""
-    folder = tmp_path_factory.mktemp("site")
+def build(folder: Path, *options: str) -> Path:
+    """Build the site without a warning."""
     # A process of its own: Sphinx changes global state, and its extensions warn about each other.
-    build = subprocess.run(
-        [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", ROOT / "docs", folder],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert build.returncode == 0, build.stderr
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", *options]
+    done = subprocess.run([*command, ROOT / "docs", folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return folder
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site, whose notebooks are not run."""
+    return build(tmp_path_factory.mktemp("site"), "-D", "nb_execution_mode=off")
+
+
 @pytest.mark.long
-def test_the_circuit_is_found_and_taken_out(built: Path) -> None:
-    """Each of two kinds of heads does one half of the work, and as many other heads do none of it."""
+@pytest.mark.rest
+def test_the_circuit_is_found_and_taken_out(tmp_path: Path) -> None:
+    """Notebooks run; each of two kinds of heads does one half of the work, and as many other heads do none of it."""
+    built = build(tmp_path)
+    notebook = (built / "tutorials" / "weights-and-norms.html").read_text(encoding="utf-8")
+    assert len(re.findall(r'<img [^>]*src="\.\./_images/', notebook)) >= 3
     text = (built / "tutorials" / "circuit.html").read_text(encoding="utf-8")
     number = r"(-?\d+\.\d)"
     line = f": {number}; without the name movers {number}, without the negative one {number}, without others {number}"
@@ -116,8 +120,6 @@ def test_docs_have_every_public_name_and_need_no_network(built: Path) -> None:
     assert loaded == set()
     formulas = [(built / f"{page}.html").read_text(encoding="utf-8") for page in METHODS]
     assert sum(page.count("<math ") for page in formulas) > 100
-    notebook = (built / "tutorials" / "weights-and-norms.html").read_text(encoding="utf-8")
-    assert len(re.findall(r'<img [^>]*src="\.\./_images/', notebook)) >= 3
     tutorials = {page.stem for page in (ROOT / "docs" / "tutorials").glob("*.md")}
     downloads = {file.stem: json.loads(file.read_bytes()) for file in (built / "_downloads").rglob("*.ipynb")}
     assert downloads.keys() == tutorials

