@@ -62,9 +62,9 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 FASTER = {"n_steps": 4, "n_samples": 3}
 RANDOM = ("gradient-shap", "shapley", "lime", "random")
 CASES = [(name, options) for name in METHODS for options in OPTIONS.get(name, [{}])]
-# How many calls: 600 in all in the long tier, some of them in the short one, fewer of those that take longest.
+# How many calls: 400 in all in the long tier, some of them in the short one, fewer of those that take longest.
 SLOW = {"decompx": 15, "cp-lrp": 15, "attnlrp": 20, "gim": 20, "lime": 15}
-CALLS = math.ceil((600 - sum(SLOW.get(name, 0) for name, _ in CASES)) / sum(name not in SLOW for name, _ in CASES))
+CALLS = math.ceil((400 - sum(SLOW.get(name, 0) for name, _ in CASES)) / sum(name not in SLOW for name, _ in CASES))
 
 
 def named(name: str, options: dict[str, Any]) -> str:

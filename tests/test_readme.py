@@ -58,10 +58,15 @@ def calls(document: Path) -> list[tuple[str, list[str]]]:
 
 
 def those_with(language: str) -> list[Any]:
-    """Cases of a test; code runs in the long tier, but that of the README."""
-    long = () if language != PYTHON else pytest.mark.long
+    """Cases of a test; code runs in the long tier, but that of the README, and slow notebooks every week."""
+
+    def marks(document: Path) -> list[pytest.MarkDecorator]:
+        if language != PYTHON or document == README:
+            return []
+        return [pytest.mark.long, *[pytest.mark.rest] * (document.stem in ("circuit", "citation", "word-alignment"))]
+
     return [
-        pytest.param(document, id=str(document.relative_to(ROOT)), marks=() if document == README else long)
+        pytest.param(document, id=str(document.relative_to(ROOT)), marks=marks(document))
         for document in DOCUMENTS
         if blocks(document, language)
     ]

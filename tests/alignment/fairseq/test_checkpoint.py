@@ -196,7 +196,7 @@ def test_model_computes_what_fairseq_computes(case: make_reference.Case, referen
     same_as_fairseq(reference / f"{case.name}.pt", reference / case.name)
 
 
-@pytest.mark.parametrize("program", ["train", "hydra_train"])
+@pytest.mark.parametrize("program", ["train", pytest.param("hydra_train", marks=pytest.mark.rest)])
 def test_checkpoint_of_a_training(program: str, fairseq_python: Path, tmp_path: Path) -> None:
     def run(*command: str) -> None:
         variables = os.environ | {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1", "PYTHONWARNINGS": "ignore"}
