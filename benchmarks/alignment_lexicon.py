@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from alignment import AER, Alignment, BidirectionalAligner, Lexicon, WordAligner, load_shipped_model
+from alignment import AER, Alignment, BidirectionalAligner, EncoderAligner, Lexicon, WordAligner, load_shipped_model
 from alignment.aligner import Pairs, TextAligner, without_head
 from alignment.corpora import ParallelGold
 from alignment.word_maps import WordMap
@@ -17,8 +17,9 @@ from captum_norm import AttentionWeights, InvalidInputError, NormAttribution
 HEADING = "## Corpus statistics"
 NOTE = """\
 Norms / weights; one head, chosen without gold alignments, and the recipe `hmm`. The rows named *lexicon* multiply in
-[counts of word pairs](alignment.md#the-text-as-its-own-lexicon), of the text alone or of all these texts together. Rows
-of eflomal [Östling & Tiedemann 2016] name what it was trained on; they have the links that both of its directions find,
+[counts of word pairs](alignment.md#the-text-as-its-own-lexicon), of the text alone or of all these texts together;
+*similarity* adds that of the [models' input embeddings](how-to/which-aligner.md#norms-and-similarity-added). Rows of
+eflomal [Östling & Tiedemann 2016] name what it was trained on; they have the links that both of its directions find,
 which are better here than those of either. Seconds of processor time are for all texts together, from text to links,
 loading apart. The lexicon's constants were chosen on the three stories; nothing was chosen on WPT03.
 """
@@ -42,6 +43,10 @@ class Kept(WordAligner):
             assert not isinstance(word_map, InvalidInputError)
             self.maps[str(new[index])] = word_map
         yield from ((index, self.maps[str(pair)]) for index, pair in enumerate(pairs))
+
+
+Ways = tuple[list[Kept], list[Kept]]
+"""Aligners of both directions, one for each corpus."""
 
 
 def section(corpora: Sequence[ParallelGold], stories: Container[str], executable: str | None, data: Path | None) -> str:
@@ -82,40 +87,49 @@ def _rates(corpora: Sequence[ParallelGold], stories: Container[str], systems: Se
 
 
 def _systems(method: Any, corpora: Sequence[ParallelGold]) -> Iterator[System]:
-    loaded = {name: load_shipped_model(name) for name in ("fr-en", "en-fr")}
-    forwards, reverses = (
-        [Kept(model, tokenizer, method(without_head(model)), head="auto", recipe="hmm") for _ in corpora]
-        for model, tokenizer in loaded.values()
-    )
-    maps = dict[str, float]()
-    for name, aligners, turned in (("fr-en", forwards, False), ("en-fr", reverses, True)):
-        start = time.process_time()
-        for aligner, corpus in zip(aligners, corpora, strict=True):
-            sides = (corpus.targets, corpus.sources) if turned else (corpus.sources, corpus.targets)
-            list(aligner.map_each(list(zip(*sides, strict=True))))
-        maps[name] = time.process_time() - start
-    both = maps["fr-en"] + maps["en-fr"]
+    loaded = [load_shipped_model(name) for name in ("fr-en", "en-fr")]
+
+    def kept(*, similar: bool) -> tuple[Ways, list[float]]:
+        """Aligners that have their maps, and the processor seconds of each direction."""
+        aligners: Ways = ([], [])
+        seconds = list[float]()
+        for turned, (model, tokenizer) in enumerate(loaded):
+            start = time.process_time()
+            for corpus in corpora:
+                similarity = EncoderAligner(model, tokenizer, source="embeddings") if similar else None
+                options: Any = {"head": "auto", "recipe": "hmm", "similarity": similarity}
+                aligner = Kept(model, tokenizer, method(without_head(model)), **options)
+                sides = (corpus.targets, corpus.sources) if turned else (corpus.sources, corpus.targets)
+                list(aligner.map_each(list(zip(*sides, strict=True))))
+                aligners[turned].append(aligner)
+            seconds.append(time.process_time() - start)
+        return aligners, seconds
+
+    alone, (one, other) = kept(similar=False)
+    added, similar = kept(similar=True)
+    both = one + other
 
     def two(**options: Any) -> Callable[[Kept, Kept], TextAligner]:
         return lambda forward, reverse: BidirectionalAligner(forward, reverse, **options)
 
-    systems: Mapping[str, tuple[float, Callable[[Kept, Kept], TextAligner]]] = {
-        "one direction, fr-en": (maps["fr-en"], lambda forward, _: forward),
-        "one direction, fr-en, lexicon of the text": (maps["fr-en"], lambda forward, _: _with_text(forward)),
-        "both directions, maps added": (both, two(count_text=False)),
-        "both directions, maps multiplied": (both, two(combine="multiply", count_text=False)),
-        "both directions, maps added, lexicon of the text": (both, two(count_text=True)),
+    systems: Mapping[str, tuple[float, Ways, Callable[[Kept, Kept], TextAligner]]] = {
+        "one direction, fr-en": (one, alone, lambda forward, _: forward),
+        "one direction, fr-en, lexicon of the text": (one, alone, lambda forward, _: _with_text(forward)),
+        "both directions, maps added": (both, alone, two(count_text=False)),
+        "both directions, maps multiplied": (both, alone, two(combine="multiply", count_text=False)),
+        "both directions, maps and similarity added": (sum(similar), added, two(count_text=False)),
+        "both directions, maps added, lexicon of the text": (both, alone, two(count_text=True)),
+        "both directions, maps and similarity added, lexicon of the text": (sum(similar), added, two(count_text=True)),
     }
-    for name, (before, build) in systems.items():
+    for name, (before, aligners, build) in systems.items():
         start = time.process_time()
         links = [
-            build(*pair).align(corpus.sources, corpus.targets)
-            for corpus, *pair in zip(corpora, forwards, reverses, strict=True)
+            build(*pair).align(corpus.sources, corpus.targets) for corpus, *pair in zip(corpora, *aligners, strict=True)
         ]
         yield name, links, before + time.process_time() - start
     start = time.process_time()
     everything, begun = Lexicon(), []
-    for corpus, forward, reverse in zip(corpora, forwards, reverses, strict=True):
+    for corpus, forward, reverse in zip(corpora, *alone, strict=True):
         combined = BidirectionalAligner(forward, reverse, count_text=False)
         pairs = list(zip(corpus.sources, corpus.targets, strict=True))
         for index, word_map in combined.map_each(pairs):
