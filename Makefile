@@ -10,7 +10,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo script test checks short-tests test-long test-lowest fuzz faults format docs pictures bench release-check constraints constraints-lowest clean
+.PHONY: help demo script test checks short-tests fairseq test-long test-lowest fuzz faults format docs pictures bench release-check constraints constraints-lowest clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ checks: $(INSTALLED) $(MODULES)
 short-tests: TIER = -m "not long"
 short-tests: $(INSTALLED) $(MODULES)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(TIER) $(PARALLEL)
+
+fairseq: ## Make the environment of fairseq that some long tests use, which make it themselves otherwise
+	$(PYTHON) -m tests.fairseq_environment
 
 test-long: $(INSTALLED) ## Run the long tests: all families, kills, processes, fairseq, pages, documentation
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m long $(PARALLEL)

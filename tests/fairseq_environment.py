@@ -1,7 +1,8 @@
 """An interpreter with real fairseq, in an environment of its own that is made once and kept in the user's cache.
 
 fairseq cannot live beside this project: it pins what nothing else can use, and its torchaudio breaks transformers on
-a torch for CPUs. Set ``CAPTUM_NORM_FAIRSEQ_PYTHON`` to an interpreter that has it to make none.
+a torch for CPUs. Set ``CAPTUM_NORM_FAIRSEQ_PYTHON`` to an interpreter that has it to make none. ``make fairseq`` runs
+this file on a Python without any package.
 """
 
 import hashlib
@@ -10,8 +11,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-from filelock import FileLock
 
 READY = "CAPTUM_NORM_FAIRSEQ_PYTHON"
 
@@ -41,11 +40,14 @@ def fairseq_python() -> Path:
     ready = os.environ.get(READY)
     if ready:
         return Path(ready)
+    import fcntl
+
     environment = _cache() / f"fairseq-{_key()}"
     python = environment / "bin" / "python"
     complete = environment / "complete"
     environment.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{environment}.lock"):
+    with environment.with_suffix(".lock").open("w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not complete.exists():
             _make(environment, python)
             complete.touch()
@@ -78,3 +80,7 @@ def _run(*command: str) -> None:
         if any(sign in said for sign in OFFLINE):
             raise UnavailableError("fairseq must be installed, and no package index can be reached")
         raise RuntimeError(f"{' '.join(command)} failed:\n{said[-4000:]}")
+
+
+if __name__ == "__main__":
+    fairseq_python()

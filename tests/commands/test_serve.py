@@ -268,6 +268,7 @@ def processes() -> Iterator[Processes]:
 
 
 @pytest.mark.long
+@pytest.mark.rest
 def test_memory_does_not_grow(gpt2: str, processes: Processes) -> None:
     port, sizes = processes.start(gpt2), list[int]()
     process = psutil.Process(processes[0].pid)
