@@ -14,6 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from captum_norm.runs import RayBackend
 from tests.fairseq_environment import UnavailableError, fairseq_python
 from tests.object_store import BUCKET, ObjectStore, environment, free_port
+from tests.tiers import later
 
 POSIX = ("runs/*", "test_damaged_files.py", "test_hostile_folders.py", "test_interrupts.py", "commands/test_serve.py")
 """What needs signals, forks or pipes with names."""
@@ -38,9 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         short = [cases[place * (len(cases) - 1) // (kept - 1)] for place in range(kept)]
         others = [item for item in cases if item not in short]
         for place, item in enumerate(others):
-            item.add_marker(pytest.mark.long)
-            if place % 3:
-                item.add_marker(pytest.mark.rest)
+            for mark in later(place):
+                item.add_marker(mark)
     items.sort(key=lambda item: item.path.name not in SLOWEST)
 
 

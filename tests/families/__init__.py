@@ -16,6 +16,7 @@ from tests.families.further_encoders import FURTHER_ENCODERS
 from tests.families.further_signals import FURTHER_AUDIO, FURTHER_VISION
 from tests.families.llamas import LLAMAS
 from tests.families.vision import VISION
+from tests.tiers import later
 
 __all__ = ["GROUPED", "HEADS", "SPECIAL", "TEXT", "VOCABULARY", "Family"]
 """What the tests take from here of what is defined elsewhere."""
@@ -55,11 +56,11 @@ def arrangement_of(name: str) -> tuple[Any, ...]:
 
 
 def tiers(names: Iterable[str] = FAMILIES, kind: Callable[[str], tuple[Any, ...]] = kind_of) -> list[Any]:
-    """Cases of a test: the first of these families of each kind in the short tier, a third of the others in CI."""
+    """Cases of a test: the first of these families of each kind in the short tier, a sixth of the others in CI."""
     names = list(names)
     first = {kind(name): name for name in reversed(names)}.values()
     others = [name for name in names if name not in first]
-    marks = {name: [pytest.mark.long, *[pytest.mark.rest] * (place % 3 > 0)] for place, name in enumerate(others)}
+    marks = {name: later(place) for place, name in enumerate(others)}
     return [pytest.param(name, marks=marks.get(name, ())) for name in names]
 
 
