@@ -2,14 +2,15 @@ r"""Adds the similarity of embeddings to norms: ``python -m benchmarks.added_sim
 
 Both shipped models align each text by norms, and by norms and the similarity of their input embeddings added, without a
 lexicon and with that of the text. It prints AER in %, p of the difference (approximate randomisation) and the weights
-that were chosen without gold links, of each model. ``--joint CHECKPOINT --data PREPARED`` aligns with one model of both
-directions (``benchmarks/translation``) instead, and ``--source similarity`` adds the similarity of encoder states.
+that were chosen without gold links, of each model; the last row is of all texts together. ``--joint CHECKPOINT --data
+PREPARED`` aligns with one model of both directions (``benchmarks/translation``) instead, and ``--source similarity``
+adds the similarity of encoder states.
 """
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -66,6 +67,18 @@ def joint_models(checkpoint: Path, data: Path) -> list[tuple[Any, Any, Any]]:
     return models
 
 
+class _Links(NamedTuple):
+    norms: list[Any]
+    both: list[Any]
+    gold: list[Any]
+
+    def cells(self) -> list[str]:
+        """Both error rates and p of their difference."""
+        rates = [alignment_error_rate(links, self.gold).aer for links in (self.norms, self.both)]
+        [p_value] = paired_significance(self.norms, [self.both], self.gold).p_values
+        return [*(f"{rate:.2f}" for rate in rates), f"{p_value:.4f}"]
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
@@ -80,7 +93,7 @@ def main() -> None:
     models = [(*model, model[1]) for model in map(load_shipped_model, ("fr-en", "en-fr"))]
     if arguments.joint is not None:
         models = joint_models(arguments.joint, arguments.data)
-    rows = []
+    rows, together = list[list[str]](), [_Links([], [], []) for _ in (False, True)]
     for corpus in [corpus for text in [*arguments.corpus, "alibi"] for corpus in corpora_of(text)]:
         alone = [WordAligner(model, tokenizer) for model, tokenizer, _ in models]
         similar = [EncoderAligner(model, tokenizer, source=arguments.source) for model, _, tokenizer in models]
@@ -89,16 +102,18 @@ def main() -> None:
             for (model, tokenizer, _), one in zip(models, similar, strict=True)
         ]
         cells = list[str]()
-        for lexicon in (False, True):
+        for lexicon, all_links in zip((False, True), together, strict=True):
             norms, both = (
                 BidirectionalAligner(forward, reverse, count_text=lexicon).align(corpus.sources, corpus.targets)
                 for forward, reverse in (alone, added)
             )
-            rates = [alignment_error_rate(links, corpus.gold).aer for links in (norms, both)]
-            [p_value] = paired_significance(norms, [both], corpus.gold).p_values
-            cells += [*(f"{rate:.2f}" for rate in rates), f"{p_value:.4f}"]
+            links = _Links(norms, both, list(corpus.gold))
+            cells += links.cells()
+            for kept, new in zip(all_links, links, strict=True):
+                kept.extend(new)
         rows.append([corpus.name, *cells, " ".join(str(aligner.choose([]).weight) for aligner in added)])
         print(*rows[-1], flush=True)
+    rows.append(["all", *(cell for links in together for cell in links.cells()), ""])
     columns = ["norms", "added", "p"]
     print(table(["system", *columns, *columns, "weights"], rows))
 
