@@ -40,7 +40,7 @@ def fairseq_python() -> Path:
     ready = os.environ.get(READY)
     if ready:
         return Path(ready)
-    import fcntl
+    import fcntl  # Windows has none
 
     environment = _cache() / f"fairseq-{_key()}"
     python = environment / "bin" / "python"
